@@ -1,0 +1,111 @@
+"""The exceptions of Deckhands.
+
+    DeckhandsError                 code, retryable, remedy
+    ├── UsageError                 bad input of a person or a producer: names the input and the remedy
+    │   ├── UnknownConversation
+    │   └── UnknownKind            an event kind that this version does not know
+    ├── StoreError
+    │   ├── StoreUnavailable       cannot connect, or the store refuses writes (disk full, loading)   [retryable]
+    │   ├── OutcomeUnknown         the connection was lost between command and reply                  [retryable]
+    │   ├── StoreTooNew            written by a newer version of Deckhands
+    │   ├── StoreMisconfigured     evicts keys, lacks the functions, another store than before
+    │   └── CorruptEntry           bytes that fail their checksum or their schema
+    └── OwnershipLost              this process no longer owns what it was working on
+
+Holds: every expected failure is one of these and carries a stable `code` and `retryable`.
+Does not: describe the outcomes of an append (`Fenced`, `Duplicate`, …); those are values, see `event_log`.
+"""
+
+from __future__ import annotations
+
+
+class DeckhandsError(Exception):
+    """An expected failure.
+
+    Attributes:
+        code: stable, machine-readable, lower_snake_case.
+        retryable: whether the same call may succeed later without anybody changing anything.
+        remedy: what the reader can do, one sentence, or empty.
+    """
+
+    code: str = "error"
+    retryable: bool = False
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".strip()
+
+
+class UsageError(DeckhandsError):
+    """Input that cannot be used as it is; the text names it and the remedy."""
+
+    code = "usage"
+
+
+class UnknownConversation(UsageError):
+    """No conversation with this id in the store."""
+
+    code = "unknown_conversation"
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"No conversation with the id {conversation_id!r} in this store.",
+            remedy="`deckhands ls` lists those there are.",
+        )
+
+
+class UnknownKind(UsageError):
+    """An event kind that this version does not know."""
+
+    code = "unknown_kind"
+
+
+class StoreError(DeckhandsError):
+    """The store cannot serve the call."""
+
+    code = "store"
+
+
+class StoreUnavailable(StoreError):
+    """Nothing was written: no connection, or the store refuses writes for the moment."""
+
+    code = "store_unavailable"
+    retryable = True
+
+
+class OutcomeUnknown(StoreError):
+    """The connection was lost after the command was sent: it may have been executed or not.
+
+    Repeat the same idempotent call; its answer tells which.
+    """
+
+    code = "outcome_unknown"
+    retryable = True
+
+
+class StoreTooNew(StoreError):
+    """The store or an entry was written by a newer version."""
+
+    code = "store_too_new"
+
+
+class StoreMisconfigured(StoreError):
+    """The store works but would lose or forge something; refused at start."""
+
+    code = "store_misconfigured"
+
+
+class CorruptEntry(StoreError):
+    """Bytes that fail their checksum, their bounds or their schema."""
+
+    code = "corrupt_entry"
+
+
+class OwnershipLost(DeckhandsError):
+    """Another worker has taken over; nothing of the refused call was written."""
+
+    code = "ownership_lost"
