@@ -1,0 +1,273 @@
+"""Events: what the log holds. One frozen Pydantic model per kind, told apart by a stable `kind`.
+
+Holds: an event never changes once appended; its wire form (`Event.wire`) is plain JSON, the same in the log, in an
+export and on a stream; kinds are never reused with another meaning.
+Does not: store prompts. A model's reply is stored once, as `ModelReply`; the actions it led to name it by event id.
+Names, fields and defaults follow OpenHands V0 (section 3); the kinds `conversation.*` and `model.*` are ours.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+EventT = TypeVar("EventT", bound="Event")
+
+
+class EventSource(StrEnum):
+    """Who an event comes from."""
+
+    AGENT = "agent"
+    USER = "user"
+    ENVIRONMENT = "environment"
+
+
+class ActionSecurityRisk(IntEnum):
+    """How dangerous an action is thought to be; the integers are OpenHands' wire values."""
+
+    UNKNOWN = -1
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+
+
+class ConfirmationStatus(StrEnum):
+    """Whether an action may run."""
+
+    CONFIRMED = "confirmed"
+    REJECTED = "rejected"
+    AWAITING_CONFIRMATION = "awaiting_confirmation"
+
+
+class Part(BaseModel):
+    """A value inside an event."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ToolCallMetadata(Part):
+    """Which tool call of which model reply an action or observation belongs to.
+
+    Differs: names the reply by event id instead of carrying a copy of it, because the original wrote the whole
+    response into every event.
+    """
+
+    function_name: str
+    tool_call_id: str
+    reply_id: int
+    total_calls_in_response: int = 1
+
+
+class BlobRef(Part):
+    """Where the whole of a shortened field is: content address and size in bytes of its UTF-8 text."""
+
+    sha256: str
+    size_bytes: int
+
+
+class Event(BaseModel):
+    """Anything that happened in a conversation.
+
+    Attributes:
+        id: 1, 2, 3 … within the conversation; 0 until the log has assigned it. Not part of the stored bytes.
+        timestamp: when the writer made it, aware UTC; None until it is written.
+        source: who it comes from.
+        cause: the id of the action an observation answers.
+        blobs: fields (dotted paths) that hold only head and tail here, and where the whole of each is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    KINDS: ClassVar[dict[str, type[Event]]] = {}
+    runnable: ClassVar[bool] = False
+
+    kind: str
+    id: int = Field(default=0, exclude=True)
+    timestamp: datetime | None = None
+    source: EventSource = EventSource.ENVIRONMENT
+    cause: int | None = None
+    tool_call_metadata: ToolCallMetadata | None = None
+    blobs: dict[str, BlobRef] | None = None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Enter every class with a literal kind into the table of kinds."""
+        super().__pydantic_init_subclass__(**kwargs)
+        kind = cls.model_fields["kind"].default
+        if isinstance(kind, str):
+            assert kind not in cls.KINDS or cls.KINDS[kind].__qualname__ == cls.__qualname__, kind
+            Event.KINDS[kind] = cls
+
+    def wire(self) -> dict[str, Any]:
+        """Return the event as plain JSON values, without `id`; fields that are None are left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def export(self) -> dict[str, Any]:
+        """Return the event as plain JSON values with `id`, `kind`, `source`, `cause_id`, `timestamp` first."""
+        wire = self.wire()
+        head = {
+            "id": self.id,
+            "kind": wire.pop("kind"),
+            "source": wire.pop("source"),
+            "cause_id": wire.pop("cause", None),
+            "timestamp": wire.pop("timestamp", None),
+        }
+        return head | wire
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return self.kind
+
+
+class Action(Event):
+    """Something somebody wants done."""
+
+    thought: str = ""
+
+
+class Observation(Event):
+    """What came of an action, or what the environment has to say."""
+
+    content: str = ""
+
+
+class ModelToolCall(Part):
+    """A tool call as the model wrote it; `arguments` is its raw text, JSON if the model behaved."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class TokenUsage(Part):
+    """Tokens of one model call, as the provider counted them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class LLMSpec(Part):
+    """Which model a conversation uses. Address and key are the controller's, never the conversation's."""
+
+    model: str | None = None
+    temperature: float | None = None
+    max_output_tokens: int | None = None
+
+
+class AgentSpec(Part):
+    """An agent as data: its registered name, its model and its options."""
+
+    name: str = "CodeActAgent"
+    llm: LLMSpec = LLMSpec()
+    enable_cmd: bool = True
+    enable_editor: bool = True
+    enable_think: bool = True
+    enable_finish: bool = True
+    tool_concurrency: int = Field(default=1, ge=1, le=16)
+    system_prompt_suffix: str = ""
+
+
+class WorkspaceSpec(Part):
+    """Where a conversation's tools work.
+
+    Attributes:
+        path: an existing directory on the tool worker's node; None makes an empty one.
+        sandbox: `auto` (the strongest that works on the node), `bwrap` or `none`.
+        network: whether commands may reach the network.
+        pool: the action stream of the tool workers that may take the conversation.
+    """
+
+    path: str | None = None
+    sandbox: Literal["auto", "bwrap", "none"] = "auto"
+    network: bool = False
+    pool: str = "bash"
+
+
+class Limits(Part):
+    """What a conversation may use up. None means no limit."""
+
+    max_iterations: int = Field(default=500, ge=1)
+    max_budget_usd: float | None = Field(default=None, gt=0)
+
+
+class ConversationCreated(Event):
+    """The first event of every conversation: what it is, as data."""
+
+    kind: Literal["conversation.created"] = "conversation.created"
+    conversation_id: str
+    agent: AgentSpec = AgentSpec()
+    workspace: WorkspaceSpec = WorkspaceSpec()
+    limits: Limits = Limits()
+    headless: bool = True
+    title: str = ""
+    forked_from: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"Conversation {self.conversation_id} ({self.agent.name})"
+
+
+class ModelReply(Event):
+    """What a model answered, whole and once. Its tool calls lead to actions that name this event's id.
+
+    Attributes:
+        cost_usd: None when the price of the model is unknown.
+        latency_seconds: from request to the end of the reply.
+        iteration: which step of the conversation this reply ends, from 1.
+    """
+
+    kind: Literal["model.reply"] = "model.reply"
+    source: EventSource = EventSource.AGENT
+    content: str = ""
+    tool_calls: tuple[ModelToolCall, ...] = ()
+    thinking_blocks: tuple[dict[str, Any], ...] = ()
+    model: str = ""
+    response_id: str = ""
+    stop_reason: str = ""
+    usage: TokenUsage = TokenUsage()
+    cost_usd: float | None = None
+    latency_seconds: float = 0.0
+    iteration: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        calls = ", ".join(call.name for call in self.tool_calls)
+        return f"{self.model} replied" + (f" and calls {calls}" if calls else "")
+
+
+class ModelCallFailed(Event):
+    """A model call that brought no reply.
+
+    Attributes:
+        code: the error's class, see `controller_worker.llm.errors`.
+        content: the provider's text.
+        last_error: the error as OpenHands shows it.
+        attempt: how many calls of this step have failed, this one included.
+        retry_at: when the step is tried again, aware UTC; None when it is not.
+    """
+
+    kind: Literal["model.failed"] = "model.failed"
+    code: str
+    content: str = ""
+    last_error: str = ""
+    attempt: int = 1
+    retry_at: datetime | None = None
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        again = f"; attempt {self.attempt + 1} follows" if self.retry_at else ""
+        return f"The model call failed ({self.code}): {self.content[:300]}{again}"
+
+
+def with_id(event: EventT, event_id: int) -> EventT:
+    """Return the event under the id the log gave it."""
+    return event.model_copy(update={"id": event_id})
