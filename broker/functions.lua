@@ -1,0 +1,505 @@
+#!lua name=deckhands
+-- The atomic operations of the store. Loaded once at deploy; roles call them with FCALL and need no EVAL.
+--
+-- Every function takes base names as KEYS (all in one hash slot) and derives the real keys from them:
+--   conversation base  deck:{k}:c:<id>   :events :meta :once :snapshot
+--   shard base         deck:{k}          :ready :unread :parked :workers :index :takeovers :dead
+--                                        :worker:<id>:owned|mail|about   :act:<route>
+-- Replies are arrays whose first element names the outcome. Times are milliseconds of the store's own clock.
+-- Nothing here decides by a clock whether a write is allowed; clocks only decide when to take over.
+
+local CONTROLLERS, TOOLS = 'controllers', 'tools'
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function get(key, field)
+  local value = redis.call('HGET', key, field)
+  if value == false then return nil end
+  return value
+end
+
+local function alive(shard, worker)
+  return redis.call('ZSCORE', shard .. ':workers', worker) ~= false
+end
+
+-- Tell whoever must know that a conversation has news: its owner's mailbox, or the ready stream when nobody owns it.
+-- Coalesced: nothing is added while an earlier ring has not been answered (meta.rung).
+local function ring(shard, meta, cid, now)
+  if get(meta, 'rung') then return end
+  local owner = get(meta, 'owner')
+  if owner then
+    redis.call('XADD', shard .. ':worker:' .. owner .. ':mail', '*', 'c', cid)
+    redis.call('HSET', meta, 'rung', '1')
+  else
+    local entry = redis.call('XADD', shard .. ':ready', '*', 'c', cid)
+    redis.call('HSET', meta, 'rung', '1', 'ready_id', entry)
+    redis.call('ZADD', shard .. ':unread', now, cid)
+  end
+end
+
+local function ring_anew(shard, meta, cid, now)
+  redis.call('HDEL', meta, 'rung')
+  ring(shard, meta, cid, now)
+end
+
+local function is_owner(meta, worker, token)
+  return get(meta, 'owner') == worker and get(meta, 'token') == token
+end
+
+local function route_of(meta)
+  local node = get(meta, 'node')
+  if node then return 'node:' .. node end
+  return 'pool:' .. (get(meta, 'pool') or 'bash')
+end
+
+-- Put an action on the action stream of its conversation's node, or of its pool while it has none.
+local function enqueue(shard, meta, once, cid, action, bytes)
+  local stream = shard .. ':act:' .. route_of(meta)
+  local entry = redis.call('XADD', stream, '*', 'c', cid, 'a', action, 'e', bytes)
+  redis.call('HSET', once, 'q:' .. action, stream .. '|' .. entry)
+end
+
+local function id_parts(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+
+local function id_after(a, b)
+  local a_ms, a_seq = id_parts(a)
+  local b_ms, b_seq = id_parts(b)
+  if a_ms ~= b_ms then return a_ms > b_ms end
+  return a_seq > b_seq
+end
+
+-- Whether an entry still waits to be delivered to a group ('queued'), was delivered to a live worker ('delivered'),
+-- or is in nobody's hands ('lost').
+local function whereabouts(shard, stream, group, entry)
+  if redis.call('EXISTS', stream) == 0 or #redis.call('XRANGE', stream, entry, entry) == 0 then return 'lost' end
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local about = {}
+    for i = 1, #flat, 2 do about[flat[i]] = flat[i + 1] end
+    if about['name'] == group then
+      if id_after(entry, about['last-delivered-id']) then return 'queued' end
+      local pending = redis.call('XPENDING', stream, group, entry, entry, 1)
+      if #pending == 1 and alive(shard, pending[1][2]) then return 'delivered' end
+      return 'lost'
+    end
+  end
+  return 'queued'
+end
+
+-- append: the only way into a log.
+-- KEYS  conversation base, shard base
+-- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
+--   guard 'create'    a: creation key, b: pool                             the conversation must not exist
+--   guard 'producer'  a: idempotency key
+--   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
+--   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
+--   flags 'quiet': ring nobody.  fields: what `ls` shows.  cancels: running actions to be stopped.
+--   dispatch '1': a runnable action to put on its action stream.  answers: the action id an observation settles, or ''.
+-- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
+--          {'exists'}
+local function append(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
+  local cid, guard, a, b, c, flags = args[1], args[2], args[3], args[4], args[5], args[6]
+  local now = now_ms()
+  local last = tonumber(get(meta, 'last_id'))
+
+  if guard == 'create' then
+    if last then
+      local range = get(once, 'create:' .. a)
+      if not range then return {'exists'} end
+      local first, final = string.match(range, '(%d+):(%d+)')
+      return {'duplicate', tonumber(first), tonumber(final)}
+    end
+    last = 0
+    redis.call('HSET', meta, 'created_ms', now, 'pool', b)
+    redis.call('ZADD', shard .. ':index', now, cid)
+  elseif not last then
+    return {'missing'}
+  end
+
+  local remember
+  if guard == 'create' then remember = 'create:' .. a
+  elseif guard == 'producer' then remember = 'p:' .. a
+  elseif guard == 'tool' then remember = 'o:' .. b end
+
+  if guard == 'owner' then
+    if not is_owner(meta, a, b) then return {'fenced'} end
+    if get(meta, 'append_key') == b .. ':' .. c then
+      local first, final = string.match(get(meta, 'append_ids'), '(%d+):(%d+)')
+      return {'duplicate', tonumber(first), tonumber(final)}
+    end
+    if tonumber(c) ~= last then return {'conflict', last} end
+  elseif guard ~= 'create' then
+    local range = get(once, remember)
+    if range then
+      if guard == 'tool' and c ~= '' then
+        local stream, entry = string.match(c, '^(.*)|(.*)$')
+        redis.call('XACK', stream, TOOLS, entry)
+      end
+      local first, final = string.match(range, '(%d+):(%d+)')
+      return {'duplicate', tonumber(first), tonumber(final)}
+    end
+  end
+  if get(meta, 'closed') then return {'closed'} end
+
+  local at = 7
+  local update = {'updated_ms', now}
+  for _ = 1, tonumber(args[at]) do
+    update[#update + 1] = args[at + 1]
+    update[#update + 1] = args[at + 2]
+    at = at + 2
+  end
+  at = at + 1
+  local node = get(meta, 'node')
+  for _ = 1, tonumber(args[at]) do
+    if node then
+      redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', args[at + 1], 'x', 'cancel')
+    end
+    at = at + 1
+  end
+  at = at + 1
+  local first, n = last + 1, tonumber(args[at])
+  for _ = 1, n do
+    local bytes, dispatch, answers = args[at + 1], args[at + 2], args[at + 3]
+    last = last + 1
+    redis.call('XADD', events, last .. '-0', 'e', bytes)
+    if dispatch == '1' then enqueue(shard, meta, once, cid, last, bytes) end
+    if answers ~= '' then
+      redis.call('HSET', once, 'o:' .. answers, last .. ':' .. last)
+      redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers)
+    end
+    at = at + 3
+  end
+  local ids = first .. ':' .. last
+  update[#update + 1] = 'last_id'
+  update[#update + 1] = last
+  if guard == 'owner' then
+    for _, value in ipairs({'append_key', b .. ':' .. c, 'append_ids', ids}) do update[#update + 1] = value end
+  else
+    redis.call('HSET', once, remember, ids)
+  end
+  redis.call('HSET', meta, unpack(update))
+  if guard == 'owner' then
+    redis.call('HDEL', meta, 'crashes', 'mark')
+  else
+    if guard == 'tool' and c ~= '' then
+      local stream, entry = string.match(c, '^(.*)|(.*)$')
+      redis.call('XACK', stream, TOOLS, entry)
+    end
+    if flags ~= 'quiet' then ring(shard, meta, cid, now) end
+  end
+  return {'appended', first, last}
+end
+
+-- claim: become the owner of a conversation nobody owns.
+-- ARGV  cid, worker, ready entry to acknowledge or ''
+-- returns  {'claimed', token, last, crashes, node or '', closed '1' or ''} {'yours'} {'owned'} {'missing'} {'swept'}
+local function claim(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, cid, worker, entry = base .. ':meta', args[1], args[2], args[3]
+  if entry ~= '' then redis.call('XACK', shard .. ':ready', CONTROLLERS, entry) end
+  if not alive(shard, worker) then return {'swept'} end
+  local last = get(meta, 'last_id')
+  if not last then
+    redis.call('ZREM', shard .. ':unread', cid)
+    return {'missing'}
+  end
+  local owner, now = get(meta, 'owner'), now_ms()
+  if owner == worker then return {'yours'} end
+  if owner and alive(shard, owner) then
+    ring_anew(shard, meta, cid, now)
+    return {'owned'}
+  end
+  local before = tonumber(get(meta, 'token') or 0)
+  local token = before + 1
+  if now > token then token = now end
+  token = string.format('%.0f', token)
+  redis.call('HSET', meta, 'owner', worker, 'token', token)
+  redis.call('HDEL', meta, 'rung', 'ready_id', 'mark')
+  redis.call('ZREM', shard .. ':unread', cid)
+  redis.call('ZREM', shard .. ':parked', cid)
+  redis.call('SADD', shard .. ':worker:' .. worker .. ':owned', cid)
+  local from = get(meta, 'orphan_of')
+  if from then
+    redis.call('HDEL', meta, 'orphan_of')
+    redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'from', from, 'to', worker, 'at', now)
+  end
+  return {'claimed', token, tonumber(last), tonumber(get(meta, 'crashes') or 0), get(meta, 'node') or '',
+    get(meta, 'closed') or ''}
+end
+
+-- release: give a conversation up, unless it has news.
+-- ARGV  cid, worker, token, id of the last event seen, due time in ms to park it or ''
+-- returns  {'released'} {'news', last} {'fenced'}
+local function release(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, cid, worker, token, seen, due = base .. ':meta', args[1], args[2], args[3], args[4], args[5]
+  if not is_owner(meta, worker, token) then return {'fenced'} end
+  local last = get(meta, 'last_id')
+  if last ~= seen then return {'news', tonumber(last)} end
+  redis.call('HDEL', meta, 'owner', 'rung', 'mark', 'crashes')
+  redis.call('SREM', shard .. ':worker:' .. worker .. ':owned', cid)
+  if due ~= '' then redis.call('ZADD', shard .. ':parked', due, cid) end
+  return {'released'}
+end
+
+-- mark: say that the conversation is being stepped ('1') or no longer ('0'); a worker that dies between is its victim.
+-- ARGV  worker, token, '1' or '0'.  returns {'marked'} {'fenced'}
+local function mark(keys, args)
+  local meta = keys[1] .. ':meta'
+  if not is_owner(meta, args[1], args[2]) then return {'fenced'} end
+  if args[3] == '1' then redis.call('HSET', meta, 'mark', '1') else redis.call('HDEL', meta, 'mark') end
+  return {'marked'}
+end
+
+-- snapshot: keep the owner's snapshot.  ARGV worker, token, bytes.  returns {'kept'} {'fenced'}
+local function snapshot(keys, args)
+  if not is_owner(keys[1] .. ':meta', args[1], args[2]) then return {'fenced'} end
+  redis.call('SET', keys[1] .. ':snapshot', args[3])
+  return {'kept'}
+end
+
+-- close: refuse every further event.  ARGV cid.  returns {'closed'} {'missing'}
+local function close(keys, args)
+  local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
+  if not get(meta, 'last_id') then return {'missing'} end
+  redis.call('HSET', meta, 'closed', '1')
+  local node = get(meta, 'node')
+  if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
+  return {'closed'}
+end
+
+-- requeue: forgive a dead letter its crashes and ring it.  ARGV cid.  returns {'requeued'} {'missing'}
+local function requeue(keys, args)
+  local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
+  if not get(meta, 'last_id') then return {'missing'} end
+  redis.call('HDEL', meta, 'crashes', 'mark')
+  redis.call('ZREM', shard .. ':dead', cid)
+  ring_anew(shard, meta, cid, now_ms())
+  return {'requeued'}
+end
+
+-- dispatch: see to it that an appended action reaches a tool worker; repeating it is harmless.
+-- ARGV  cid, worker, token, action id, bytes
+-- returns  {'queued'} {'running', worker} {'settled'} {'enqueued'} {'fenced'}
+local function dispatch(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, once, cid, action = base .. ':meta', base .. ':once', args[1], args[4]
+  if not is_owner(meta, args[2], args[3]) then return {'fenced'} end
+  if get(once, 'o:' .. action) then return {'settled'} end
+  local claimer = get(once, 'w:' .. action)
+  local queued = get(once, 'q:' .. action)
+  if queued then
+    local stream, entry = string.match(queued, '^(.*)|(.*)$')
+    local where = whereabouts(shard, stream, TOOLS, entry)
+    if where == 'queued' then return {'queued'} end
+    if where == 'delivered' then return {'running', claimer or ''} end
+  end
+  if claimer and alive(shard, claimer) then return {'running', claimer} end
+  enqueue(shard, meta, once, cid, action, args[5])
+  return {'enqueued'}
+end
+
+-- claim_action: take an action up before its side effect.
+-- ARGV  cid, action id, worker, node, stream, entry
+-- returns  {'claimed', attempt} {'reclaimed', attempt, previous worker}   run it, or ask the journal first
+--          {'settled'} {'busy', worker} {'forwarded', node} {'missing'}   acknowledged; nothing to do
+local function claim_action(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, once = base .. ':meta', base .. ':once'
+  local cid, action, worker, node, stream, entry = unpack(args)
+  if not get(meta, 'last_id') then
+    redis.call('XACK', stream, TOOLS, entry)
+    return {'missing'}
+  end
+  if get(once, 'o:' .. action) then
+    redis.call('XACK', stream, TOOLS, entry)
+    return {'settled'}
+  end
+  local bound = get(meta, 'node')
+  if bound and bound ~= node then
+    local found = redis.call('XRANGE', stream, entry, entry)
+    if #found == 1 then
+      local fields = found[1][2]
+      for i = 1, #fields, 2 do
+        if fields[i] == 'e' then enqueue(shard, meta, once, cid, action, fields[i + 1]) end
+      end
+    end
+    redis.call('XACK', stream, TOOLS, entry)
+    return {'forwarded', bound}
+  end
+  local before = get(once, 'w:' .. action)
+  if before and (before == worker or alive(shard, before)) then
+    if get(once, 'q:' .. action) ~= stream .. '|' .. entry then redis.call('XACK', stream, TOOLS, entry) end
+    return {'busy', before}
+  end
+  if not bound then redis.call('HSET', meta, 'node', node) end
+  redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, stream .. '|' .. entry)
+  local attempt = redis.call('HINCRBY', once, 'n:' .. action, 1)
+  if not before then return {'claimed', attempt} end
+  redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,
+    'to', worker, 'at', now_ms())
+  return {'reclaimed', attempt, before}
+end
+
+-- register: enter a new incarnation of a worker.
+-- KEYS shard base.  ARGV worker, ttl_ms, role, n_streams, action stream …, field, value …   returns {'registered'}
+local function register(keys, args)
+  local shard, worker, ttl, role = keys[1], args[1], tonumber(args[2]), args[3]
+  local about = shard .. ':worker:' .. worker .. ':about'
+  redis.call('ZADD', shard .. ':workers', now_ms() + ttl, worker)
+  redis.call('HSET', about, 'role', role, 'since_ms', now_ms())
+  if redis.call('EXISTS', shard .. ':ready') == 0
+    or #redis.call('XINFO', 'GROUPS', shard .. ':ready') == 0 then
+    redis.call('XGROUP', 'CREATE', shard .. ':ready', CONTROLLERS, '0', 'MKSTREAM')
+  end
+  local n, streams = tonumber(args[4]), {}
+  for i = 1, n do
+    local stream = args[4 + i]
+    streams[i] = stream
+    if redis.call('EXISTS', stream) == 0 or #redis.call('XINFO', 'GROUPS', stream) == 0 then
+      redis.call('XGROUP', 'CREATE', stream, TOOLS, '0', 'MKSTREAM')
+    end
+  end
+  redis.call('HSET', about, 'streams', table.concat(streams, ' '))
+  for i = 5 + n, #args, 2 do redis.call('HSET', about, args[i], args[i + 1]) end
+  return {'registered'}
+end
+
+-- Give back what a dead worker was handed and did not acknowledge. Returns whether nothing is left.
+local function give_back(shard, stream, group, worker, limit)
+  if redis.call('EXISTS', stream) == 0 then return true end
+  local pending = redis.call('XPENDING', stream, group, '-', '+', limit, worker)
+  for _, item in ipairs(pending) do
+    local entry = item[1]
+    local found = redis.call('XRANGE', stream, entry, entry)
+    if #found == 1 then
+      local fields = found[1][2]
+      local anew = redis.call('XADD', stream, '*', unpack(fields))
+      local about = {}
+      for i = 1, #fields, 2 do about[fields[i]] = fields[i + 1] end
+      if about['e'] then
+        redis.call('HSET', shard .. ':c:' .. about['c'] .. ':once', 'q:' .. about['a'], stream .. '|' .. anew)
+      elseif group == CONTROLLERS then
+        redis.call('HSET', shard .. ':c:' .. about['c'] .. ':meta', 'ready_id', anew)
+      end
+    end
+    redis.call('XACK', stream, group, entry)
+  end
+  if #pending < limit then
+    redis.call('XGROUP', 'DELCONSUMER', stream, group, worker)
+    return true
+  end
+  return false
+end
+
+-- Hand back everything a dead worker had, at most `limit` things at a time. Returns whether it is done.
+local function bury(shard, worker, now, limit)
+  local me = shard .. ':worker:' .. worker
+  for _, cid in ipairs(redis.call('SPOP', me .. ':owned', limit)) do
+    local meta = shard .. ':c:' .. cid .. ':meta'
+    if get(meta, 'owner') == worker then
+      local crashes = tonumber(get(meta, 'crashes') or 0)
+      if crashes == 0 or get(meta, 'mark') then crashes = crashes + 1 end
+      redis.call('HSET', meta, 'crashes', crashes, 'orphan_of', worker)
+      if crashes >= 3 then redis.call('ZADD', shard .. ':dead', now, cid) end
+      redis.call('HDEL', meta, 'owner')
+      ring_anew(shard, meta, cid, now)
+    end
+  end
+  if redis.call('SCARD', me .. ':owned') > 0 then return false end
+  if not give_back(shard, shard .. ':ready', CONTROLLERS, worker, limit) then return false end
+  for stream in string.gmatch(get(me .. ':about', 'streams') or '', '%S+') do
+    if not give_back(shard, stream, TOOLS, worker, limit) then return false end
+  end
+  redis.call('ZREM', shard .. ':workers', worker)
+  redis.call('DEL', me .. ':mail', me .. ':about', me .. ':owned')
+  return true
+end
+
+-- Drop entries that every group has acknowledged.
+local function trim(stream, group)
+  if redis.call('EXISTS', stream) == 0 then return end
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local about = {}
+    for i = 1, #flat, 2 do about[flat[i]] = flat[i + 1] end
+    if about['name'] == group then
+      local oldest = about['last-delivered-id']
+      local pending = redis.call('XPENDING', stream, group)
+      if pending[1] > 0 then oldest = pending[2] end
+      redis.call('XTRIM', stream, 'MINID', oldest)
+    end
+  end
+end
+
+-- tick: beat, and do what is due for everybody: bury the dead, wake the parked, ring again where a ring was lost.
+-- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker does), patience_ms
+-- returns  {'alive', buried, woken, rung again} {'swept'}   swept: somebody has taken over all you had
+local function tick(keys, args)
+  local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
+  local workers, now = shard .. ':workers', now_ms()
+  if not alive(shard, worker) then return {'swept'} end
+  redis.call('ZADD', workers, now + ttl, worker)
+  redis.call('HSET', shard .. ':worker:' .. worker .. ':about', 'progress', args[3], 'beat_ms', now)
+
+  local buried = 0
+  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
+    if bury(shard, dead, now, 256) then buried = buried + 1 end
+  end
+
+  local due = redis.call('ZRANGEBYSCORE', shard .. ':parked', '-inf', now, 'LIMIT', 0, 256)
+  for _, cid in ipairs(due) do
+    redis.call('ZREM', shard .. ':parked', cid)
+    ring_anew(shard, shard .. ':c:' .. cid .. ':meta', cid, now)
+  end
+
+  local rung = 0
+  for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':unread', '-inf', now - patience, 'LIMIT', 0, 64)) do
+    local meta = shard .. ':c:' .. cid .. ':meta'
+    local entry = get(meta, 'ready_id')
+    if get(meta, 'owner') or not get(meta, 'last_id') then
+      redis.call('ZREM', shard .. ':unread', cid)
+    elseif entry and whereabouts(shard, shard .. ':ready', CONTROLLERS, entry) ~= 'lost' then
+      redis.call('ZADD', shard .. ':unread', now, cid)
+    else
+      ring_anew(shard, meta, cid, now)
+      rung = rung + 1
+    end
+  end
+
+  trim(shard .. ':ready', CONTROLLERS)
+  for stream in string.gmatch(get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
+    trim(stream, TOOLS)
+  end
+  return {'alive', buried, #due, rung}
+end
+
+-- leave: a worker that ends in order hands back all it has at once.  KEYS shard base. ARGV worker.  returns {'left'}
+local function leave(keys, args)
+  local shard, worker, now = keys[1], args[1], now_ms()
+  if alive(shard, worker) then redis.call('ZADD', shard .. ':workers', 0, worker) end
+  for _, cid in ipairs(redis.call('SMEMBERS', shard .. ':worker:' .. worker .. ':owned')) do
+    redis.call('HDEL', shard .. ':c:' .. cid .. ':meta', 'mark')
+  end
+  bury(shard, worker, now, 1000)
+  return {'left'}
+end
+
+redis.register_function('deck_append', append)
+redis.register_function('deck_claim', claim)
+redis.register_function('deck_release', release)
+redis.register_function('deck_mark', mark)
+redis.register_function('deck_snapshot', snapshot)
+redis.register_function('deck_close', close)
+redis.register_function('deck_requeue', requeue)
+redis.register_function('deck_dispatch', dispatch)
+redis.register_function('deck_claim_action', claim_action)
+redis.register_function('deck_register', register)
+redis.register_function('deck_tick', tick)
+redis.register_function('deck_leave', leave)
