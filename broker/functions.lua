@@ -62,6 +62,12 @@ local function enqueue(shard, meta, once, cid, action, bytes)
   redis.call('HSET', once, 'q:' .. action, stream .. '|' .. entry)
 end
 
+-- Acknowledge an action's entry, given as '<stream>|<entry>'.
+local function acknowledge(place)
+  local stream, entry = string.match(place, '^(.*)|(.*)$')
+  redis.call('XACK', stream, TOOLS, entry)
+end
+
 local function id_parts(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   return tonumber(ms), tonumber(seq)
@@ -138,15 +144,15 @@ local function append(keys, args)
   elseif guard ~= 'create' then
     local range = get(once, remember)
     if range then
-      if guard == 'tool' and c ~= '' then
-        local stream, entry = string.match(c, '^(.*)|(.*)$')
-        redis.call('XACK', stream, TOOLS, entry)
-      end
+      if guard == 'tool' and c ~= '' then acknowledge(c) end
       local first, final = string.match(range, '(%d+):(%d+)')
       return {'duplicate', tonumber(first), tonumber(final)}
     end
   end
-  if get(meta, 'closed') then return {'closed'} end
+  if get(meta, 'closed') then
+    if guard == 'tool' and c ~= '' then acknowledge(c) end
+    return {'closed'}
+  end
 
   local at = 7
   local update = {'updated_ms', now}
@@ -188,10 +194,7 @@ local function append(keys, args)
   if guard == 'owner' then
     redis.call('HDEL', meta, 'crashes', 'mark')
   else
-    if guard == 'tool' and c ~= '' then
-      local stream, entry = string.match(c, '^(.*)|(.*)$')
-      redis.call('XACK', stream, TOOLS, entry)
-    end
+    if guard == 'tool' and c ~= '' then acknowledge(c) end
     if flags ~= 'quiet' then ring(shard, meta, cid, now) end
   end
   return {'appended', first, last}
@@ -203,8 +206,8 @@ end
 local function claim(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, cid, worker, entry = base .. ':meta', args[1], args[2], args[3]
-  if entry ~= '' then redis.call('XACK', shard .. ':ready', CONTROLLERS, entry) end
   if not alive(shard, worker) then return {'swept'} end
+  if entry ~= '' then redis.call('XACK', shard .. ':ready', CONTROLLERS, entry) end
   local last = get(meta, 'last_id')
   if not last then
     redis.call('ZREM', shard .. ':unread', cid)
@@ -399,16 +402,19 @@ local function give_back(shard, stream, group, worker, limit)
   return false
 end
 
--- Hand back everything a dead worker had, at most `limit` things at a time. Returns whether it is done.
-local function bury(shard, worker, now, limit)
+-- Hand back everything a worker had, at most `limit` things at a time. Returns whether it is done. A crash counts
+-- against a conversation the first time, and after that only if the worker died while stepping it (meta.mark).
+local function bury(shard, worker, now, limit, is_crash)
   local me = shard .. ':worker:' .. worker
   for _, cid in ipairs(redis.call('SPOP', me .. ':owned', limit)) do
     local meta = shard .. ':c:' .. cid .. ':meta'
     if get(meta, 'owner') == worker then
-      local crashes = tonumber(get(meta, 'crashes') or 0)
-      if crashes == 0 or get(meta, 'mark') then crashes = crashes + 1 end
-      redis.call('HSET', meta, 'crashes', crashes, 'orphan_of', worker)
-      if crashes >= 3 then redis.call('ZADD', shard .. ':dead', now, cid) end
+      if is_crash then
+        local crashes = tonumber(get(meta, 'crashes') or 0)
+        if crashes == 0 or get(meta, 'mark') then crashes = crashes + 1 end
+        redis.call('HSET', meta, 'crashes', crashes, 'orphan_of', worker)
+        if crashes >= 3 then redis.call('ZADD', shard .. ':dead', now, cid) end
+      end
       redis.call('HDEL', meta, 'owner')
       ring_anew(shard, meta, cid, now)
     end
@@ -450,7 +456,7 @@ local function tick(keys, args)
 
   local buried = 0
   for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
-    if bury(shard, dead, now, 256) then buried = buried + 1 end
+    if bury(shard, dead, now, 256, true) then buried = buried + 1 end
   end
 
   local due = redis.call('ZRANGEBYSCORE', shard .. ':parked', '-inf', now, 'LIMIT', 0, 256)
@@ -484,10 +490,7 @@ end
 local function leave(keys, args)
   local shard, worker, now = keys[1], args[1], now_ms()
   if alive(shard, worker) then redis.call('ZADD', shard .. ':workers', 0, worker) end
-  for _, cid in ipairs(redis.call('SMEMBERS', shard .. ':worker:' .. worker .. ':owned')) do
-    redis.call('HDEL', shard .. ':c:' .. cid .. ':meta', 'mark')
-  end
-  bury(shard, worker, now, 1000)
+  bury(shard, worker, now, 1000, false)
   return {'left'}
 end
 

@@ -1,0 +1,246 @@
+"""One multiplexed connection to the store.
+
+Commands of any number of coroutines are written in one go and answered in order, so a busy process pays for batches,
+not for round trips. A blocking read (XREAD, XREADGROUP) gets a connection of its own.
+
+Holds: replies belong to commands in the order they were sent; nothing is ever sent twice by this module, because a
+silent retry would append twice. A lost reply is `OutcomeUnknown`: the caller repeats its idempotent call.
+Does not: follow redirections of Redis Cluster, subscribe, or decode: strings come back as bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import hiredis
+from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection, parse_url
+
+from broker.errors import OutcomeUnknown, StoreError, StoreMisconfigured, StoreUnavailable
+
+Argument = bytes | str | int | float
+
+REPLY_TIMEOUT_SECONDS = 5.0
+CONNECT_TIMEOUT_SECONDS = 5.0
+
+_UNAVAILABLE = ("LOADING", "MISCONF", "OOM", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY")
+_REFUSED = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR invalid password", "ERR AUTH")
+
+
+class Connection(Protocol):
+    """What the rest of the broker needs of a store."""
+
+    async def call(self, *command: Argument) -> Any:
+        """Send one command and return its reply: int, bytes, None or nested lists of them.
+
+        Raises:
+            StoreUnavailable: nothing was executed.
+            OutcomeUnknown: the command may have been executed.
+            StoreError: the store refused it.
+        """
+        ...
+
+    async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Send commands back to back and return their replies in order; the first error is raised."""
+        ...
+
+    def another(self, *, reply_timeout_seconds: float) -> Connection:
+        """Make a separate connection to the same store, for blocking reads."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection; calls under way end with `OutcomeUnknown`."""
+        ...
+
+
+class MultiplexedConnection:
+    """A `Connection` over a socket; connects at the first call and again after a loss."""
+
+    def __init__(self, url: str, *, reply_timeout_seconds: float = REPLY_TIMEOUT_SECONDS) -> None:
+        self._url = url
+        self._address = _parse(url)
+        self._reply_timeout_seconds = reply_timeout_seconds
+        self._wire: _Wire | None = None
+        self._connecting: asyncio.Task[_Wire] | None = None
+
+    async def call(self, *command: Argument) -> Any:
+        """See `Connection.call`."""
+        wire = self._wire
+        if wire is None or wire.is_lost:
+            wire = await self._connect()
+        return _checked(await wire.send(command))
+
+    async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """See `Connection.call_many`."""
+        wire = self._wire
+        if wire is None or wire.is_lost:
+            wire = await self._connect()
+        replies = [wire.send(command) for command in commands]
+        return [_checked(reply) for reply in await asyncio.gather(*replies)]
+
+    def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
+        """See `Connection.another`."""
+        return MultiplexedConnection(self._url, reply_timeout_seconds=reply_timeout_seconds)
+
+    async def aclose(self) -> None:
+        """See `Connection.aclose`."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._wire is not None:
+            self._wire.abort(None)
+            self._wire = None
+
+    async def _connect(self) -> _Wire:
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.ensure_future(self._open())
+        self._wire = await asyncio.shield(self._connecting)
+        return self._wire
+
+    async def _open(self) -> _Wire:
+        loop = asyncio.get_running_loop()
+        address = self._address
+
+        def make() -> _Wire:
+            return _Wire(loop, self._reply_timeout_seconds)
+
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+                if address.path is not None:
+                    _, wire = await loop.create_unix_connection(make, address.path)
+                else:
+                    _, wire = await loop.create_connection(make, address.host, address.port, ssl=address.ssl_context)
+                for greeting in address.greetings:
+                    _checked(await wire.send(greeting))
+        except (OSError, TimeoutError, OutcomeUnknown) as error:
+            raise StoreUnavailable(
+                f"Cannot connect to the store at {address.shown}: {error or type(error).__name__}.",
+                remedy="Is it running, and is DECKHANDS_URL right?",
+            ) from error
+        return wire
+
+
+class _Wire(asyncio.Protocol):
+    """One socket: a queue of packed commands out, a queue of futures waiting for replies in."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, reply_timeout_seconds: float) -> None:
+        self._loop = loop
+        self._reply_timeout_seconds = reply_timeout_seconds
+        self._reader = hiredis.Reader(replyError=hiredis.ReplyError, protocolError=hiredis.ProtocolError)
+        self._out: list[bytes] = []
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self.is_lost = False
+
+    def send(self, command: Sequence[Argument]) -> asyncio.Future[Any]:
+        future = self._loop.create_future()
+        if self.is_lost:
+            future.set_exception(StoreUnavailable("The connection to the store is lost."))
+            return future
+        packed = hiredis.pack_command(tuple(command))
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(packed)
+        self._waiting.append((future, self._loop.time()))
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._reply_timeout_seconds, self._check_replies)
+        return future
+
+    def abort(self, error: Exception | None) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        waiting, self._waiting = self._waiting, deque()
+        for future, _ in waiting:
+            if not future.done():
+                future.set_exception(
+                    OutcomeUnknown(f"The connection to the store was lost before the reply ({error or 'closed'}).")
+                )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, chunk: bytes) -> None:
+        reader, waiting = self._reader, self._waiting
+        try:
+            reader.feed(chunk)
+            while (reply := reader.gets()) is not False:
+                future, _ = waiting.popleft()
+                if not future.done():
+                    future.set_result(reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self.abort(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.abort(exc)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None and not self.is_lost:
+            self._transport.write(b"".join(out))
+
+    def _check_replies(self) -> None:
+        self._watch = None
+        if not self._waiting:
+            return
+        overdue = self._waiting[0][1] + self._reply_timeout_seconds - self._loop.time()
+        if overdue <= 0:
+            self.abort(TimeoutError(f"no reply within {self._reply_timeout_seconds} s"))
+        else:
+            self._watch = self._loop.call_later(overdue, self._check_replies)
+
+
+class _Address:
+    """Where a store is and how to greet it."""
+
+    def __init__(self, options: dict[str, Any], shown: str) -> None:
+        self.shown = shown
+        self.path: str | None = options.get("path") if options.get("connection_class") in _UNIX else None
+        self.host: str = options.get("host", "localhost")
+        self.port: int = int(options.get("port", 6379))
+        self.ssl_context: ssl.SSLContext | None = None
+        if options.get("connection_class") is SSLConnection:
+            self.ssl_context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+            if options.get("ssl_cert_reqs") == "none":
+                self.ssl_context.check_hostname = False
+                self.ssl_context.verify_mode = ssl.CERT_NONE
+        self.greetings: list[tuple[Argument, ...]] = []
+        if options.get("password"):
+            user = (options["username"],) if options.get("username") else ()
+            self.greetings.append(("AUTH", *user, options["password"]))
+        if options.get("db"):
+            self.greetings.append(("SELECT", int(options["db"])))
+        self.greetings.append(("CLIENT", "SETNAME", "deckhands"))
+
+
+_UNIX = (UnixDomainSocketConnection,)
+
+
+def _parse(url: str) -> _Address:
+    shown = url.rpartition("@")[2] if "@" in url else url.partition("://")[2] or url
+    try:
+        return _Address(dict(parse_url(url)), shown)
+    except ValueError as error:
+        raise StoreMisconfigured(
+            f"The store's URL {shown!r} cannot be used: {error}.",
+            remedy="It looks like redis://host:6379/0, rediss://user:password@host:6379/0 or unix:///path/to/socket.",
+        ) from error
+
+
+def _checked(reply: Any) -> Any:
+    if not isinstance(reply, hiredis.ReplyError):
+        return reply
+    text = str(reply)
+    if text.startswith(_UNAVAILABLE):
+        raise StoreUnavailable(f"The store refuses for the moment: {text}")
+    if text.startswith(_REFUSED):
+        raise StoreMisconfigured(f"The store refused the login or a right: {text}", remedy="Check DECKHANDS_URL.")
+    raise StoreError(f"The store answered: {text}")

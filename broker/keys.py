@@ -1,0 +1,130 @@
+"""Every key in the store, with its type, owner and lifetime.
+
+    deck:store                     hash    deploy        for ever      schema, shards, generation
+    deck:{k}:index                 zset    append        for ever      conversation → created (ms)
+    deck:{k}:ready                 stream  append, tick  trimmed       conversations nobody owns that have news
+    deck:{k}:unread                zset    append        until claim   conversation → rung (ms); finds lost rings
+    deck:{k}:parked                zset    release       until due     conversation → due (ms)
+    deck:{k}:dead                  zset    tick          until requeue conversations that crashed three workers
+    deck:{k}:workers               zset    tick          while alive   worker → heartbeat deadline (ms)
+    deck:{k}:takeovers             stream  claim         10,000        who took over what from whom, for reports
+    deck:{k}:worker:<w>:owned      set     claim         while alive
+    deck:{k}:worker:<w>:mail       stream  append        while alive   rings for what the worker owns
+    deck:{k}:worker:<w>:about      hash    register      while alive   role, node, streams, progress
+    deck:{k}:act:<route>           stream  append        trimmed       actions for a pool (`pool:bash`) or a node
+    deck:{k}:c:<id>:events         stream  append        retention     the log
+    deck:{k}:c:<id>:meta           hash    append, claim retention     owner, token, last id, what `ls` shows
+    deck:{k}:c:<id>:once           hash    append        retention     idempotency keys; claims of running actions
+    deck:{k}:c:<id>:snapshot       string  owner         retention
+    deck:{k}:c:<id>:blob:<sha256>  string  append        retention     large texts
+
+Holds: all keys of a conversation, and those its functions touch, share the hash tag `{k}` of its shard.
+"""
+
+from __future__ import annotations
+
+import binascii
+from dataclasses import dataclass
+
+STORE = "deck:store"
+
+
+def shard_of(conversation_id: str, shards: int) -> int:
+    """Return the shard of a conversation: CRC-16 (XMODEM, as Redis Cluster uses) of its id, modulo `shards`."""
+    return binascii.crc_hqx(conversation_id.encode(), 0) % shards
+
+
+@dataclass(frozen=True, slots=True)
+class ShardKeys:
+    """The keys of one shard."""
+
+    shard: int
+
+    @property
+    def base(self) -> str:
+        """The name all its keys begin with; the functions derive the rest."""
+        return f"deck:{{{self.shard}}}"
+
+    @property
+    def ready(self) -> str:
+        """The ready stream."""
+        return f"{self.base}:ready"
+
+    @property
+    def index(self) -> str:
+        """The index of conversations."""
+        return f"{self.base}:index"
+
+    @property
+    def dead(self) -> str:
+        """The dead letters."""
+        return f"{self.base}:dead"
+
+    @property
+    def parked(self) -> str:
+        """The parked set."""
+        return f"{self.base}:parked"
+
+    @property
+    def workers(self) -> str:
+        """The live workers."""
+        return f"{self.base}:workers"
+
+    @property
+    def takeovers(self) -> str:
+        """The record of takeovers."""
+        return f"{self.base}:takeovers"
+
+    def mail(self, worker: str) -> str:
+        """The mailbox stream of a worker."""
+        return f"{self.base}:worker:{worker}:mail"
+
+    def about(self, worker: str) -> str:
+        """The hash about a worker."""
+        return f"{self.base}:worker:{worker}:about"
+
+    def actions(self, route: str) -> str:
+        """The action stream of a route, `pool:<name>` or `node:<id>`."""
+        return f"{self.base}:act:{route}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationKeys:
+    """The keys of one conversation."""
+
+    shard: ShardKeys
+    conversation_id: str
+
+    @property
+    def base(self) -> str:
+        """The name all its keys begin with; the functions derive the rest."""
+        return f"{self.shard.base}:c:{self.conversation_id}"
+
+    @property
+    def events(self) -> str:
+        """The log."""
+        return f"{self.base}:events"
+
+    @property
+    def meta(self) -> str:
+        """The hash about the conversation."""
+        return f"{self.base}:meta"
+
+    @property
+    def once(self) -> str:
+        """The idempotency keys."""
+        return f"{self.base}:once"
+
+    @property
+    def snapshot(self) -> str:
+        """The latest snapshot."""
+        return f"{self.base}:snapshot"
+
+    def blob(self, sha256: str) -> str:
+        """A large text."""
+        return f"{self.base}:blob:{sha256}"
+
+
+def conversation_keys(conversation_id: str, shards: int) -> ConversationKeys:
+    """Return the keys of a conversation in a store of `shards` shards."""
+    return ConversationKeys(ShardKeys(shard_of(conversation_id, shards)), conversation_id)
