@@ -1,0 +1,311 @@
+"""The log of each conversation: append, read, tail, fork.
+
+Holds: event ids are 1, 2, 3 … without gaps; everything goes through the function `append`, whose outcomes are the
+types below; an append whose reply is lost is repeated until its outcome is known, and is not written twice.
+Does not: trim a live log.
+Keys: `deck:{k}:c:<id>:events`, and the conversation's blobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker import codec
+from broker.blobs import Blobs
+from broker.connection import Argument
+from broker.errors import CorruptEntry, StoreError, UnknownConversation, UsageError
+from broker.events import ConversationCreated, Event, EventT, with_id
+from broker.ids import new_key
+from broker.ownership import Ownership
+from broker.store import Store
+
+READ_BATCH = 1_000
+TAIL_BLOCK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Written, under the ids first to last."""
+
+    first_id: int
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """Written by an earlier call with the same key, under the ids first to last."""
+
+    first_id: int
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Refused: another worker has taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Refused: the log has grown since the decision was made; read on from there and decide again."""
+
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Refused: the conversation takes no more events."""
+
+
+Outcome = Appended | Duplicate | Fenced | Conflict | Closed
+
+
+class EventLog:
+    """The logs of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.blobs = Blobs(store)
+
+    async def create(
+        self, created: ConversationCreated, events: Sequence[Event] = (), *, key: str | None = None
+    ) -> Appended | Duplicate:
+        """Begin a conversation.
+
+        Args:
+            created: its first event.
+            events: what follows at once, usually the first message.
+            key: idempotency key; the same key for the same id is a `Duplicate`.
+
+        Raises:
+            UsageError: the id is taken by another conversation.
+        """
+        cid = created.conversation_id
+        fields = {"title": created.title, "agent": created.agent.name, "state": "loading"}
+        outcome = await self._append(
+            cid,
+            ("create", key or new_key(), created.workspace.pool, ""),
+            [created, *events],
+            fields=fields,
+        )
+        if outcome is None:
+            raise UsageError(f"There is a conversation with the id {cid!r} already.", remedy="Choose another id.")
+        assert isinstance(outcome, Appended | Duplicate)
+        return outcome
+
+    async def append(
+        self, conversation_id: str, events: Sequence[Event], *, key: str | None = None, quiet: bool = False
+    ) -> Appended | Duplicate | Closed:
+        """Append as a producer: a person, a client, another conversation.
+
+        Args:
+            conversation_id: an existing conversation.
+            events: at least one; appended together.
+            key: idempotency key; without one, a new one is made, which makes this call repeatable but no other.
+            quiet: ring nobody.
+
+        Raises:
+            UnknownConversation: no such conversation.
+        """
+        guard = ("producer", key or new_key(), "", "")
+        outcome = await self._append(conversation_id, guard, events, flags="quiet" if quiet else "")
+        assert isinstance(outcome, Appended | Duplicate | Closed)
+        return outcome
+
+    async def append_observation(
+        self, conversation_id: str, observation: Event, *, worker_id: str, place: str = ""
+    ) -> Appended | Duplicate | Closed:
+        """Append the one observation of the action `observation.cause`, as a tool worker.
+
+        Args:
+            place: the action's entry, `<stream>|<entry>`, acknowledged in the same step whatever the outcome.
+        """
+        assert observation.cause is not None
+        guard = ("tool", worker_id, str(observation.cause), place)
+        outcome = await self._append(conversation_id, guard, [observation], answers={0: observation.cause})
+        assert isinstance(outcome, Appended | Duplicate | Closed)
+        return outcome
+
+    async def append_as_owner(
+        self,
+        ownership: Ownership,
+        events: Sequence[Event],
+        *,
+        expected_last_id: int,
+        dispatch: Iterable[int] = (),
+        answers: Mapping[int, int] | None = None,
+        cancels: Sequence[int] = (),
+        fields: Mapping[str, str | int | float] | None = None,
+    ) -> Outcome:
+        """Append what the owner decided on the ground of the log up to `expected_last_id`.
+
+        Args:
+            dispatch: positions in `events` of actions to be put on their action stream at once.
+            answers: position in `events` → the runnable action that this observation settles.
+            cancels: ids of running actions to be stopped.
+            fields: what a listing shows of the conversation.
+        """
+        guard = ("owner", ownership.worker_id, ownership.token, str(expected_last_id))
+        outcome = await self._append(
+            ownership.conversation_id,
+            guard,
+            events,
+            dispatch=frozenset(dispatch),
+            answers=answers or {},
+            cancels=cancels,
+            fields=fields or {},
+        )
+        assert outcome is not None
+        return outcome
+
+    async def read(self, conversation_id: str, *, after: int = 0, until: int | None = None) -> list[Event]:
+        """Return the events with ids above `after`, up to and including `until`, in order.
+
+        Raises:
+            CorruptEntry: an entry is damaged or missing; names the event.
+            UnknownConversation: no such conversation.
+        """
+        events: list[Event] = []
+        stream = self._store.keys(conversation_id).events
+        end = "+" if until is None else f"{until}-0"
+        while True:
+            start = f"{after + len(events) + 1}-0"
+            batch = await self._store.persist(
+                lambda start=start: self._store.connection.call(  # type: ignore[misc]
+                    "XRANGE", stream, start, end, "COUNT", READ_BATCH
+                )
+            )
+            for entry_id, fields in batch:
+                events.append(_decode(entry_id, fields, after + len(events) + 1))
+            if len(batch) < READ_BATCH:
+                break
+        if not events and after == 0:
+            await self.last_id(conversation_id)
+        return events
+
+    async def news(self, ownership: Ownership, *, after: int) -> list[Event]:
+        """Return the events above `after`, as the owner who has been rung: later appends ring again."""
+        names = self._store.keys(ownership.conversation_id)
+        _, batch = await self._store.persist(
+            lambda: self._store.connection.call_many(
+                [("HDEL", names.meta, "rung"), ("XRANGE", names.events, f"{after + 1}-0", "+", "COUNT", READ_BATCH)]
+            )
+        )
+        events = [_decode(entry_id, fields, after + n) for n, (entry_id, fields) in enumerate(batch, 1)]
+        if len(batch) == READ_BATCH:
+            events += await self.read(ownership.conversation_id, after=after + READ_BATCH)
+        return events
+
+    async def tail(self, conversation_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+        """Yield the events above `after`, then each new one as it is appended; never ends by itself."""
+        await self.last_id(conversation_id)
+        stream = self._store.keys(conversation_id).events
+        connection = self._store.connection.another(reply_timeout_seconds=TAIL_BLOCK_SECONDS + 5)
+        command: tuple[Argument, ...] = ("XREAD", "COUNT", 100, "BLOCK", int(TAIL_BLOCK_SECONDS * 1000), "STREAMS")
+        try:
+            while True:
+                found = await self._store.persist(
+                    lambda: connection.call(*command, stream, f"{after}-0")  # noqa: B023  (awaited at once)
+                )
+                for entry_id, fields in found[0][1] if found else ():
+                    after += 1
+                    yield _decode(entry_id, fields, after)
+        finally:
+            await connection.aclose()
+
+    async def last_id(self, conversation_id: str) -> int:
+        """Return the id of the last event.
+
+        Raises:
+            UnknownConversation: no such conversation.
+        """
+        meta = self._store.keys(conversation_id).meta
+        found = await self._store.persist(lambda: self._store.connection.call("HGET", meta, "last_id"))
+        if found is None:
+            raise UnknownConversation(conversation_id)
+        return int(found)
+
+    async def fork(self, source_id: str, target: ConversationCreated, *, at: int) -> Appended | Duplicate:
+        """Begin a conversation with the events 2 to `at` of another; `target` takes the place of the first.
+
+        Idempotent: the same target id and point give the same conversation.
+
+        Raises:
+            UsageError: `at` is not an event of the source.
+        """
+        events = await self.read(source_id, until=at)
+        if len(events) != at:
+            raise UsageError(
+                f"The conversation {source_id!r} has {len(events)} events; it cannot be forked at {at}.",
+                remedy=f"Choose an event from 1 to {len(events)}.",
+            )
+        whole = [await self.blobs.whole(source_id, event) for event in events[1:]]
+        return await self.create(target, whole, key=f"fork:{source_id}@{at}")
+
+    async def _append(
+        self,
+        conversation_id: str,
+        guard: tuple[str, str, str, str],
+        events: Sequence[Event],
+        *,
+        flags: str = "",
+        dispatch: frozenset[int] = frozenset(),
+        answers: Mapping[int, int] | None = None,
+        cancels: Sequence[int] = (),
+        fields: Mapping[str, str | int | float] | None = None,
+    ) -> Outcome | None:
+        names = self._store.keys(conversation_id)
+        arguments: list[Argument] = [conversation_id, *guard, flags, len(fields or {})]
+        for field, value in (fields or {}).items():
+            arguments += (field, value)
+        arguments += (len(cancels), *cancels, len(events))
+        for position, event in enumerate(events):
+            entry = await self._entry(conversation_id, event)
+            answered = (answers or {}).get(position, "")
+            arguments += (entry, "1" if position in dispatch else "", answered)
+        reply = await self._store.function("deck_append", (names.base, names.shard.base), *arguments)
+        match reply:
+            case ["appended", first, last]:
+                return Appended(first, last)
+            case ["duplicate", first, last]:
+                return Duplicate(first, last)
+            case ["fenced"]:
+                return Fenced()
+            case ["conflict", last]:
+                return Conflict(last)
+            case ["closed"]:
+                return Closed()
+            case ["exists"]:
+                return None
+            case ["missing"]:
+                raise UnknownConversation(conversation_id)
+        raise StoreError(f"The function append answered {reply!r}.")
+
+    async def _entry(self, conversation_id: str, event: Event) -> bytes:
+        wire, contents = codec.shorten(event.wire())
+        if contents:
+            await self.blobs.keep(conversation_id, contents)
+        return codec.encode(wire)
+
+
+def stamped(event: EventT, store: Store) -> EventT:
+    """Return the event with the time of its writing, if it has none."""
+    return event if event.timestamp else event.model_copy(update={"timestamp": store.clock.now()})
+
+
+def numbered(events: Sequence[Event], first_id: int) -> list[Event]:
+    """Return events under the ids they were appended with."""
+    return [with_id(event, first_id + n) for n, event in enumerate(events)]
+
+
+def _decode(entry_id: bytes, fields: list[Any], expected_id: int) -> Event:
+    event_id = int(entry_id.partition(b"-")[0])
+    if event_id != expected_id:
+        raise CorruptEntry(f"Event {expected_id} is missing from the log; the next one is {event_id}.")
+    try:
+        return codec.decode(fields[1], event_id)
+    except CorruptEntry as error:
+        raise CorruptEntry(
+            f"Event {event_id} cannot be read: {error.message}", remedy="Restore the store from its last good copy."
+        ) from error

@@ -1,0 +1,195 @@
+"""The store as a whole: deploying the functions, checking that it is fit for use, calling them.
+
+Holds: nobody works on a store that evicts keys, was written by a newer version, or is not the one it was a moment ago.
+Keys: `deck:store`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TypeVar
+
+from broker import keys
+from broker.clock import Clock, SystemClock
+from broker.codec import SCHEMA_VERSION
+from broker.connection import Argument, Connection, MultiplexedConnection
+from broker.errors import OutcomeUnknown, StoreMisconfigured, StoreTooNew, StoreUnavailable
+from broker.ids import jitter, new_key
+from broker.keys import ConversationKeys, ShardKeys
+
+FUNCTIONS_VERSION = 1
+MINIMUM_SERVER_VERSION = (7, 0)
+FIRST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+def functions_code() -> str:
+    """Return the source of the function library."""
+    return resources.files("broker").joinpath("functions.lua").read_text()
+
+
+@dataclass(frozen=True)
+class Store:
+    """An open store.
+
+    Attributes:
+        connection: the process's multiplexed connection.
+        shards: how many shards the store has; fixed for its life.
+        generation: made when the store was first used; another one means another (or an emptied) store.
+        patience_seconds: how long an idempotent call is repeated while the store does not answer; None: for ever.
+    """
+
+    connection: Connection
+    shards: int
+    generation: str
+    clock: Clock = SystemClock()
+    patience_seconds: float | None = 30.0
+
+    @property
+    def all_shards(self) -> list[ShardKeys]:
+        """The keys of every shard."""
+        return [ShardKeys(shard) for shard in range(self.shards)]
+
+    def keys(self, conversation_id: str) -> ConversationKeys:
+        """The keys of a conversation."""
+        return keys.conversation_keys(conversation_id, self.shards)
+
+    async def function(self, name: str, key_names: tuple[str, ...], *arguments: Argument) -> list[Any]:
+        """Call a function of the library until its outcome is known.
+
+        Idempotent: every function of the library may be repeated.
+
+        Returns:
+            The reply; its first element, the outcome, as str.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: still no answer after `patience_seconds`.
+        """
+
+        async def call() -> list[Any]:
+            reply: list[Any] = await self.connection.call("FCALL", name, len(key_names), *key_names, *arguments)
+            reply[0] = reply[0].decode()
+            return reply
+
+        return await self.persist(call)
+
+    async def persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an idempotent call while the store cannot be reached, with growing, jittered pauses.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: still no answer after `patience_seconds`.
+        """
+        started, pause = self.clock.monotonic(), FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await call()
+            except (OutcomeUnknown, StoreUnavailable):
+                waited = self.clock.monotonic() - started
+                if self.patience_seconds is not None and waited + pause > self.patience_seconds:
+                    raise
+            await asyncio.sleep(pause * jitter())
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def check_generation(self) -> None:
+        """Make sure that the store is still the one that was opened.
+
+        Raises:
+            StoreMisconfigured: it was emptied or replaced; going on would begin conversations anew at event 1.
+        """
+        found = await self.connection.call("HGET", keys.STORE, "generation")
+        if found is None or found.decode() != self.generation:
+            raise StoreMisconfigured(
+                "The store is not the one this process started with: it was emptied or replaced.",
+                remedy="Restore its append-only file, or restart every worker to accept the new store.",
+            )
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self.connection.aclose()
+
+
+async def open_store(
+    url: str | Connection,
+    *,
+    shards: int = 1,
+    clock: Clock | None = None,
+    patience_seconds: float | None = 30.0,
+) -> Store:
+    """Connect to a store, deploy the function library if it is missing or older, and check that it is fit.
+
+    Args:
+        url: `redis://…`, `rediss://…`, `unix://…`, or a ready connection.
+        shards: for a store that has never been used; a used one keeps its number.
+        patience_seconds: see `Store`.
+
+    Raises:
+        StoreUnavailable: cannot connect.
+        StoreMisconfigured: too old a server, evicts keys, or refuses the login.
+        StoreTooNew: written by a newer version of Deckhands.
+    """
+    connection = MultiplexedConnection(url) if isinstance(url, str) else url
+    try:
+        await _check_server(connection)
+        await _deploy(connection)
+        about = await _found_store(connection, shards)
+    except BaseException:
+        await connection.aclose()
+        raise
+    return Store(
+        connection=connection,
+        shards=int(about["shards"]),
+        generation=about["generation"],
+        clock=clock or SystemClock(),
+        patience_seconds=patience_seconds,
+    )
+
+
+async def _check_server(connection: Connection) -> None:
+    text = (await connection.call("INFO")).decode()
+    facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    version = facts.get("valkey_version") or facts.get("redis_version", "0")
+    if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_SERVER_VERSION:
+        raise StoreMisconfigured(
+            f"The store's server is version {version}.", remedy="Use Valkey, or Redis 7.0 or newer."
+        )
+    if facts.get("maxmemory", "0") != "0" and facts.get("maxmemory_policy") != "noeviction":
+        raise StoreMisconfigured(
+            f"The store would evict keys when full (maxmemory-policy {facts.get('maxmemory_policy')}).",
+            remedy="Set `maxmemory-policy noeviction` on it.",
+        )
+
+
+async def _deploy(connection: Connection) -> None:
+    code = functions_code()
+    stamp = f"{FUNCTIONS_VERSION}:{hashlib.sha256(code.encode()).hexdigest()[:16]}"
+    found = await connection.call("HGET", keys.STORE, "functions")
+    if found is not None and int(found.split(b":")[0]) > FUNCTIONS_VERSION:
+        return  # a newer version is at work; its functions serve older callers
+    loaded = await connection.call("FUNCTION", "LIST", "LIBRARYNAME", "deckhands")
+    if found is None or found.decode() != stamp or not loaded:
+        await connection.call("FUNCTION", "LOAD", "REPLACE", code)
+        await connection.call("HSET", keys.STORE, "functions", stamp)
+
+
+async def _found_store(connection: Connection, shards: int) -> dict[str, str]:
+    await connection.call_many(
+        [
+            ("HSETNX", keys.STORE, "generation", new_key()),
+            ("HSETNX", keys.STORE, "shards", shards),
+            ("HSETNX", keys.STORE, "schema", SCHEMA_VERSION),
+        ]
+    )
+    flat = await connection.call("HGETALL", keys.STORE)
+    about = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+    if int(about["schema"]) > SCHEMA_VERSION:
+        raise StoreTooNew(
+            f"The store has schema version {about['schema']}; this version of Deckhands reads up to {SCHEMA_VERSION}.",
+            remedy="Upgrade Deckhands on this machine.",
+        )
+    return about
