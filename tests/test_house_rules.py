@@ -1,0 +1,257 @@
+"""The tree keeps the house rules, and each rule finds what it is there to find."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import metadata
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.house_rules import RULES, Rule
+from tests.source_code import ROOT, Source, tracked_sources
+
+RULE_BY_NAME = {rule.name: rule for rule in RULES}
+
+# rule, path, text, the lines that break it
+BROKEN = [
+    ("floors", "broker/a.py", "import controller_worker.state", {1}),
+    ("floors", "broker/a.py", "from deckhands import client", {1}),
+    ("floors", "controller_worker/a.py", "def f():\n    from tool_worker.registry import tools", {2}),
+    ("floors", "tool_worker/tools/a.py", "from ...controller_worker import state", {1}),
+    ("floors", "tool_worker/a.py", "import importlib\nimportlib.import_module('controller_worker.llm')", {2}),
+    ("floors", "deckhands/a.py", "from tool_worker import app", {1}),
+    ("floors", "broker/a.py", "from tests.server import start", {1}),
+    ("store_door", "controller_worker/a.py", "import redis.asyncio as store", {1}),
+    ("store_door", "deckhands/a.py", "def f():\n    from hiredis import Reader", {2}),
+    ("celery_door", "broker/ownership.py", "from celery import Celery", {1}),
+    ("celery_door", "deckhands/gateway/app.py", "import kombu", {1}),
+    ("model_door", "controller_worker/controller.py", "import litellm", {1}),
+    ("model_door", "tool_worker/a.py", "from anthropic import AsyncAnthropic", {1}),
+    ("asgi_door", "deckhands/headless.py", "from starlette.routing import Route", {1}),
+    ("environment_door", "broker/a.py", "import os\nx = os.environ.get('A')", {2}),
+    ("environment_door", "broker/a.py", "from os import getenv as read\nx = read('A')", {1, 2}),
+    ("environment_door", "deckhands/cli/a.py", "import os as system\nx = system.getenv('A')", {2}),
+    ("clock_door", "broker/ownership.py", "import time", {1}),
+    ("clock_door", "tool_worker/shell.py", "from time import monotonic", {1}),
+    ("random_door", "controller_worker/a.py", "import random", {1}),
+    ("random_door", "tool_worker/host/shell.py", "import uuid", {1}),
+    ("random_door", "broker/a.py", "from datetime import UTC, datetime\nx = datetime.now(UTC)", {2}),
+    ("random_door", "broker/a.py", "import datetime as dt\nx = dt.datetime.utcnow()", {2}),
+    ("late_model_libraries", "controller_worker/llm/litellm_backend.py", "import litellm", {1}),
+    (
+        "late_model_libraries",
+        "controller_worker/llm/a_backend.py",
+        "try:\n    import anthropic\nfinally:\n    x = 1",
+        {2},
+    ),
+    ("declared_dependencies", "broker/a.py", "import aiohttp", {1}),
+    ("declared_dependencies", "broker/a.py", "def f():\n    import some_unknown_library", {2}),
+    ("host_standard_library", "tool_worker/host/shell.py", "import psutil", {1}),
+    ("host_standard_library", "tool_worker/host/shell.py", "from broker.errors import UsageError", {1}),
+    ("host_standard_library", "tool_worker/host/shell.py", "from tool_worker.masking import mask", {1}),
+    ("host_standard_library", "tool_worker/host/shell.py", "from .. import masking", {1}),
+    ("safe_loading", "broker/a.py", "import pickle", {1}),
+    ("safe_loading", "broker/a.py", "def f():\n    from marshal import loads", {2}),
+    ("safe_loading", "broker/a.py", "import yaml\nx = yaml.load('')", {2}),
+    ("safe_loading", "broker/a.py", "from yaml import load as read\nx = read('')", {2}),
+    ("no_dynamic_code", "tool_worker/tools/a.py", "x = eval('1')", {1}),
+    ("no_dynamic_code", "tool_worker/tools/a.py", "def f(text):\n    exec(text)", {2}),
+    ("docstrings", "broker/a.py", "x = 1", {1}),
+    ("docstrings", "broker/a.py", '"""M."""\ndef f():\n    return 1', {2}),
+    ("docstrings", "broker/a.py", '"""M."""\nclass A:\n    """A."""\n    async def f(self):\n        return 1', {4}),
+    ("docstrings", "broker/a.py", '"""M."""\nif True:\n    class A:\n        x = 1', {3}),
+    ("file_length", "broker/a.py", "x = 1\n" * 401, {401}),
+    ("function_length", "broker/a.py", "def f():\n" + "    x = 1\n" * 80, {1}),
+    ("function_length", "tests/a.py", "class A:\n    async def f(self):\n" + "        x = 1\n" * 80, {2}),
+    ("positional_parameters", "broker/a.py", "def f(a, b, c, d, e, g): ...", {1}),
+    ("positional_parameters", "broker/a.py", "class A:\n    def f(self, a, b, c, /, d, e, g): ...", {2}),
+    ("telling_names", "broker/event_utils.py", "x = 1", {1}),
+    ("telling_names", "tool_worker/common/a.py", "x = 1", {1}),
+    ("telling_names", "broker/a.py", "def process_event(): ...", {1}),
+    ("telling_names", "broker/a.py", "class ConversationManager:\n    def handle(self): ...", {1, 2}),
+    ("telling_names", "broker/a.py", "class MCPBase: ...\nclass RepositoryInfo: ...", {1, 2}),
+    ("noun_files", "broker/event_log_2.py", '"""M."""', {1}),
+    ("noun_files", "broker/event_log_impl.py", '"""M."""', {1}),
+    ("noun_files", "deckhands/cli/verbs/run.py", '"""M."""', {1}),
+    ("noun_files", "broker/__init__.py", '"""M."""\nfrom broker.event_log import EventLog', {2}),
+    ("finished", "broker/a.py", "x = 1  # TODO: later", {1}),
+    ("finished", "broker/functions.lua", "-- here\n-- FIXME: there", {2}),
+    ("finished", "broker/a.py", "def f():\n    raise NotImplementedError", {2}),
+    ("finished", "broker/a.py", 'def f():\n    """F."""\n    ...', {1}),
+    ("finished", "broker/a.py", "class A:\n    def f(self):\n        pass", {2}),
+    ("no_print", "tool_worker/host/shell.py", "print('x')", {1}),
+    ("no_print", "deckhands/headless.py", "def f():\n    print('x')", {2}),
+    ("no_lingering_state", "broker/a.py", "x = 1\ndef f():\n    global x\n    x = 2", {3}),
+    ("no_lingering_state", "broker/a.py", "class A:\n    def __del__(self): ...", {2}),
+    ("no_sleep", "tests/unit/test_a.py", "import time\ntime.sleep(0)", {2}),
+    ("no_sleep", "tests/unit/test_a.py", "from asyncio import sleep\nasync def test():\n    await sleep(0.1)", {3}),
+    ("no_sleep", "tests/unit/test_a.py", "import asyncio as aio\npause = aio.sleep", {2}),
+    ("no_mocks", "tests/unit/test_a.py", "from unittest import mock", {1}),
+    ("no_mocks", "tests/unit/test_a.py", "from unittest.mock import patch", {1}),
+    (
+        "no_mocks",
+        "tests/unit/test_a.py",
+        "def test(monkeypatch):\n    monkeypatch.setattr('broker.ids.new_key', str)",
+        {2},
+    ),
+    (
+        "no_mocks",
+        "tests/unit/test_a.py",
+        "from broker import ids\ndef test(mp):\n    mp.setattr(ids, 'new_key', str)",
+        {3},
+    ),
+    ("no_mocks", "tests/unit/test_a.py", "def test(monkeypatch, log):\n    monkeypatch.delattr(log, 'append')", {2}),
+    ("no_mocks", "tests/unit/test_a.py", "import broker.ids\nbroker.ids.new_key = str", {2}),
+    ("no_lock_files", "uv.lock", "", {1}),
+    ("no_lock_files", "deckhands/gateway/pages/package-lock.json", "{}", {1}),
+    ("no_machine_addresses", "docs/a.md", "see\n/ro¦ot/x", {2}),
+    ("no_machine_addresses", "Makefile", "pip install --index¦-url x", {1}),
+    ("no_machine_addresses", "Dockerfile", "ARG index=https://pypi¦.org/simple", {1}),
+]
+
+KEPT = [
+    ("floors", "tool_worker/tools/bash.py", "import json\nfrom broker.errors import UsageError\nfrom . import grep"),
+    ("floors", "deckhands/client.py", "from broker import event_log"),
+    ("store_door", "broker/event_log.py", "import redis"),
+    ("celery_door", "tool_worker/tasks.py", "from celery import Task"),
+    ("celery_door", "broker/celery_app.py", "import kombu"),
+    ("model_door", "controller_worker/llm/provider_errors.py", "def f():\n    import litellm"),
+    ("asgi_door", "deckhands/gateway/rest.py", "from starlette.routing import Route"),
+    ("environment_door", "tool_worker/settings.py", "import os\nx = os.environ"),
+    ("environment_door", "broker/a.py", "import os\nx = os.getpid()\nenviron = {}\ny = environ"),
+    ("clock_door", "broker/clock.py", "import time"),
+    ("clock_door", "tool_worker/host/shell.py", "import time"),
+    ("clock_door", "broker/a.py", "from datetime import time"),
+    ("random_door", "broker/ids.py", "import uuid"),
+    ("random_door", "broker/a.py", "from datetime import UTC, datetime\nx = datetime.fromtimestamp(0, UTC)"),
+    ("late_model_libraries", "controller_worker/llm/a_backend.py", "async def f():\n    import anthropic"),
+    (
+        "late_model_libraries",
+        "controller_worker/llm/a_backend.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import anthropic",
+    ),
+    (
+        "declared_dependencies",
+        "broker/a.py",
+        "import json\nimport zstandard\nfrom broker import keys\nfrom . import ids",
+    ),
+    (
+        "host_standard_library",
+        "tool_worker/host/shell.py",
+        "from __future__ import annotations\nimport pty\nfrom . import journal\nfrom tool_worker.host.files import read",
+    ),
+    ("safe_loading", "broker/a.py", "import json\nimport yaml\nx = yaml.safe_load('')"),
+    ("no_dynamic_code", "tool_worker/tools/a.py", "import re\nx = re.compile('eval')\ny = x.exec(1)"),
+    ("no_dynamic_code", "tool_worker/host/kernel.py", "exec('x')"),
+    (
+        "docstrings",
+        "broker/a.py",
+        '"""M."""\ndef _f():\n    return 1\nclass _A:\n    def f(self):\n        def g():\n            return 1',
+    ),
+    ("file_length", "broker/a.py", "x = 1\n" * 400),
+    ("function_length", "broker/a.py", "def f():\n" + "    x = 1\n" * 79),
+    (
+        "positional_parameters",
+        "broker/a.py",
+        "class A:\n    def f(self, a, b, c, d, e, *, g): ...\ndef f(*a, **b): ...",
+    ),
+    (
+        "telling_names",
+        "broker/a.py",
+        "class Dataset:\n    metadata = 1\n    def data_received(self): ...\n    def _info(self): ...",
+    ),
+    ("noun_files", "broker/__init__.py", '"""M."""'),
+    ("noun_files", "deckhands/__init__.py", '"""M."""\nfrom deckhands.client import Client'),
+    (
+        "finished",
+        "broker/a.py",
+        "from typing import Protocol\nclass A(Protocol):\n    def f(self): ...\nclass B:\n    def f(self):\n        return NotImplemented",
+    ),
+    ("no_print", "deckhands/cli/run.py", "print('x')"),
+    ("no_print", "broker/a.py", "import pprint\nx = pprint.print"),
+    ("no_lingering_state", "broker/a.py", "class A:\n    def __exit__(self): ..."),
+    ("no_sleep", "tests/unit/test_a.py", "import asyncio\nasync def test():\n    await asyncio.sleep(0)"),
+    (
+        "no_mocks",
+        "tests/unit/test_a.py",
+        "import sys\ndef test(monkeypatch):\n    monkeypatch.setattr(sys, 'argv', [])",
+    ),
+    (
+        "no_mocks",
+        "tests/unit/test_a.py",
+        "def test(monkeypatch, log):\n    monkeypatch.setenv('A', '1')\n    log.limit = 3",
+    ),
+    ("no_lock_files", "constraints.txt", ""),
+    ("no_machine_addresses", "broker/a.py", "x = '/workspace/a ./work/a /srv/work/a'"),
+]
+
+
+def _cases(table: list[tuple]) -> list:
+    # The bar keeps an address from standing in this file; the rule reads the text without it.
+    return [
+        pytest.param(name, Source(path, text.replace("¦", "")), *rest, id=name) for name, path, text, *rest in table
+    ]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_tree_keeps(rule: Rule) -> None:
+    findings = [
+        f"{source.path}:{line}: {text}"
+        for source in tracked_sources()
+        if rule.applies(source.path)
+        for line, text in rule.check(source)
+    ]
+    assert not findings, "\n" + "\n".join(findings)
+
+
+@pytest.mark.parametrize(("name", "source", "lines"), _cases(BROKEN))
+def test_a_rule_finds(name: str, source: Source, lines: set[int]) -> None:
+    rule = RULE_BY_NAME[name]
+    assert rule.applies(source.path)
+    assert {line for line, _ in rule.check(source)} == lines
+
+
+@pytest.mark.parametrize(("name", "source"), _cases(KEPT))
+def test_a_rule_leaves_alone(name: str, source: Source) -> None:
+    rule = RULE_BY_NAME[name]
+    assert not rule.applies(source.path) or list(rule.check(source)) == []
+
+
+def test_every_rule_is_tried_both_ways() -> None:
+    assert {case[0] for case in BROKEN} == set(RULE_BY_NAME)
+    assert {case[0] for case in KEPT} == set(RULE_BY_NAME)
+
+
+def test_constraints_are_plain_pins() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    odd = [line for line in lines if not re.fullmatch(r"#.*|[\w.-]+==[\w.]+( ; [\w. <>=\"']+)?", line)]
+    assert not odd, "not of the form name==version ; marker:\n" + "\n".join(odd)
+
+
+def test_constraints_pin_everything_that_an_installation_brings() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pinned = {canonicalize_name(Requirement(line).name) for line in _requirement_lines()}
+    waiting = [Requirement(line) for line in project["dependencies"] + project["optional-dependencies"]["dev"]]
+    reached: set[tuple[str, str]] = set()
+    missing: set[str] = set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in {"", *requirement.extras}:
+            if (name, extra) in reached:
+                continue
+            reached.add((name, extra))
+            if name not in pinned:
+                missing.add(name)
+                continue
+            further = [Requirement(line) for line in metadata.requires(name) or []]
+            waiting += [one for one in further if one.marker is None or one.marker.evaluate({"extra": extra})]
+    assert not missing, f"pin these in constraints.txt: {', '.join(sorted(missing))}"
+
+
+def _requirement_lines() -> list[str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
