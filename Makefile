@@ -1,0 +1,56 @@
+# Every target prepares what it needs: `make run` and `make test` work on a fresh clone.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+# Tests of the docker sandbox need its engine; without one they are left out, as the printed command says.
+MARKERS ?= not slow$(shell docker info >/dev/null 2>&1 || echo ' and not docker')
+
+RUNTIME := $(VENV)/.runtime-stamp
+SETUP := $(VENV)/.setup-stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run tools test check bench faults clean
+.SUFFIXES:
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo '  Variables: VENV=.venv  PYTHON=python3.12  PYTEST_ARGS="-k name -x"  MARKERS="not slow"  BENCH_ARGS=...'
+
+setup: $(SETUP) ## Create .venv with everything that development needs
+
+run: $(RUNTIME) ## Run the demo: a private store, one controller worker, one tool worker
+	@$(BIN)/deckhands demo
+
+tools:
+	@.ci/tools
+
+test: $(SETUP) tools ## Run the tests, without the slow ones
+	$(BIN)/python -m pytest -m '$(MARKERS)' $(PYTEST_ARGS)
+
+check: $(SETUP) ## Lint, check the format, check the types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(SETUP) tools ## Run the benchmarks
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+faults: $(SETUP) tools ## Run every fault test, the slow ones too
+	$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+clean: ## Remove caches and build products (.venv stays)
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(SETUP): EXTRAS := [dev]
+$(SETUP) $(RUNTIME): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo 'Deckhands needs Python 3.11, 3.12 or 3.13: install one, or name it by make PYTHON=…' >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || { echo 'The venv module is missing. On Debian: apt-get install python3-venv' >&2; exit 1; }
+	@echo 'Installing into $(VENV), a minute the first time'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)'
+	@touch $(RUNTIME) $@
