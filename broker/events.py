@@ -221,6 +221,7 @@ class ModelReply(Event):
         cost_usd: None when the price of the model is unknown.
         latency_seconds: from request to the end of the reply.
         iteration: which step of the conversation this reply ends, from 1.
+        seen_id: the last event the prompt was made from.
     """
 
     kind: Literal["model.reply"] = "model.reply"
@@ -235,6 +236,7 @@ class ModelReply(Event):
     cost_usd: float | None = None
     latency_seconds: float = 0.0
     iteration: int = 0
+    seen_id: int = 0
 
     @property
     def sentence(self) -> str:

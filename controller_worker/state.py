@@ -1,0 +1,122 @@
+"""State: what a controller knows of a conversation. A fold of its log, without the history.
+
+Holds: plain values only, so that a snapshot is the state and nothing else; never changed in place.
+Does not: hold what the model sees; that is read from the log (`memory`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from broker.agent_state import AgentState
+from broker.events import AgentSpec, Limits, ToolCallMetadata, WorkspaceSpec
+
+SNAPSHOT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PendingAction:
+    """An action in the log that has no observation yet."""
+
+    id: int
+    kind: str
+    tool_call_metadata: ToolCallMetadata | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why and until when the conversation waits before it tries again."""
+
+    reason: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class UnansweredMessage:
+    """A person's message that has not led to a recall yet."""
+
+    id: int
+    content: str
+    sent: datetime | None
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A conversation as its log tells it (OpenHands section 4.1, less the history).
+
+    Attributes:
+        version: id of the last event folded in; 0 for an empty log.
+        requested: a state somebody asked for and the controller has not announced yet.
+        requested_reason: the error that goes with a requested `error`.
+        pending: actions without observation, in the order of the log.
+        message: a person's message to be recalled.
+        last_message_id: the latest message of a person.
+        is_reply_outdated: a person spoke after the latest reply's prompt was made, so that reply may not end anything.
+        iteration: model replies so far.
+        attempt: failed calls of the step under way.
+        has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
+    """
+
+    version: int = 0
+    conversation_id: str = ""
+    agent: AgentSpec = AgentSpec()
+    workspace: WorkspaceSpec = WorkspaceSpec()
+    limits: Limits = Limits()
+    headless: bool = True
+    agent_state: AgentState = AgentState.LOADING
+    requested: AgentState | None = None
+    requested_reason: str = ""
+    last_error: str = ""
+    has_system_message: bool = False
+    message: UnansweredMessage | None = None
+    last_message_id: int = 0
+    is_reply_outdated: bool = False
+    pending: tuple[PendingAction, ...] = ()
+    wait: Wait | None = None
+    attempt: int = 0
+    iteration: int = 0
+    max_iterations: int = 0
+    max_budget_usd: float | None = None
+    cost_usd: float = 0.0
+    has_unknown_cost: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+_ADAPTER = TypeAdapter(State)
+
+
+def snapshot_of(state: State) -> bytes:
+    """Return the bytes of a snapshot: version, CRC-32, then the state in msgpack."""
+    payload: bytes = msgpack.packb(_ADAPTER.dump_python(state, mode="json"))
+    return bytes((SNAPSHOT_VERSION,)) + zlib.crc32(payload).to_bytes(4, "big") + payload
+
+
+def state_from(snapshot: bytes | None) -> State | None:
+    """Return the state of a snapshot; None when there is none, or none this version can use.
+
+    A snapshot only saves time: whoever gets None folds the whole log.
+    """
+    if not snapshot or snapshot[0] != SNAPSHOT_VERSION:
+        return None
+    payload = snapshot[5:]
+    if zlib.crc32(payload) != int.from_bytes(snapshot[1:5], "big"):
+        return None
+    try:
+        fields: dict[str, Any] = msgpack.unpackb(payload)
+        return _ADAPTER.validate_python(fields)
+    except (ValueError, ValidationError, msgpack.UnpackException):
+        return None
+
+
+def without_pending(state: State, action_id: int) -> State:
+    """Return the state with one action settled."""
+    left = tuple(pending for pending in state.pending if pending.id != action_id)
+    return state if len(left) == len(state.pending) else replace(state, pending=left)
