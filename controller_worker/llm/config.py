@@ -1,0 +1,157 @@
+"""How a model is reached and asked: OpenHands' `LLMConfig`, with its names and defaults.
+
+Holds: an unknown field is refused and the nearest known one is named; no error text shows a value, so no key leaks;
+every wait has a limit.
+Does not: read the process environment by itself; `from_env` is given one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from controller_worker.llm.errors import LLMConfigError
+
+ENV_PREFIX = "LLM_"
+ENV_FALLBACK_PREFIX = "LITELLM_"
+ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
+DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
+AZURE_API_VERSION = "2024-12-01-preview"
+
+logger = logging.getLogger(__name__)
+
+
+class LLMConfig(BaseModel):
+    """One model's settings. `model` and `timeout` differ from OpenHands: see below.
+
+    Attributes:
+        model: as litellm names it (`anthropic/claude-…`, `openai/…`, `gemini/…`), bare, or `scripted/FILE`.
+        num_retries: attempts in all, the first one included.
+        retry_multiplier: seconds of the first wait; each further wait is twice as long, between `retry_min_wait` and
+            `retry_max_wait` seconds.
+        timeout: seconds for one attempt in all; None means 600.
+        connect_timeout: seconds to connect.
+        read_timeout: longest silence in seconds: before the first byte and between two.
+        max_message_chars: longest text of one observation in a prompt; longer ones lose their middle.
+        drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
+        native_tool_calling: None decides by model.
+        input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
+    """
+
+    # Keys must not show in errors and therefore in logs and events.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    # Differs: no default model, because the original's has reached its end of life and a guess would cost money.
+    model: str = Field(min_length=1)
+    api_key: SecretStr | None = None
+    base_url: str | None = None
+    api_version: str | None = None
+    custom_llm_provider: str | None = None
+    backend: Literal["auto", "litellm", "anthropic", "scripted"] = "auto"
+
+    num_retries: int = Field(default=5, ge=1)
+    retry_multiplier: float = Field(default=8, gt=0)
+    retry_min_wait: float = Field(default=8, ge=0)
+    retry_max_wait: float = Field(default=64, ge=0)
+    # Differs: the original waits without limit by default, because a hung provider must not hold a step for ever.
+    timeout: float | None = Field(default=None, gt=0)
+    connect_timeout: float = Field(default=10.0, gt=0)
+    read_timeout: float = Field(default=300.0, gt=0)
+
+    max_message_chars: int = Field(default=30_000, ge=1)
+    temperature: float | None = Field(default=0.0, ge=0)
+    top_p: float | None = Field(default=1.0, ge=0, le=1)
+    top_k: float | None = None
+    seed: int | None = None
+    reasoning_effort: str | None = None
+    max_input_tokens: int | None = Field(default=None, ge=1)
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    input_cost_per_token: float | None = Field(default=None, ge=0)
+    output_cost_per_token: float | None = Field(default=None, ge=0)
+    drop_params: bool = True
+    caching_prompt: bool = True
+    native_tool_calling: bool | None = None
+
+    @property
+    def total_timeout_seconds(self) -> float:
+        """Limit of one attempt, from its start to the end of the reply."""
+        return self.timeout or DEFAULT_TOTAL_TIMEOUT_SECONDS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_nearest_field(cls, fields: Any) -> Any:
+        unknown = sorted(set(fields) - set(cls.model_fields)) if isinstance(fields, dict) else []
+        if unknown:
+            raise ValueError("; ".join(f"{name!r} is no model setting{_did_you_mean(name)}" for name in unknown))
+        return fields
+
+    @model_validator(mode="after")
+    def _azure_wants_a_version(self) -> Self:
+        if self.model.startswith("azure") and self.api_version is None:
+            object.__setattr__(self, "api_version", AZURE_API_VERSION)
+        return self
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str], **overrides: Any) -> Self:
+        """Read `LLM_<FIELD>`; for the model, its key, address and API version also `LITELLM_<FIELD>`.
+
+        Args:
+            env: environment variables; empty values count as unset.
+            overrides: fields that win over the environment; None counts as unset.
+
+        Raises:
+            LLMConfigError: no model is named, or a value cannot be used.
+        """
+        fields: dict[str, Any] = {}
+        for name in cls.model_fields:
+            prefixes = (ENV_PREFIX, ENV_FALLBACK_PREFIX) if name in ENV_FALLBACK_FIELDS else (ENV_PREFIX,)
+            value = next((found for prefix in prefixes if (found := env.get(prefix + name.upper(), "").strip())), None)
+            if value is not None:
+                fields[name] = value
+        _warn_of_misspelt(env)
+        return cls.create(**fields, **{name: value for name, value in overrides.items() if value is not None})
+
+    @classmethod
+    def create(cls, **fields: Any) -> Self:
+        """Build a config from fields whose origin is a person.
+
+        Raises:
+            LLMConfigError: no model is named, or a value cannot be used.
+        """
+        if not fields.get("model"):
+            raise LLMConfigError(
+                "No model is configured.",
+                remedy="Set LLM_MODEL and LLM_API_KEY, and LLM_BASE_URL for a server of your own; "
+                "LLM_MODEL=scripted/FILE needs neither key nor network.",
+            )
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise LLMConfigError(
+                "The model's settings cannot be used: " + "; ".join(_complaint(item) for item in error.errors())
+            ) from None
+
+
+def _complaint(item: Any) -> str:
+    field = ".".join(str(part) for part in item["loc"])
+    text = str(item["msg"]).removeprefix("Value error, ")
+    return f"{field} ({ENV_PREFIX}{field.upper()}): {text}" if field else text
+
+
+def _did_you_mean(name: str) -> str:
+    nearest = difflib.get_close_matches(name, LLMConfig.model_fields, n=1, cutoff=0.5)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def _warn_of_misspelt(env: Mapping[str, str]) -> None:
+    """A misspelt variable would silently do nothing; OpenHands' own further ones are none of our business."""
+    known = {ENV_PREFIX + name.upper() for name in LLMConfig.model_fields}
+    for name in sorted(env):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            if nearest:
+                logger.warning("The environment variable %s is not known; did you mean %s?", name, nearest[0])

@@ -1,0 +1,99 @@
+"""The one protocol every model is called through, and the values that pass it.
+
+Holds: `complete` makes one attempt and either returns a whole reply or raises a `ModelError`; a cancelled call has
+closed its connection within a second; token counts and costs are never negative.
+Does not: retry, wait for a quota, keep a budget, stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from broker.tool_specs import ToolSpec
+from controller_worker.llm.messages import Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """What one step asks of a model.
+
+    Attributes:
+        messages: in order, at least one. Pass the same `Message` objects again in later requests: what a backend
+            made of them is then reused.
+        tools: what the model may call; empty for none.
+        conversation_id: whose step this is.
+        iteration: how many replies the conversation has had so far.
+        workspace: the directory of the conversation's tools, as the tools see it.
+        temperature: instead of the configured one. OpenHands asks again with 1.0 after an empty reply.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec]
+    conversation_id: str
+    iteration: int
+    workspace: str
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call.
+
+    Attributes:
+        prompt_tokens: all that were sent, those read from and written to the provider's cache included.
+        completion_tokens: all that were generated, thinking included.
+        cache_read_tokens: the part of the prompt that came from the cache.
+        cache_write_tokens: the part of the prompt that was put into the cache.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole reply.
+
+    Attributes:
+        text: empty when the model only calls tools.
+        tool_calls: in the order written.
+        thinking_blocks: to be replayed with the assistant message this becomes.
+        model: as the provider names it.
+        response_id: the provider's id of the reply.
+        stop_reason: `stop`, `tool_calls`, `length` (cut off), `content_filter`, or the provider's own word.
+        usage: as the provider counted.
+        cost_usd: None when the price of the model is not known.
+        latency_seconds: from the request to the end of the reply.
+    """
+
+    text: str
+    tool_calls: tuple[ToolCall, ...]
+    thinking_blocks: tuple[Mapping[str, Any], ...]
+    model: str
+    response_id: str
+    stop_reason: str
+    usage: Usage
+    cost_usd: float | None
+    latency_seconds: float
+
+
+class LLM(Protocol):
+    """A model that can be asked."""
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Ask once.
+
+        Cancelling the task closes the connection within a second; the provider may bill what it had begun.
+
+        Raises:
+            ModelError: see `controller_worker.llm.errors` for the family; `retryable` tells whether to ask again.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close all connections. The model must not be asked any more."""
+        ...

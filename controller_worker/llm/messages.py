@@ -1,0 +1,65 @@
+"""What is said to a model and by it, in no provider's terms.
+
+Holds: values are frozen, so a backend may remember what it made of one for as long as the value lives.
+Does not: get stored. The log holds events; messages are made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Text of a message."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image of a message, by `https:` address or as a `data:` URL in base64."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call as the model wrote it.
+
+    Attributes:
+        id: unique within its reply; the result names it.
+        name: the tool's name, known or not.
+        arguments: the raw text, JSON if the model behaved.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Message:
+    """One message of a conversation.
+
+    Attributes:
+        role: who speaks; `tool` is the result of one tool call.
+        content: parts in order; empty for an assistant that only calls tools.
+        tool_calls: of an assistant, in the order written.
+        tool_call_id: of a tool result, the call it answers.
+        name: of a tool result, the tool.
+        thinking_blocks: of an assistant, as the provider sent them, signatures included; replayed unchanged.
+        cache: ask the provider to cache the prompt up to here, besides the marks that a backend sets by itself.
+    """
+
+    role: Role
+    content: tuple[TextPart | ImagePart, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    thinking_blocks: tuple[Mapping[str, Any], ...] = ()
+    cache: bool = False

@@ -1,0 +1,93 @@
+"""What a model can do, by its name: OpenHands' table of globs, completed by litellm's for newer models.
+
+Holds: a pattern without `/` is matched against the normalised base name, one with `/` against the whole lower-case
+name.
+Does not: ask anybody; a model that neither table knows has no feature but stop words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from controller_worker.llm.model_table import look_up
+
+FUNCTION_CALLING = (
+    *("claude-3-7-sonnet*", "claude-3.7-sonnet*", "claude-sonnet-3-7-latest", "claude-3-5-sonnet*"),
+    *("claude-3.5-sonnet*", "claude-3.5-haiku*", "claude-3-5-haiku*", "claude-sonnet-4*", "claude-opus-4*"),
+    *("gpt-4o*", "gpt-4.1", "gpt-5*", "o1-2024-12-17", "o3*", "o4-mini*", "gemini-2.5-pro*", "gemini-3*", "groq/*"),
+    *("kimi-k2-0711-preview", "kimi-k2-instruct", "qwen3-coder*", "qwen3-coder-480b-a35b-instruct"),
+    *("deepseek-chat", "grok-code-fast-1"),
+)
+REASONING_EFFORT = (
+    *("o1-2024-12-17", "o1", "o3", "o3-2025-04-16", "o3-mini", "o3-mini-2025-01-31", "o4-mini", "o4-mini-2025-04-16"),
+    *("gemini-2.5-flash", "gemini-2.5-pro", "gpt-5*", "deepseek-r1-0528*"),
+    *("claude-sonnet-4-5*", "claude-haiku-4-5*"),
+)
+PROMPT_CACHE = (
+    *("claude-3-7-sonnet*", "claude-3.7-sonnet*", "claude-sonnet-3-7-latest", "claude-3-5-sonnet*"),
+    *("claude-3-5-haiku*", "claude-3.5-haiku*", "claude-3-haiku-20240307", "claude-3-opus-20240229"),
+    *("claude-sonnet-4*", "claude-opus-4*"),
+)
+NO_STOP_WORDS = ("o1*", "grok-4-0709", "grok-code-fast-1", "deepseek-r1-0528*")
+EFFORT_NEVER_SENT = ("claude-sonnet-4-5*", "claude-haiku-4-5*")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFeatures:
+    """What a model can do.
+
+    Attributes:
+        is_claude: made by Anthropic, whoever serves it.
+        function_calling: takes tools natively.
+        reasoning: a reasoning model: takes no temperature and no top_p.
+        reasoning_effort: takes an effort.
+        adaptive_thinking: decides by itself how much to think, when asked to.
+        sampling: takes temperature, top_p and top_k.
+        prompt_cache: takes explicit cache marks.
+        stop_words: takes stop sequences.
+    """
+
+    is_claude: bool
+    function_calling: bool
+    reasoning: bool
+    reasoning_effort: bool
+    adaptive_thinking: bool
+    sampling: bool
+    prompt_cache: bool
+    stop_words: bool
+
+
+@lru_cache(maxsize=256)
+def features_of(model: str) -> ModelFeatures:
+    """Return what the model can do."""
+    row = look_up(model)
+    is_claude = "claude" in normalised(model)
+    reasoning = _matches(model, REASONING_EFFORT)
+    # Differs: the original knows these features by its globs alone, which end with the models of late 2025.
+    return ModelFeatures(
+        is_claude=is_claude,
+        function_calling=_matches(model, FUNCTION_CALLING) or (row is not None and row.function_calling),
+        reasoning=reasoning and not is_claude,
+        reasoning_effort=(reasoning or (is_claude and row is not None and row.takes_effort))
+        and not _matches(model, EFFORT_NEVER_SENT),
+        adaptive_thinking=is_claude and row is not None and row.thinks_adaptively,
+        # An unknown Claude is a new one, and the new ones refuse sampling parameters.
+        sampling=row.takes_sampling if row is not None else not is_claude,
+        prompt_cache=_matches(model, PROMPT_CACHE) or (is_claude and row is not None and row.prompt_cache),
+        stop_words=not _matches(model, NO_STOP_WORDS),
+    )
+
+
+def normalised(model: str) -> str:
+    """Return the lower-case base name, without provider, `:variant` and `-gguf`."""
+    name = model.strip().lower()
+    if "/" in name:
+        name = name.rsplit("/", 1)[1].split(":", 1)[0]
+    return name.removesuffix("-gguf")
+
+
+def _matches(model: str, patterns: tuple[str, ...]) -> bool:
+    whole, name = model.strip().lower(), normalised(model)
+    return any(fnmatchcase(whole if "/" in pattern else name, pattern) for pattern in patterns)

@@ -1,0 +1,131 @@
+"""Prices and limits of models, from the table inside the installed litellm, which is never imported for it.
+
+litellm costs seconds and a quarter of a gigabyte to import; its table is one JSON file, of which one row per model in
+use is kept.
+
+Holds: an unknown price is None, never 0; a cost is never negative.
+Does not: ask the network for newer prices; an upgrade of litellm brings them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from controller_worker.llm.llm import Usage
+
+TABLE_FILE = "model_prices_and_context_window_backup.json"
+
+_TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """USD per token; the cache's are None where the provider has no price of its own for it."""
+
+    input: float
+    output: float
+    cache_read: float | None = None
+    cache_write: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One model of the table.
+
+    Attributes:
+        prices: None when not known.
+        tiers: prices for prompts above so many tokens, highest first.
+        max_input_tokens: None when not known; likewise `max_output_tokens`.
+    """
+
+    prices: Prices | None
+    tiers: tuple[tuple[int, Prices], ...]
+    max_input_tokens: int | None
+    max_output_tokens: int | None
+    function_calling: bool
+    prompt_cache: bool
+    takes_sampling: bool
+    takes_effort: bool
+    thinks_adaptively: bool
+
+    def cost_usd(self, usage: Usage) -> float | None:
+        """Return what the call cost, or None when the price is not known."""
+        prices = next((tier for above, tier in self.tiers if usage.prompt_tokens > above), self.prices)
+        return cost_usd(prices, usage) if prices is not None else None
+
+
+def cost_usd(prices: Prices, usage: Usage) -> float:
+    """Return what the tokens cost in USD. Cached tokens without a price of their own cost as much as others."""
+    read = min(usage.cache_read_tokens, usage.prompt_tokens)
+    write = min(usage.cache_write_tokens, usage.prompt_tokens - read)
+    return (
+        (usage.prompt_tokens - read - write) * prices.input
+        + read * (prices.input if prices.cache_read is None else prices.cache_read)
+        + write * (prices.input if prices.cache_write is None else prices.cache_write)
+        + usage.completion_tokens * prices.output
+    )
+
+
+@lru_cache(maxsize=256)
+def look_up(model: str) -> ModelRow | None:
+    """Return the model's row, or None. The whole name is tried first, then without its leading path parts.
+
+    The first look-up of each model reads the file: about 30 ms.
+    """
+    table = _read_table()
+    name = model.strip()
+    while True:
+        row = table.get(name) or table.get(name.lower())
+        if isinstance(row, dict):
+            return _row(row)
+        if "/" not in name:
+            return None
+        name = name.split("/", 1)[1]
+
+
+def _read_table() -> Mapping[str, Any]:
+    spec = find_spec("litellm")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder, TABLE_FILE)
+        if path.is_file():
+            table: Mapping[str, Any] = json.loads(path.read_bytes())
+            return table
+    return {}
+
+
+def _row(row: Mapping[str, Any]) -> ModelRow:
+    tiers = sorted((int(found[1]) for name in row if (found := _TIER.fullmatch(name))), reverse=True)
+    priced = ((above, _prices(row, f"_above_{above}k_tokens")) for above in tiers)
+    return ModelRow(
+        prices=_prices(row, ""),
+        tiers=tuple((above * 1000, prices) for above, prices in priced if prices is not None),
+        max_input_tokens=_tokens(row.get("max_input_tokens")),
+        max_output_tokens=_tokens(row.get("max_output_tokens")) or _tokens(row.get("max_tokens")),
+        function_calling=row.get("supports_function_calling") is True,
+        prompt_cache=row.get("supports_prompt_caching") is True,
+        takes_sampling=row.get("supports_sampling_params") is not False,
+        takes_effort=row.get("supports_output_config") is True,
+        thinks_adaptively=row.get("supports_adaptive_thinking") is True,
+    )
+
+
+def _prices(row: Mapping[str, Any], suffix: str) -> Prices | None:
+    def price(name: str) -> float | None:
+        value = row.get(name + suffix, row.get(name))
+        return float(value) if isinstance(value, int | float) and value >= 0 else None
+
+    per_input, per_output = price("input_cost_per_token"), price("output_cost_per_token")
+    if per_input is None or per_output is None:
+        return None
+    return Prices(per_input, per_output, price("cache_read_input_token_cost"), price("cache_creation_input_token_cost"))
+
+
+def _tokens(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

@@ -1,0 +1,55 @@
+"""Start a model server: `python -m tests.model_server --help`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+from pathlib import Path
+
+from controller_worker.llm.scripted import Script
+from tests.model_server.faults import Fault, FaultPlan
+from tests.model_server.scripts import builtin_script
+from tests.model_server.server import ModelServer, serve
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model_server", description="A local model provider.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the first line printed is the port")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--script", type=Path, help="a file as in docs/scripted-models.md")
+    source.add_argument("--builtin", default="finish", help="finish, say:TEXT, bash:N or forever")
+    parser.add_argument("--latency", type=float, help="seconds per reply, instead of the script's")
+    parser.add_argument("--model", action="append", default=[], help="a name it knows, repeatable; none: all")
+    parser.add_argument("--key", help="the only key it accepts; none: all")
+    parser.add_argument("--faults", help="a plan as JSON: a list of faults, see tests/model_server/faults.py")
+    parser.add_argument("--records", type=int, default=200, help="how many of the last requests are kept")
+    arguments = parser.parse_args()
+    script = Script.load(arguments.script) if arguments.script else builtin_script(arguments.builtin)
+    faults = json.loads(arguments.faults) if arguments.faults else None
+    asyncio.run(_run(arguments, script, faults))
+
+
+async def _run(arguments: argparse.Namespace, script: Script, faults: list[dict[str, object]] | None) -> None:
+    server = ModelServer(
+        script,
+        latency_seconds=arguments.latency,
+        models=arguments.model,
+        key=arguments.key,
+        records=arguments.records,
+        faults=None if faults is None else FaultPlan([Fault.model_validate(fault) for fault in faults]),
+    )
+    serving = asyncio.current_task()
+    assert serving is not None
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serve(server, arguments.host, arguments.port)
+
+
+if __name__ == "__main__":
+    main()

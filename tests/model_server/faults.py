@@ -1,0 +1,154 @@
+"""How the server misbehaves, by plan.
+
+A plan is a list of faults. Each request takes the first fault that fits its turn and has not been used up; a request
+that none fits is answered properly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller_worker.llm.scripted import Script, ScriptedCall, ScriptedUsage, Turn
+
+STATUS_FAULTS: dict[str, int] = {
+    "rate_limit": 429,
+    "server_error": 500,
+    "bad_gateway": 502,
+    "unavailable": 503,
+    "gateway_timeout": 504,
+    "overloaded": 529,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "unknown_model": 404,
+    "too_large": 413,
+    "no_credits": 0,
+    "context_overflow": 400,
+    "content_policy": 400,
+    "bad_request": 400,
+}
+"""Error replies in the provider's own form; 0 where the providers use different statuses."""
+
+Kind = Literal[
+    # error replies
+    "rate_limit", "server_error", "bad_gateway", "unavailable", "gateway_timeout", "overloaded", "unauthorized",
+    "forbidden", "unknown_model", "too_large", "no_credits", "context_overflow", "content_policy", "bad_request",
+    # how the bytes travel
+    "none", "reset", "hang", "hang_body", "drip", "cut",
+    # what the bytes are
+    "truncated", "empty_body", "html", "not_an_object",
+    # of streams only
+    "error_event", "crlf", "no_done",
+    # what the model says
+    "empty_choices", "empty_text", "bad_arguments", "unknown_tool", "duplicate_ids", "many_calls", "length",
+    "refusal", "wrong_usage",
+]  # fmt: skip
+
+KIND_BY_ERROR_CODE: dict[str, Kind] = {
+    "authentication": "unauthorized",
+    "rate_limit": "rate_limit",
+    "context_window": "context_overflow",
+    "content_policy": "content_policy",
+    "out_of_credits": "no_credits",
+    "service_unavailable": "unavailable",
+    "internal": "server_error",
+    "timeout": "hang",
+    "bad_request": "bad_request",
+    "not_found": "unknown_model",
+    "malformed_reply": "truncated",
+    "no_response": "empty_choices",
+}
+"""What a script's `error` becomes here."""
+
+
+class Fault(BaseModel):
+    """One entry of a plan.
+
+    Attributes:
+        times: how many requests it meets; None for all.
+        turn: only requests of this turn, from 0; None for any.
+        retry_after: header of an error reply, seconds or an HTTP date.
+        text: the error's message instead of the provider's usual one.
+        interval_seconds: between two bytes of a drip.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Kind
+    times: int | None = Field(default=1, ge=1)
+    turn: int | None = None
+    retry_after: str | None = None
+    text: str | None = None
+    interval_seconds: float = Field(default=0.05, gt=0)
+
+
+class FaultPlan:
+    """Which request meets which fault."""
+
+    def __init__(self, faults: Sequence[Fault] = ()) -> None:
+        self._faults = tuple(faults)
+        self._times_left = [fault.times for fault in faults]
+
+    @classmethod
+    def of_script(cls, script: Script) -> FaultPlan:
+        """Plan the script's own errors."""
+        return cls(
+            [
+                Fault(
+                    kind=KIND_BY_ERROR_CODE[turn.error.code],
+                    times=turn.error.times,
+                    turn=number,
+                    text=turn.error.text or None,
+                    retry_after=None
+                    if turn.error.retry_after_seconds is None
+                    else f"{turn.error.retry_after_seconds:g}",
+                )
+                for number, turn in enumerate(script.turns)
+                if turn.error is not None
+            ]
+        )
+
+    def next(self, turn: int) -> Fault | None:
+        """Use up and return the fault that a request of this turn meets."""
+        for index, fault in enumerate(self._faults):
+            times = self._times_left[index]
+            if fault.turn in (None, turn) and times != 0:
+                self._times_left[index] = None if times is None else times - 1
+                return fault if fault.kind != "none" else None
+        return None
+
+
+def spoil_turn(kind: str, turn: Turn) -> Turn:
+    """Return what the model says under a fault of its content."""
+    call = turn.tool_calls[0] if turn.tool_calls else ScriptedCall(name="execute_bash", arguments={"command": "true"})
+    changes: dict[str, dict[str, object]] = {
+        "bad_arguments": {"tool_calls": (call.model_copy(update={"arguments": '{"command": "ls'}),)},
+        "unknown_tool": {"tool_calls": (call.model_copy(update={"name": "no_such_tool"}),)},
+        "duplicate_ids": {"tool_calls": (call.model_copy(update={"id": "call_same"}),) * 2},
+        "many_calls": {"tool_calls": (call,) * 50},
+        "length": {"stop_reason": "length", "tool_calls": (), "text": "This reply was cut"},
+        "refusal": {"stop_reason": "content_filter", "tool_calls": (), "text": ""},
+        "empty_text": {"tool_calls": (), "text": ""},
+        "wrong_usage": {"usage": ScriptedUsage.model_construct(prompt_tokens=-5, completion_tokens=-7)},
+    }
+    return turn.model_copy(update=changes.get(kind, {}))
+
+
+def spoil_body(kind: str, body: bytes) -> bytes:
+    """Return the bytes of a reply under a fault of its form."""
+    match kind:
+        case "truncated" | "cut":
+            return body[: len(body) * 2 // 3]
+        case "empty_body":
+            return b""
+        case "html":
+            return b"<html><body>It works!</body></html>"
+        case "not_an_object":
+            return b"[1, 2, 3]"
+        case "crlf":
+            return body.replace(b"\n", b"\r\n")
+        case "no_done":
+            return body.removesuffix(b"data: [DONE]\n\n")
+    return body

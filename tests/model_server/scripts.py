@@ -1,0 +1,46 @@
+"""Scripts that need no file, by name: `finish`, `say:TEXT`, `bash:N`, `forever`."""
+
+from __future__ import annotations
+
+from controller_worker.llm.scripted import Script, ScriptedCall, ScriptedUsage, Turn
+
+FOREVER_TURNS = 10_000
+
+
+def builtin_script(name: str) -> Script:
+    """Return a built-in script.
+
+    Args:
+        name: `finish` finishes at once; `say:TEXT` says the text and calls nothing; `bash:N` runs N commands, one a
+            turn, and finishes; `forever` runs 10,000.
+
+    Raises:
+        ValueError: no such script.
+    """
+    kind, _, argument = name.partition(":")
+    match kind:
+        case "finish":
+            return Script(description="Finish at once.")
+        case "say":
+            return Script(description="Say something.", turns=(Turn(text=argument or "Hello."),) * FOREVER_TURNS)
+        case "bash":
+            return _bash(int(argument or "10"))
+        case "forever":
+            return _bash(FOREVER_TURNS)
+    raise ValueError(f"there is no built-in script {name!r}; there are finish, say:TEXT, bash:N, forever")
+
+
+def _bash(steps: int) -> Script:
+    return Script(
+        description=f"Run {steps} commands, one a turn, and finish.",
+        turns=tuple(
+            Turn(
+                text=f"Step {number}.",
+                tool_calls=(
+                    ScriptedCall(name="execute_bash", arguments={"command": f"echo step {number} >> steps.txt"}),
+                ),
+                usage=ScriptedUsage(prompt_tokens=1000 + 100 * number, completion_tokens=50),
+            )
+            for number in range(1, steps + 1)
+        ),
+    )

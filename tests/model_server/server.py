@@ -1,0 +1,232 @@
+"""The HTTP server: routes, the record of requests, and the way a reply travels.
+
+Besides the providers' routes there are `GET /v1/models`, and for the tests: `GET /requests` (what came in and what
+became of it), `DELETE /requests`, `POST /faults` (a new plan), `GET /counts`, and `GET /wait?disconnected=1` (returns
+as soon as the named counts are reached: tests wait on it instead of sleeping).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from aiohttp import web
+
+from controller_worker.llm.scripted import Script
+from tests.model_server import chat_format, messages_format
+from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn
+
+FORMATS: Mapping[str, ModuleType] = {module.PATH: module for module in (chat_format, messages_format)}
+REQUEST_LIMIT_BYTES = 64 * 1024 * 1024
+WAIT_LIMIT_SECONDS = 30.0
+SHUTDOWN_SECONDS = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Record:
+    """One request. `outcome` is None while it is open, then `answered`, `refused` or `disconnected`."""
+
+    number: int
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    fault: str | None = None
+    outcome: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `GET /requests` shows."""
+        try:
+            body = json.loads(self.body)
+        except ValueError:
+            body = self.body.decode(errors="replace")
+        shown = {name: getattr(self, name) for name in ("number", "path", "headers", "fault", "outcome")}
+        return shown | {"body": body}
+
+
+class ModelServer:
+    """State and handlers of one server."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        latency_seconds: float | None = None,
+        models: Sequence[str] = (),
+        key: str | None = None,
+        records: int = 200,
+        faults: FaultPlan | None = None,
+    ) -> None:
+        self._script = script
+        self._latency_seconds = script.latency_seconds if latency_seconds is None else latency_seconds
+        self._models = tuple(models)
+        self._key = key
+        self._records: deque[Record] = deque(maxlen=records)
+        self._plan = faults or FaultPlan.of_script(script)
+        self._bodies: dict[tuple[str, str, int, bool], bytes] = {}
+        self._counts = {"received": 0, "in_flight": 0, "answered": 0, "refused": 0, "disconnected": 0}
+        self._changed = asyncio.Condition()
+
+    def app(self) -> web.Application:
+        """Build the application."""
+        app = web.Application(client_max_size=REQUEST_LIMIT_BYTES)
+        app.add_routes([web.post(path, self._complete) for path in FORMATS])
+        app.add_routes(
+            [
+                web.get("/v1/models", self._list_models),
+                web.get("/requests", self._show_requests),
+                web.delete("/requests", self._clear_requests),
+                web.post("/faults", self._set_faults),
+                web.get("/counts", self._show_counts),
+                web.get("/wait", self._wait),
+            ]
+        )
+        return app
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        record = Record(self._counts["received"], request.path, dict(request.headers), await request.read())
+        self._records.append(record)
+        self._count(received=1, in_flight=1)
+        outcome = "disconnected"
+        try:
+            response = await self._answer(request, record)
+            outcome = "answered" if response.status == 200 else "refused"
+        finally:
+            record.outcome = outcome
+            self._count(in_flight=-1, **{outcome: 1})
+            await self._notify()
+        return response
+
+    async def _answer(self, request: web.Request, record: Record) -> web.StreamResponse:
+        wire = FORMATS[request.path]
+        if self._key is not None and self._key not in (
+            request.headers.get("x-api-key"),
+            request.headers.get("Authorization", "").removeprefix("Bearer "),
+        ):
+            return _refuse(wire, "unauthorized")
+        try:
+            body = json.loads(record.body)
+            if self._models and body["model"] not in self._models:
+                return _refuse(wire, "unknown_model", f"The model `{body['model']}` does not exist.")
+            number = sum(message["role"] == "assistant" for message in body["messages"])
+            complaint = wire.complaint(body, {name.lower(): value for name, value in record.headers.items()})
+        except (ValueError, KeyError, TypeError) as error:
+            return _refuse(wire, "bad_request", f"The request is malformed: {error!r}.")
+        if complaint is not None:
+            return _refuse(wire, "bad_request", complaint)
+        fault = self._plan.next(number)
+        record.fault = fault.kind if fault else None
+        await self._notify()
+        latency = self._script.turn(number).latency_seconds
+        await asyncio.sleep(self._latency_seconds if latency is None else latency)
+        if fault is not None and fault.kind in STATUS_FAULTS:
+            return _refuse(wire, fault.kind, fault.text, fault.retry_after)
+        is_stream = body.get("stream") is True
+        content = self._render(request.path, body["model"], number, is_stream, fault)
+        content_type = "text/event-stream" if is_stream else "application/json"
+        if fault is None or fault.kind not in ("reset", "hang", "hang_body", "drip", "cut"):
+            content_type = "text/html" if fault is not None and fault.kind == "html" else content_type
+            return web.Response(body=content, content_type=content_type)
+        return await _travel_badly(request, fault, content, content_type)
+
+    def _render(self, path: str, model: str, number: int, is_stream: bool, fault: Fault | None) -> bytes:
+        wire = FORMATS[path]
+        key = (path, model, min(number, len(self._script.turns)), is_stream)
+        if fault is None and key in self._bodies:
+            return self._bodies[key]
+        kind = fault.kind if fault is not None else "none"
+        if kind == "empty_choices" and not is_stream:
+            empty: bytes = wire.no_choices(number, model)
+            return empty
+        turn = spoil_turn(kind, self._script.turn(number))
+        body: bytes = (wire.stream if is_stream else wire.reply)(turn, number, model)
+        if kind == "error_event":
+            return bytes(body[: body.index(b"\n\n") + 2] + wire.error_event())
+        if fault is None:
+            self._bodies[key] = body
+        return spoil_body(kind, body)
+
+    async def _list_models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self._models]})
+
+    async def _show_requests(self, _: web.Request) -> web.Response:
+        return web.json_response([record.as_json() for record in self._records])
+
+    async def _clear_requests(self, _: web.Request) -> web.Response:
+        self._records.clear()
+        return web.json_response({})
+
+    async def _set_faults(self, request: web.Request) -> web.Response:
+        self._plan = FaultPlan([Fault.model_validate(fault) for fault in await request.json()])
+        return web.json_response({})
+
+    async def _show_counts(self, _: web.Request) -> web.Response:
+        return web.json_response(self._counts)
+
+    async def _wait(self, request: web.Request) -> web.Response:
+        """Return the counts once each named one is reached, or with status 408 after 30 s."""
+        wanted = {name: int(value) for name, value in request.query.items()}
+        try:
+            async with asyncio.timeout(WAIT_LIMIT_SECONDS), self._changed:
+                await self._changed.wait_for(lambda: all(self._counts[name] >= value for name, value in wanted.items()))
+        except TimeoutError:
+            return web.json_response(self._counts, status=408)
+        return web.json_response(self._counts)
+
+    def _count(self, **changes: int) -> None:
+        for name, change in changes.items():
+            self._counts[name] += change
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+async def serve(server: ModelServer, host: str, port: int) -> None:
+    """Serve until cancelled; print the port as the first line."""
+    runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024).start()
+        print(runner.addresses[0][1], flush=True)  # noqa: T201
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def _refuse(wire: ModuleType, kind: str, text: str | None = None, retry_after: str | None = None) -> web.Response:
+    status, body = wire.error(kind, text)
+    headers = {"Retry-After": retry_after} if retry_after is not None else None
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+async def _travel_badly(request: web.Request, fault: Fault, content: bytes, content_type: str) -> web.StreamResponse:
+    if fault.kind in ("reset", "hang"):
+        if fault.kind == "hang":
+            await asyncio.Event().wait()
+        _disconnect(request)
+        return web.Response()
+    response = web.StreamResponse(headers={"Content-Type": content_type, "Content-Length": str(len(content))})
+    await response.prepare(request)
+    if fault.kind == "drip":
+        for position in range(len(content)):
+            await response.write(content[position : position + 1])
+            await asyncio.sleep(fault.interval_seconds)
+        return response
+    await response.write(content[: len(content) // 2])
+    if fault.kind == "hang_body":
+        await asyncio.Event().wait()
+    _disconnect(request)
+    return response
+
+
+def _disconnect(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
