@@ -41,6 +41,9 @@ from controller_worker.state import PendingAction, State, UnansweredMessage, Wai
 
 RATE_LIMIT_CODE = "rate_limit"
 
+REQUESTABLE = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})
+"""What a person may ask for at any time; other requests change nothing."""
+
 NOT_EXECUTED = {
     AgentState.STOPPED: (
         "Stop button pressed. The action has not been executed.",
@@ -135,8 +138,8 @@ def apply(state: State, event: Event) -> State:
             return _wish(state, AgentState.FINISHED)
         case AgentRejectAction():
             return _wish(state, AgentState.REJECTED)
-        case ChangeAgentStateAction():
-            return _request(state, event.agent_state)
+        case ChangeAgentStateAction(agent_state=wanted) if wanted in REQUESTABLE:
+            return _request(state, wanted)
         case RecallAction():
             return replace(state, message=None)
         case SystemMessageAction():
@@ -210,6 +213,7 @@ def _after_reply(state: State, reply: ModelReply) -> State:
         iteration=state.iteration + 1,
         attempt=0,
         wait=None,
+        last_error="",
         is_reply_outdated=state.last_message_id > reply.seen_id,
         cost_usd=state.cost_usd + (reply.cost_usd or 0.0),
         has_unknown_cost=state.has_unknown_cost or reply.cost_usd is None,

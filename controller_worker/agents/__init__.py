@@ -1,0 +1,1 @@
+"""Agents: what the model is told, which tools it gets, and what its tool calls mean."""

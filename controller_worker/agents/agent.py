@@ -1,0 +1,37 @@
+"""The protocol of agents.
+
+Holds: an agent is a value made from an `AgentSpec`; it keeps nothing between steps, so any worker can take the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from broker.events import Event, ModelReply, WorkspaceSpec
+from broker.tool_specs import ToolSpec
+
+
+class Agent(Protocol):
+    """What decides, besides the model."""
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """The tools offered to the model, in order."""
+        ...
+
+    def system_prompt(self, workspace: WorkspaceSpec) -> str:
+        """Return the text a conversation begins with."""
+        ...
+
+    def events_of(self, reply: ModelReply) -> list[Event]:
+        """Return what a reply leads to, in order.
+
+        Args:
+            reply: with its event id; the events returned get the ids that follow it.
+
+        Returns:
+            Actions and those observations that need no tool worker, each with `cause` and tool call metadata set.
+            Never empty.
+        """
+        ...

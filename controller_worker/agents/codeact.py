@@ -1,0 +1,50 @@
+"""CodeActAgent: acts through a shell, a file editor, thinking and finishing (OpenHands 9.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+
+import jinja2
+
+from broker.events import AgentSpec, Event, ModelReply, WorkspaceSpec
+from broker.tool_specs import ToolSpec
+from controller_worker.agents import tool_schemas
+from controller_worker.agents.tool_calls import events_of_reply
+
+
+class CodeActAgent:
+    """The general agent."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+        offered = (
+            (spec.enable_cmd, tool_schemas.EXECUTE_BASH),
+            (spec.enable_think, tool_schemas.THINK),
+            (spec.enable_finish, tool_schemas.FINISH),
+            (spec.enable_editor, tool_schemas.STR_REPLACE_EDITOR),
+        )
+        self._tools = tuple(tool for is_enabled, tool in offered if is_enabled)
+        self._tool_names = frozenset(tool.name for tool in self._tools)
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """The tools offered to the model, in OpenHands' order."""
+        return self._tools
+
+    def system_prompt(self, workspace: WorkspaceSpec) -> str:
+        """Return the text a conversation begins with."""
+        return _template().render(
+            workspace=workspace, has_finish=self._spec.enable_finish, suffix=self._spec.system_prompt_suffix
+        )
+
+    def events_of(self, reply: ModelReply) -> list[Event]:
+        """See `Agent.events_of`."""
+        return events_of_reply(reply, self._tool_names)
+
+
+@cache
+def _template() -> jinja2.Template:
+    text = resources.files("controller_worker.agents").joinpath("prompts/codeact.j2").read_text()
+    return jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined).from_string(text)  # noqa: S701  (a prompt is not HTML)

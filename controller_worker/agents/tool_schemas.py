@@ -1,0 +1,98 @@
+"""The tools of the built-in agents, as the model sees them (OpenHands 9.1: names, parameters; the words are ours)."""
+
+from __future__ import annotations
+
+from broker.tool_specs import ToolSpec
+
+_SECURITY_RISK = {
+    "type": "string",
+    "enum": ["LOW", "MEDIUM", "HIGH"],
+    "description": "How dangerous this is: LOW reads or changes only the workspace; MEDIUM changes things the task "
+    "needs beyond it, such as installing a package; HIGH may harm the system, leak secrets or cannot be undone.",
+}
+
+EXECUTE_BASH = ToolSpec(
+    name="execute_bash",
+    description=(
+        "Run a command in the conversation's bash session. The session keeps its directory, variables and background "
+        "programs. One command per call: join several with `&&` or `;`. "
+        "A command that is silent for a while comes back with exit code -1 and is still running: send an empty "
+        "command to see more, text with is_input to answer it, or `C-c` with is_input to interrupt it. Start servers "
+        "and other long jobs in the background with their output in a file. Very long output loses its middle."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "command": {
+                "type": "string",
+                "description": "The command. Empty: more output of the running one. `C-c`, `C-d`, `C-z`: that key.",
+            },
+            "is_input": {
+                "type": "string",
+                "enum": ["true", "false"],
+                "description": "true: the command is typed into the program that is running. Default false.",
+            },
+            "timeout": {
+                "type": "number",
+                "description": "Seconds after which the call returns even if the command still runs.",
+            },
+            "security_risk": _SECURITY_RISK,
+        },
+        "required": ["command", "security_risk"],
+    },
+)
+
+THINK = ToolSpec(
+    name="think",
+    description=(
+        "Write a thought down. Nothing is run and nothing changes. Use it to weigh several ways, to plan, or to sort "
+        "out what a failure means."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {"thought": {"type": "string", "description": "The thought."}},
+        "required": ["thought"],
+    },
+)
+
+FINISH = ToolSpec(
+    name="finish",
+    description="End the task: it is done, or you cannot get further. Report what was done, checked and left open.",
+    parameters={
+        "type": "object",
+        "properties": {"message": {"type": "string", "description": "The final report to the person."}},
+        "required": ["message"],
+    },
+)
+
+STR_REPLACE_EDITOR = ToolSpec(
+    name="str_replace_editor",
+    description=(
+        "View, create and edit text files. `view` shows a file with line numbers, or a directory two levels deep. "
+        "`create` makes a new file and refuses if there is one. `str_replace` replaces `old_str`, which must occur "
+        "exactly once, white space included, by `new_str`. `insert` puts `new_str` after line `insert_line`. "
+        "`undo_edit` takes the last edit of the file back. Long output is cut."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "command": {
+                "type": "string",
+                "enum": ["view", "create", "str_replace", "insert", "undo_edit"],
+                "description": "What to do.",
+            },
+            "path": {"type": "string", "description": "Absolute path of the file or directory."},
+            "file_text": {"type": "string", "description": "For `create`: the content of the new file."},
+            "old_str": {"type": "string", "description": "For `str_replace`: the text to replace."},
+            "new_str": {"type": "string", "description": "For `str_replace` and `insert`: the new text."},
+            "insert_line": {"type": "integer", "description": "For `insert`: the line after which to insert; 0: top."},
+            "view_range": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "description": "For `view` of a file: first and last line, from 1; -1 as last: to the end.",
+            },
+            "security_risk": _SECURITY_RISK,
+        },
+        "required": ["command", "path", "security_risk"],
+    },
+)
