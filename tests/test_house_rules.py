@@ -174,6 +174,7 @@ KEPT = [
     ("no_print", "broker/a.py", "import pprint\nx = pprint.print"),
     ("no_lingering_state", "broker/a.py", "class A:\n    def __exit__(self): ..."),
     ("no_sleep", "tests/unit/test_a.py", "import asyncio\nasync def test():\n    await asyncio.sleep(0)"),
+    ("no_sleep", "tests/model_server/server.py", "import asyncio\nasync def f():\n    await asyncio.sleep(1)"),
     (
         "no_mocks",
         "tests/unit/test_a.py",
