@@ -171,6 +171,13 @@ class TestFile:
         run(editor, "undo_edit", path)
         assert (path.read_text(), path.stat().st_mode & 0o7777) == ("one", mode)
 
+    def test_keeps_a_set_user_id_bit_that_writing_clears(self, plain_user: Path) -> None:
+        path = plain_user / "a.sh"
+        path.write_text("one")
+        path.chmod(0o4755)
+        replace(FileEditor(str(plain_user)), path, "one", "two")
+        assert path.stat().st_mode & 0o7777 == 0o4755
+
     def test_is_created_as_the_umask_says(self, editor: FileEditor, tmp_path: Path) -> None:
         old = os.umask(0o027)
         try:
@@ -259,6 +266,8 @@ class TestKind:
     def test_file_that_claims_to_be_empty_is_read(self, editor: FileEditor) -> None:
         assert Path("/proc/self/status").stat().st_size == 0
         assert "     1\tName:\t" in run(editor, "view", "/proc/self/status")["content"]
+        small = FileEditor("/", max_file_bytes=8)
+        assert "File is too large" in run(small, "view", "/proc/self/status")["content"]
 
 
 class TestSize:
