@@ -16,7 +16,7 @@ from broker import codec
 from broker.blobs import Blobs
 from broker.connection import Argument
 from broker.errors import CorruptEntry, StoreError, UnknownConversation, UsageError
-from broker.events import ConversationCreated, Event, EventT, with_id
+from broker.events import ConversationCreated, Event
 from broker.ids import new_key
 from broker.ownership import Ownership
 from broker.store import Store
@@ -226,6 +226,19 @@ class EventLog:
             raise UnknownConversation(conversation_id)
         return int(found)
 
+    async def entry(self, conversation_id: str, event_id: int) -> bytes:
+        """Return the stored bytes of one event.
+
+        Raises:
+            CorruptEntry: there is no such event.
+        """
+        stream, name = self._store.keys(conversation_id).events, f"{event_id}-0"
+        found = await self._store.persist(lambda: self._store.connection.call("XRANGE", stream, name, name))
+        if not found:
+            raise CorruptEntry(f"Event {event_id} is missing from the log.")
+        entry: bytes = found[0][1][1]
+        return entry
+
     async def fork(self, source_id: str, target: ConversationCreated, *, at: int) -> Appended | Duplicate:
         """Begin a conversation with the events 2 to `at` of another; `target` takes the place of the first.
 
@@ -283,20 +296,12 @@ class EventLog:
         raise StoreError(f"The function append answered {reply!r}.")
 
     async def _entry(self, conversation_id: str, event: Event) -> bytes:
+        if event.timestamp is None:
+            event = event.model_copy(update={"timestamp": self._store.clock.now()})
         wire, contents = codec.shorten(event.wire())
         if contents:
             await self.blobs.keep(conversation_id, contents)
         return codec.encode(wire)
-
-
-def stamped(event: EventT, store: Store) -> EventT:
-    """Return the event with the time of its writing, if it has none."""
-    return event if event.timestamp else event.model_copy(update={"timestamp": store.clock.now()})
-
-
-def numbered(events: Sequence[Event], first_id: int) -> list[Event]:
-    """Return events under the ids they were appended with."""
-    return [with_id(event, first_id + n) for n, event in enumerate(events)]
 
 
 def _decode(entry_id: bytes, fields: list[Any], expected_id: int) -> Event:

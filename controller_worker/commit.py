@@ -1,0 +1,93 @@
+"""One commit: events that belong together, and everything the core wants because of them.
+
+Holds: a value made from values; whoever appends it whole leaves a log that wants no further append at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from broker.actions import SystemMessageAction
+from broker.agent_state import is_settled
+from broker.events import Event, with_id
+from controller_worker.agents.agent import Agent
+from controller_worker.controller import Append, AwaitTools, Effect, Park, apply, next_effect
+from controller_worker.state import State
+
+MAX_EVENTS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one append writes.
+
+    Attributes:
+        events: numbered and stamped, in order.
+        answers: position → the runnable action that this observation settles.
+        cancels: running actions to be stopped.
+        dispatch: positions of actions that go to a tool worker at once.
+        state: after all of them.
+    """
+
+    events: list[Event]
+    answers: dict[int, int]
+    cancels: list[int]
+    dispatch: list[int]
+    state: State
+
+
+def settle(state: State, wanted: Append, now: datetime) -> Commit:
+    """Add to the wanted events those that the core wants once they are in the log."""
+    events: list[Event] = []
+    answers: dict[int, int] = {}
+    cancels: list[int] = []
+    effect: Effect = wanted
+    while isinstance(effect, Append):
+        answers |= {len(events) + position: action_id for position, action_id in effect.answers}
+        cancels += effect.cancels
+        for event in effect.events:
+            numbered = with_id(event, state.version + 1)
+            if numbered.timestamp is None:
+                numbered = numbered.model_copy(update={"timestamp": now})
+            events.append(numbered)
+            state = apply(state, numbered)
+        assert len(events) <= MAX_EVENTS, f"no end to what is wanted at version {state.version}"
+        effect = next_effect(state, now)
+    in_flight = effect.action_ids if isinstance(effect, AwaitTools) else ()
+    dispatch = [position for position, event in enumerate(events) if event.id in in_flight]
+    return Commit(events, answers, cancels, dispatch, state)
+
+
+def greeting(agent: Agent, state: State) -> Append:
+    """The system message an agent begins with."""
+    return Append(
+        (
+            SystemMessageAction(
+                content=agent.system_prompt(state.workspace),
+                tools=tuple(tool.name for tool in agent.tools),
+                agent_class=state.agent.name,
+            ),
+        )
+    )
+
+
+def index_fields(state: State) -> dict[str, str | int | float]:
+    """Return what a listing shows of a conversation in this state."""
+    return {
+        "state": state.agent_state.value,
+        "wait_reason": _wait_reason(state),
+        "last_error": state.last_error,
+        "iterations": state.iteration,
+        "cost_usd": round(state.cost_usd, 8),
+        "prompt_tokens": state.prompt_tokens,
+        "completion_tokens": state.completion_tokens,
+    }
+
+
+def _wait_reason(state: State) -> str:
+    if is_settled(state.agent_state):
+        return ""
+    if state.pending:
+        return "tool"
+    return state.wait.reason if state.wait is not None else ""

@@ -1,0 +1,343 @@
+"""The shell around the core: performs what is wanted for one conversation and appends what came of it.
+
+Between two pieces of news a conversation is an object without a task: waiting for a tool or a person costs memory
+only, and after a while not even that. A model call is the only thing that keeps a task.
+
+Holds: every decision rests on the log up to `state.version`, and is appended only if the log has not grown since; a
+turn is appended whole, with the reply that led to it; a fenced conversation is dropped at once and writes nothing.
+Does not: retry model calls by sleeping. A failed call is an event with the time of the next one, and the conversation
+is parked until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.agent_state import AgentState
+from broker.clock import to_millis
+from broker.errors import DeckhandsError
+from broker.event_log import Appended, Conflict, Duplicate, EventLog
+from broker.events import Event, ModelCallFailed
+from broker.failpoints import failpoint
+from broker.observations import AgentStateChangedObservation
+from broker.ownership import Claimed, DispatchOutcome, Owners
+from broker.store import Store
+from controller_worker.agents.agent import Agent
+from controller_worker.agents.registry import create_agent
+from controller_worker.commit import Commit, greeting, index_fields, settle
+from controller_worker.controller import Append, AwaitTools, CallModel, Effect, Greet, Park, fold, next_effect
+from controller_worker.llm.llm import Completion, ModelRequest
+from controller_worker.memory.conversation_memory import ConversationMemory
+from controller_worker.model_call import Models, ask, reply_of
+from controller_worker.state import State, snapshot_of, state_from
+
+SNAPSHOT_EVERY_EVENTS = 50
+MAX_CRASHES = 3
+MAX_EFFECTS_A_TURN = 64
+"""A settled log needs two or three; more means that the core asks for the same thing again and again."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every conversation of a worker shares."""
+
+    store: Store
+    log: EventLog
+    owners: Owners
+    models: Models
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a model call brought, and what its prompt was made from."""
+
+    call: CallModel
+    seen_id: int
+    result: Completion | ModelCallFailed
+
+
+class _Gone(Exception):  # noqa: N818  (not an error: the conversation is no longer ours)
+    """The conversation was released, parked or taken over."""
+
+
+class ConversationLoop:
+    """One conversation in the hands of this worker."""
+
+    def __init__(self, claimed: Claimed, services: Services, *, on_gone: Callable[[str], None]) -> None:
+        self.ownership = claimed.ownership
+        self.state = State()
+        self.waiting_since = services.store.clock.monotonic()
+        self._claimed = claimed
+        self._services = services
+        self._on_gone = on_gone
+        self._agent: Agent | None = None
+        self._memory: ConversationMemory | None = None
+        self._is_restored = False
+        self._has_news = False
+        self._task: asyncio.Task[None] | None = None
+        self._call: asyncio.Task[None] | None = None
+        self._answer: _Answer | None = None
+        self._dispatched: set[int] = set()
+        self._snapshot_version = 0
+        self._shown: dict[str, str | int | float] = {}
+        self._is_marked = False
+
+    @property
+    def conversation_id(self) -> str:
+        """Whose loop this is."""
+        return self.ownership.conversation_id
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do before the next piece of news."""
+        return (self._task is None or self._task.done()) and self._call is None
+
+    def wake(self, *, has_news: bool = True) -> None:
+        """Go on: read what is new, then do what is wanted."""
+        self._has_news = self._has_news or has_news
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name=f"step {self.conversation_id}")
+
+    def check_dispatch(self) -> None:
+        """Make sure that the actions waited for are really with a tool worker."""
+        self._dispatched.clear()
+        self.wake()
+
+    def drop(self) -> None:
+        """Let go of the conversation without another word."""
+        for task in (self._task, self._call):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        self._on_gone(self.conversation_id)
+
+    async def release_idle(self) -> None:
+        """Give up a conversation that only waits; its next piece of news brings it back, here or elsewhere."""
+        if self.is_idle:
+            self._task = asyncio.create_task(self._run(is_release=True), name=f"release {self.conversation_id}")
+            await self._task
+
+    async def _run(self, *, is_release: bool = False) -> None:
+        try:
+            if is_release:
+                await self._release()
+            await self._advance()
+            while self._has_news or self._answer is not None:
+                await self._advance()
+        except _Gone:
+            self.drop()
+        except Exception as error:
+            _log.exception("conversation %s", self.conversation_id)
+            await self._fail(error)
+
+    async def _advance(self) -> None:
+        """Do what is wanted until there is nothing left to do for now."""
+        for _ in range(MAX_EFFECTS_A_TURN):
+            await self._catch_up()
+            if self._answer is not None:
+                await self._take_answer(self._answer)
+                continue
+            effect = next_effect(self.state, self._services.store.clock.now())
+            if isinstance(effect, Append):
+                await self._commit(effect)
+            elif isinstance(effect, Greet):
+                assert self._agent is not None
+                await self._commit(greeting(self._agent, self.state))
+            elif isinstance(effect, AwaitTools):
+                if await self._has_dispatched(effect):
+                    return
+            elif isinstance(effect, CallModel):
+                await self._start_call(effect)
+                return
+            elif self._call is not None:
+                return  # paused while the model thinks: its answer is paid for and will be kept
+            else:
+                await self._release(effect)
+        raise AssertionError(f"no end to what is wanted at version {self.state.version}")
+
+    async def _catch_up(self) -> None:
+        """Restore at first, then fold in what is new."""
+        if not self._is_restored:
+            await self._restore()
+        if self._has_news:
+            self._has_news = False
+            self.waiting_since = self._services.store.clock.monotonic()
+            self._take_in(await self._services.log.news(self.ownership, after=self.state.version))
+
+    async def _restore(self) -> None:
+        """Fold the log from the latest snapshot, or from its beginning."""
+        if self._claimed.crashes >= MAX_CRASHES:
+            raise DeckhandsError(f"The conversation crashed its worker {self._claimed.crashes} times in a row.")
+        await self._mark(is_stepping=True)
+        failpoint("controller.after_claim")
+        state = state_from(await self._services.owners.load_snapshot(self.conversation_id)) or State()
+        if state.version > self._claimed.last_id:
+            state = State()  # the store has lost its end, and the snapshot tells of events that are no more
+        tail = await self._services.log.read(self.conversation_id, after=state.version)
+        self._snapshot_version = state.version
+        self.state = fold(state, tail)
+        self._agent = create_agent(self.state.agent)
+        self._is_restored = True
+
+    def _take_in(self, events: list[Event]) -> None:
+        self.state = fold(self.state, events)
+        if self._memory is None:
+            return
+        if any(event.blobs for event in events):
+            self._memory = None  # made anew, with the whole texts, when it is needed
+            return
+        for event in events:
+            self._memory.add(event)
+
+    async def _commit(self, wanted: Append) -> None:
+        """Append events and all that follows from them at once; if the log has grown, only read on."""
+        services = self._services
+        commit = settle(self.state, wanted, services.store.clock.now())
+        fields = {name: value for name, value in index_fields(commit.state).items() if self._shown.get(name) != value}
+        failpoint("controller.before_append")
+        outcome = await services.log.append_as_owner(
+            self.ownership,
+            commit.events,
+            expected_last_id=self.state.version,
+            dispatch=commit.dispatch,
+            answers=commit.answers,
+            cancels=commit.cancels,
+            fields=fields,
+        )
+        failpoint("controller.after_append")
+        if isinstance(outcome, Conflict):
+            self._has_news = True
+            return
+        if not isinstance(outcome, Appended | Duplicate):
+            raise _Gone
+        await self._after_commit(commit)
+        self._shown |= fields
+
+    async def _after_commit(self, commit: Commit) -> None:
+        first_id = self.state.version + 1
+        self._is_marked = False  # an append takes the mark away
+        self._take_in(commit.events)
+        self._dispatched |= {first_id + position for position in commit.dispatch}
+        if self.state.agent_state in (AgentState.STOPPED, AgentState.ERROR) and self._call is not None:
+            self._call.cancel()
+            self._call = self._answer = None
+        if self.state.version - self._snapshot_version >= SNAPSHOT_EVERY_EVENTS:
+            await self._save_snapshot()
+
+    async def _has_dispatched(self, effect: AwaitTools) -> bool:
+        """See to it that actions are with a tool worker. False when one turns out to be settled already."""
+        for action_id in effect.action_ids:
+            if action_id in self._dispatched:
+                continue
+            entry = await self._services.log.entry(self.conversation_id, action_id)
+            outcome = await self._services.owners.dispatch(self.ownership, action_id, entry)
+            if outcome is DispatchOutcome.FENCED:
+                raise _Gone
+            if outcome is DispatchOutcome.SETTLED:
+                self._has_news = True
+                return False
+            self._dispatched.add(action_id)
+        await self._mark(is_stepping=False)
+        return True
+
+    async def _start_call(self, effect: CallModel) -> None:
+        if self._call is not None:
+            return
+        if self._memory is None:
+            self._memory = await self._read_memory()
+        await self._mark(is_stepping=False)
+        assert self._agent is not None
+        request = ModelRequest(
+            messages=tuple(self._memory.messages()),
+            tools=self._agent.tools,
+            conversation_id=self.conversation_id,
+            iteration=self.state.iteration,
+            workspace=self.state.workspace.path or "/workspace",
+        )
+        self._call = asyncio.create_task(
+            self._ask_model(effect, request, self.state.version), name=f"model {self.conversation_id}"
+        )
+
+    async def _read_memory(self) -> ConversationMemory:
+        """Make the messages anew from the whole log."""
+        log, cid = self._services.log, self.conversation_id
+        memory = ConversationMemory()
+        for event in await log.read(cid, until=self.state.version):
+            memory.add(await log.blobs.whole(cid, event))
+        return memory
+
+    async def _ask_model(self, effect: CallModel, request: ModelRequest, seen_id: int) -> None:
+        """Call the model once and leave the answer for the loop."""
+        failpoint("controller.model_thinking")
+        services = self._services
+        result = await ask(
+            services.models, self.state.agent.llm, request, attempt=effect.attempt, clock=services.store.clock
+        )
+        self._call = None
+        self._answer = _Answer(effect, seen_id, result)
+        self.wake(has_news=False)
+
+    async def _take_answer(self, answer: _Answer) -> None:
+        """Append what the model answered, unless the conversation was stopped meanwhile."""
+        version, agent = self.state.version, self._agent
+        assert agent is not None
+        if self.state.agent_state in (AgentState.STOPPED, AgentState.ERROR):
+            self._answer = None
+            return
+        if isinstance(answer.result, ModelCallFailed):
+            events: tuple[Event, ...] = (answer.result,)
+        else:
+            reply = reply_of(
+                answer.result, iteration=answer.call.iteration, seen_id=answer.seen_id, event_id=version + 1
+            )
+            events = (reply, *agent.events_of(reply))
+        await self._commit(Append(events))
+        if self.state.version > version:
+            self._answer = None
+
+    async def _release(self, effect: Effect | None = None) -> None:
+        """Give the conversation up, parked if it waits for a time; stay if there is news."""
+        if self.state.version > self._snapshot_version:
+            await self._save_snapshot()
+        due_ms = to_millis(effect.until) + 1 if isinstance(effect, Park) else None
+        news = await self._services.owners.release(self.ownership, seen_id=self.state.version, due_ms=due_ms)
+        if news is None:
+            raise _Gone
+        self._has_news = True
+
+    async def _save_snapshot(self) -> None:
+        failpoint("controller.before_snapshot")
+        if not await self._services.owners.save_snapshot(self.ownership, snapshot_of(self.state)):
+            raise _Gone
+        self._snapshot_version = self.state.version
+
+    async def _mark(self, *, is_stepping: bool) -> None:
+        """On probation after a crash, say when a step begins and ends, so that only a culprit is counted."""
+        if self._claimed.crashes == 0 or self._is_marked == is_stepping:
+            return
+        if not await self._services.owners.mark(self.ownership, is_stepping=is_stepping):
+            raise _Gone
+        self._is_marked = is_stepping
+
+    async def _fail(self, error: Exception) -> None:
+        """Make an error that nobody foresaw the conversation's last event for now, and let it rest."""
+        text = str(error) if isinstance(error, DeckhandsError) else (
+            "There was an unexpected error while running the agent: "
+            f"{type(error).__name__}. You can ask the agent to try again."
+        )
+        reason = f"{'RuntimeError' if not isinstance(error, DeckhandsError) else type(error).__name__}: {text}"
+        log, owners = self._services.log, self._services.owners
+        last_id = (await owners.last_ids([self.conversation_id]))[0]
+        failed = AgentStateChangedObservation(agent_state=AgentState.ERROR, reason=reason)
+        await log.append_as_owner(
+            self.ownership,
+            [failed],
+            expected_last_id=last_id,
+            fields={"state": AgentState.ERROR.value, "wait_reason": "", "last_error": reason},
+        )
+        await owners.release(self.ownership, seen_id=last_id + 1)
+        self.drop()

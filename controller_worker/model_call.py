@@ -1,0 +1,124 @@
+"""One model call of one step: from a request to an event.
+
+Holds: a call ends in a `Completion` or in a `ModelCallFailed`, whatever goes wrong; the same settings share one client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+
+from broker.clock import Clock
+from broker.codec import replace_surrogates
+from broker.errors import DeckhandsError
+from broker.events import EventSource, LLMSpec, ModelCallFailed, ModelReply, ModelToolCall, TokenUsage
+from broker.ids import jitter
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import ModelError
+from controller_worker.llm.llm import LLM, Completion, ModelRequest
+from controller_worker.llm.registry import create_llm
+from controller_worker.llm.retry import next_wait_seconds
+
+_log = logging.getLogger(__name__)
+
+
+class Models:
+    """The models this worker can call. Address and key come from its environment, never from a conversation."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+        self._clients: dict[LLMSpec, tuple[LLM, LLMConfig]] = {}
+
+    def of(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
+        """Return the client for a specification, and its settings.
+
+        Raises:
+            LLMConfigError: no model is configured, or a setting cannot be used.
+        """
+        found = self._clients.get(spec)
+        if found is None:
+            config = LLMConfig.from_env(
+                self._env,
+                model=spec.model,
+                temperature=spec.temperature,
+                max_output_tokens=spec.max_output_tokens,
+            )
+            found = self._clients[spec] = (create_llm(config), config)
+        return found
+
+    async def aclose(self) -> None:
+        """Close every client."""
+        for client, _ in self._clients.values():
+            await client.aclose()
+
+
+async def ask(
+    models: Models, spec: LLMSpec, request: ModelRequest, *, attempt: int, clock: Clock
+) -> Completion | ModelCallFailed:
+    """Make one attempt.
+
+    Args:
+        attempt: which call of this step it is, from 1.
+
+    Returns:
+        The reply, or what went wrong and when to try again.
+    """
+    config = None
+    try:
+        llm, config = models.of(spec)
+        return await llm.complete(request)
+    except ModelError as error:
+        assert config is not None
+        wait = next_wait_seconds(config, attempt, error, jitter=jitter() - 0.5)
+        return ModelCallFailed(
+            code=error.code,
+            content=error.provider_text or str(error),
+            last_error=error.last_error,
+            attempt=attempt,
+            retry_at=None if wait is None else clock.now() + timedelta(seconds=wait),
+        )
+    except DeckhandsError as error:
+        return ModelCallFailed(
+            code=error.code, content=str(error), last_error=f"{type(error).__name__}: {error}", attempt=attempt
+        )
+    except Exception as error:
+        _log.exception("model call of %s", request.conversation_id)
+        text = (
+            f"There was an unexpected error while running the agent: {type(error).__name__}. "
+            "You can ask the agent to try again."
+        )
+        return ModelCallFailed(code="unexpected", content=text, last_error=f"RuntimeError: {text}", attempt=attempt)
+
+
+def reply_of(completion: Completion, *, iteration: int, seen_id: int, event_id: int) -> ModelReply:
+    """Turn a reply into its event; tool call ids that repeat are made unique, so that each result has one call."""
+    calls: list[ModelToolCall] = []
+    taken: set[str] = set()
+    for call in completion.tool_calls:
+        call_id = call.id or f"call_{event_id}_{len(calls) + 1}"
+        if call_id in taken:
+            call_id = f"{call_id}_{len(calls) + 1}"
+        taken.add(call_id)
+        arguments = replace_surrogates(call.arguments)
+        calls.append(ModelToolCall(id=call_id, name=replace_surrogates(call.name), arguments=arguments))
+    return ModelReply(
+        id=event_id,
+        source=EventSource.AGENT,
+        content=replace_surrogates(completion.text),
+        tool_calls=tuple(calls),
+        thinking_blocks=tuple(dict(block) for block in completion.thinking_blocks),
+        model=completion.model,
+        response_id=completion.response_id,
+        stop_reason=completion.stop_reason,
+        usage=TokenUsage(
+            prompt_tokens=completion.usage.prompt_tokens,
+            completion_tokens=completion.usage.completion_tokens,
+            cache_read_tokens=completion.usage.cache_read_tokens,
+            cache_write_tokens=completion.usage.cache_write_tokens,
+        ),
+        cost_usd=completion.cost_usd,
+        latency_seconds=completion.latency_seconds,
+        iteration=iteration,
+        seen_id=seen_id,
+    )
