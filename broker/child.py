@@ -1,0 +1,130 @@
+"""A child process that ends with its parent.
+
+Holds: the child gets a signal from the kernel when its parent dies, however that died; it leads a session of its own,
+so Ctrl-C at a terminal reaches only the parent, which decides what its children do.
+Does not: reach the child's own children. Linux only (PR_SET_PDEATHSIG, pidfd).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+LOG_LIMIT_BYTES = 10 * 1024 * 1024
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class Child:
+    """A running or ended child process."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str | Path],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        written_to_it: bytes = b"",
+        last_signal: signal.Signals = signal.SIGKILL,
+        inherited: Sequence[int] = (),
+    ) -> Child:
+        """Start a child; to be called from a thread that lives as long as the child shall (the main thread).
+
+        Args:
+            command: program and arguments.
+            log: file its output is appended to.
+            env: its whole environment; None gives it ours.
+            written_to_it: its standard input, at most a pipe's worth (64 KiB).
+            last_signal: what it gets when its parent dies.
+            inherited: file descriptors it gets besides the standard three.
+
+        Raises:
+            OSError: the program cannot be started or the log not be written.
+        """
+        parent = os.getpid()
+
+        def tie() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, int(last_signal), 0, 0, 0)
+            if os.getppid() != parent:  # it died before the line above could ask to be told
+                os._exit(1)
+
+        with log.open("ab") as output:
+            popen = subprocess.Popen(  # noqa: S603  (the caller's own command)
+                [str(part) for part in command],
+                stdin=subprocess.PIPE if written_to_it else subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(env) if env is not None else None,
+                start_new_session=True,
+                pass_fds=inherited,
+                preexec_fn=tie,  # noqa: PLW1509  (one system call, resolved before the fork)
+            )
+        if popen.stdin is not None:
+            with popen.stdin:
+                popen.stdin.write(written_to_it)
+        return cls(popen)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        return self._popen.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        self._popen.send_signal(number)
+
+    async def wait(self) -> int:
+        """Wait until it ends and return its exit status."""
+        if (status := self._popen.poll()) is not None:
+            return status
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        watch = os.pidfd_open(self.pid)
+        loop.add_reader(watch, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(watch)
+            os.close(watch)
+        return self._popen.wait()
+
+    async def stop(self, *, grace_seconds: float) -> int:
+        """Ask it to end (SIGTERM), insist after `grace_seconds` (SIGKILL), and return its exit status.  Idempotent."""
+        self.send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_seconds):
+                return await self.wait()
+        except TimeoutError:
+            self.send(signal.SIGKILL)
+            return await self.wait()
+
+
+def rotate(log: Path) -> None:
+    """Move a log of more than 10 MiB aside, in the place of the one moved before."""
+    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
+        log.replace(log.with_name(log.name + ".1"))
+
+
+def last_lines(log: Path, *, after: int = 0, limit: int = 20) -> str:
+    """Return up to `limit` lines from the end of a log, none from before the offset `after`."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(after, end - 16 * 1024))
+        return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-limit:])
