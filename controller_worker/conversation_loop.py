@@ -68,7 +68,7 @@ class _Gone(Exception):  # noqa: N818  (not an error: the conversation is no lon
 class ConversationLoop:
     """One conversation in the hands of this worker."""
 
-    def __init__(self, claimed: Claimed, services: Services, *, on_gone: Callable[[str], None]) -> None:
+    def __init__(self, claimed: Claimed, services: Services, *, on_gone: Callable[[ConversationLoop], None]) -> None:
         self.ownership = claimed.ownership
         self.state = State()
         self.waiting_since = services.store.clock.monotonic()
@@ -113,7 +113,7 @@ class ConversationLoop:
         for task in (self._task, self._call):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
-        self._on_gone(self.conversation_id)
+        self._on_gone(self)
 
     async def release_idle(self) -> None:
         """Give up a conversation that only waits; its next piece of news brings it back, here or elsewhere."""

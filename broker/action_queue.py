@@ -1,0 +1,137 @@
+"""How a tool worker takes up actions: the action streams of its pools and of its node.
+
+Holds: an action is claimed before its side effect; what a dead worker had claimed is handed out again as `Reclaimed`,
+so that its journal can be asked before anything is run; one observation settles an action for good.
+Keys: `deck:{k}:act:<route>` (group `tools`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker.keys import ShardKeys
+from broker.store import Store
+
+BLOCK_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ActionDelivery:
+    """An action handed to this worker.
+
+    Attributes:
+        entry: the action event's bytes, see `codec`.
+        place: `<stream>|<entry id>`, to be acknowledged with the observation.
+    """
+
+    conversation_id: str
+    action_id: int
+    entry: bytes
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlDelivery:
+    """An order about a conversation's workspace: `cancel` a running action, or `close` the workspace."""
+
+    conversation_id: str
+    action_id: int
+    order: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActionClaimed:
+    """Nobody has begun this action: run it. `attempt` counts from 1."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActionReclaimed:
+    """A worker that is dead had claimed it: ask the workspace's journal before running anything."""
+
+    attempt: int
+    previous_worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToDo:
+    """Settled, in other hands, forwarded to its node, or its conversation is gone; `why` says which."""
+
+    why: str
+
+
+ClaimOutcome = ActionClaimed | ActionReclaimed | NothingToDo
+
+
+def routes(node: str, pools: Sequence[str]) -> list[str]:
+    """Return the routes a worker on `node` serves: its node's own first, then its pools'."""
+    return [f"node:{node}", *(f"pool:{pool}" for pool in pools)]
+
+
+class ActionQueue:
+    """The action streams of one shard, as one worker reads them."""
+
+    def __init__(self, store: Store, names: ShardKeys, *, worker_id: str, node: str, pools: Sequence[str]) -> None:
+        self._store = store
+        self._worker_id = worker_id
+        self._node = node
+        self.streams = [names.actions(route) for route in routes(node, pools)]
+        self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
+
+    async def read(self, *, limit: int) -> list[ActionDelivery | ControlDelivery]:
+        """Wait up to two seconds and return what was handed to this worker, at most `limit` from each stream."""
+        found = await self._store.persist(
+            lambda: self._connection.call(
+                *("XREADGROUP", "GROUP", "tools", self._worker_id, "COUNT", limit),
+                *("BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self.streams, *(">" for _ in self.streams)),
+            )
+        )
+        deliveries: list[ActionDelivery | ControlDelivery] = []
+        for stream, entries in found or ():
+            for entry_id, flat in entries:
+                if not flat:
+                    continue
+                fields = {flat[i]: flat[i + 1] for i in range(0, len(flat), 2)}
+                place = f"{stream.decode()}|{entry_id.decode()}"
+                cid, action_id = fields[b"c"].decode(), int(fields[b"a"])
+                if b"x" in fields:
+                    deliveries.append(ControlDelivery(cid, action_id, fields[b"x"].decode(), place))
+                else:
+                    deliveries.append(ActionDelivery(cid, action_id, fields[b"e"], place))
+        return deliveries
+
+    async def claim(self, delivery: ActionDelivery) -> ClaimOutcome:
+        """Take an action up, before its side effect; binds the conversation's workspace to this node.
+
+        Idempotent: a repeated claim of the same entry by the same worker is `NothingToDo("busy")`.
+        """
+        names = self._store.keys(delivery.conversation_id)
+        stream, _, entry = delivery.place.rpartition("|")
+        reply = await self._store.function(
+            "deck_claim_action",
+            (names.base, names.shard.base),
+            delivery.conversation_id,
+            delivery.action_id,
+            self._worker_id,
+            self._node,
+            stream,
+            entry,
+        )
+        match reply:
+            case ["claimed", attempt]:
+                return ActionClaimed(attempt)
+            case ["reclaimed", attempt, previous]:
+                return ActionReclaimed(attempt, previous.decode())
+        return NothingToDo(reply[0])
+
+    async def acknowledge(self, delivery: ActionDelivery | ControlDelivery) -> None:
+        """Take an entry out of this worker's hands without an observation."""
+        stream, _, entry = delivery.place.rpartition("|")
+        await self._store.persist(lambda: self._store.connection.call("XACK", stream, "tools", entry))
+
+    async def aclose(self) -> None:
+        """Close its connection."""
+        await self._connection.aclose()

@@ -1,0 +1,52 @@
+"""Celery is configured here and nowhere else.
+
+Celery is the chassis of both kinds of worker: their life cycle, remote control, Flower, and jobs of seconds to hours.
+Conversations do not travel through it; its broker may be emptied at any time.
+
+Holds: no result backend, no pickle, no gossip, no mingle; nothing whose only copy is in a Celery queue.
+"""
+
+from __future__ import annotations
+
+from celery import Celery
+
+WORKER_FLAGS = (
+    "worker",
+    "--pool=threads",
+    "--concurrency=2",
+    "--without-gossip",
+    "--without-mingle",
+    "--loglevel=WARNING",
+)
+
+
+def make_app(role: str, broker_url: str) -> Celery:
+    """Make the Celery application of one kind of worker.
+
+    Args:
+        role: `controller` or `tool`; names its queue.
+        broker_url: as kombu writes it: `redis://…`, or `redis+socket:///path?virtual_host=1`.
+    """
+    app = Celery(f"deckhands.{role}", broker=broker_url, set_as_current=True)
+    app.conf.update(
+        accept_content=["json", "msgpack"],
+        task_serializer="json",
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_default_queue=f"deckhands.{role}",
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        # The broker may be another process's restart away: coming back fast costs nothing here.
+        broker_transport_options={
+            "visibility_timeout": 3600,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+            "socket_keepalive": True,
+        },
+        worker_send_task_events=False,
+        worker_hijack_root_logger=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_prefetch_multiplier=1,
+        control_queue_expires=60.0,
+    )
+    return app

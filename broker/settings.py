@@ -1,0 +1,102 @@
+"""What the processes of a cluster must agree on, read from the environment; the only place in broker that reads it.
+
+Holds: a misspelt `DECKHANDS_…` name is an error that names the nearest one, never a setting that silently does nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from broker.errors import UsageError
+
+PREFIX = "DECKHANDS_"
+DEFAULT_URL = "redis://127.0.0.1:6379/0"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """Settings; each is read from `DECKHANDS_` and its name in capitals.
+
+    Attributes:
+        url: the log's store.
+        celery_url: Celery's broker; the log's server, database 1, when not given.
+        shards: for a store that has never been used.
+        home: where embedded clusters and runs live.
+        node: id of this machine for workspaces; must stay the same across restarts. Empty: the host's name.
+        node_dir: where workspaces, host sockets and journals live. Empty: `<home>/node`.
+        pools: what this tool worker can do, separated by commas.
+        sandbox: strongest sandbox to use here: `auto`, `bwrap` or `none`.
+        concurrency: actions a tool worker runs at once.
+        max_conversations: conversations a controller worker holds at once.
+        idle_seconds: how long a conversation that only waits is kept in memory.
+        workspace_ttl_seconds: how long a workspace's processes outlive the last use.
+        debug: tracebacks instead of one-line errors.
+        failpoints: see `failpoints`; for tests.
+        failpoint_log: file in which hits of failpoints are noted; for tests.
+    """
+
+    url: str = DEFAULT_URL
+    celery_url: str = ""
+    shards: int = 1
+    home: Path = Path("~/.deckhands")
+    node: str = ""
+    node_dir: str = ""
+    pools: str = "bash"
+    sandbox: str = "auto"
+    concurrency: int = 64
+    max_conversations: int = 2_000
+    idle_seconds: float = 30.0
+    workspace_ttl_seconds: float = 3_600.0
+    debug: bool = False
+    failpoints: str = ""
+    failpoint_log: str = ""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> BrokerSettings:
+        """Read the settings; empty values count as unset.
+
+        Raises:
+            UsageError: a name is unknown or a value cannot be used.
+        """
+        known = {field.name: field for field in fields(cls)}
+        values: dict[str, object] = {}
+        for name, text in env.items():
+            if not name.startswith(PREFIX) or not text.strip():
+                continue
+            key = name.removeprefix(PREFIX).lower()
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"Did you mean {PREFIX}{near[0].upper()}?" if near else "Unset it."
+                raise UsageError(f"The environment variable {name} is not known.", remedy=hint)
+            values[key] = _converted(name, text.strip(), str(known[key].type))
+        settings = cls(**values)  # type: ignore[arg-type]
+        if not 1 <= settings.shards <= 1024:
+            raise UsageError(f"{PREFIX}SHARDS is {settings.shards}.", remedy="Use 1 to 1024.")
+        object.__setattr__(settings, "home", settings.home.expanduser())
+        object.__setattr__(settings, "celery_url", settings.celery_url or celery_url_beside(settings.url))
+        return settings
+
+
+def celery_url_beside(url: str) -> str:
+    """Return kombu's URL of database 1 of a store's server."""
+    if url.startswith("unix://"):
+        return f"redis+socket://{url.removeprefix('unix://').partition('?')[0]}?virtual_host=1"
+    server, _, database = url.rpartition("/")
+    return f"{server}/1" if database.isdigit() else f"{url.rstrip('/')}/1"
+
+
+def _converted(name: str, text: str, kind: str) -> object:
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError as error:
+        raise UsageError(f"{name} is {text!r}.", remedy="It must be a number.") from error
+    if kind == "bool":
+        return text.lower() in ("1", "true", "yes", "on")
+    return Path(text) if kind == "Path" else text

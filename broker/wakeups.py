@@ -1,0 +1,75 @@
+"""How a controller worker hears of news: its shard's ready stream, and its own mailbox.
+
+Holds: a ring is a hint; the log is the truth. Lost, late and repeated rings cost time, never events.
+Keys: `deck:{k}:ready` (group `controllers`), `deck:{k}:worker:<w>:mail`.
+"""
+
+from __future__ import annotations
+
+from broker.keys import ShardKeys
+from broker.store import Store
+
+BLOCK_SECONDS = 2.0
+BATCH = 256
+TRIM_MAILBOX_EVERY = 1_000
+
+
+class ReadyStream:
+    """The conversations of one shard that nobody owns and that have news."""
+
+    def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
+        self._store = store
+        self._names = names
+        self._worker_id = worker_id
+        self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
+
+    async def read(self, *, limit: int) -> list[tuple[str, str]]:
+        """Wait up to two seconds and return up to `limit` pairs of conversation id and entry id.
+
+        The entry is acknowledged by the claim it leads to.
+        """
+        found = await self._store.persist(
+            lambda: self._connection.call(
+                *("XREADGROUP", "GROUP", "controllers", self._worker_id, "COUNT", min(limit, BATCH)),
+                *("BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._names.ready, ">"),
+            )
+        )
+        entries = found[0][1] if found else []
+        return [(fields[1].decode(), entry.decode()) for entry, fields in entries if fields]
+
+    async def aclose(self) -> None:
+        """Close its connection."""
+        await self._connection.aclose()
+
+
+class Mailbox:
+    """The rings of one shard for the conversations a worker owns."""
+
+    def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
+        self._store = store
+        self._key = names.mail(worker_id)
+        self._after = "0-0"
+        self._read_since_trim = 0
+        self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
+
+    async def read(self) -> list[str]:
+        """Wait up to two seconds and return the ids of conversations that have news, each once."""
+        found = await self._store.persist(
+            lambda: self._connection.call(
+                *("XREAD", "COUNT", BATCH, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._key, self._after)
+            )
+        )
+        entries = found[0][1] if found else []
+        if entries:
+            self._after = entries[-1][0].decode()
+            self._read_since_trim += len(entries)
+            if self._read_since_trim >= TRIM_MAILBOX_EVERY:
+                self._read_since_trim = 0
+                await self._store.persist(
+                    lambda: self._store.connection.call("XTRIM", self._key, "MINID", self._after)
+                )
+        return list(dict.fromkeys(fields[1].decode() for _, fields in entries))
+
+    async def aclose(self) -> None:
+        """Close its connection."""
+        await self._connection.aclose()

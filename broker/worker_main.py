@@ -1,0 +1,29 @@
+"""How a worker process starts: logging, a clear error for bad settings, then Celery's own worker."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+
+from broker.celery_app import WORKER_FLAGS
+from broker.errors import DeckhandsError
+
+EXIT_USAGE = 2
+
+
+def run_worker(app_module: str, role: str) -> None:
+    """Run the Celery worker of an application module until it is told to stop.
+
+    Args:
+        app_module: has `app`, a Celery application.
+        role: names the worker in Flower and `celery inspect`: `<role>-<pid>@<host>`.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        app = importlib.import_module(app_module).app
+    except DeckhandsError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_USAGE)
+    app.worker_main([*WORKER_FLAGS, f"--hostname={role}-{os.getpid()}@%h"])

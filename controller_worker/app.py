@@ -1,0 +1,32 @@
+"""The Celery application of controller workers: `celery -A controller_worker.app worker`.
+
+Remote control: `inspect conversations` lists what a worker owns, `control drain` makes it take no more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker.control import control_command, inspect_command
+
+from broker.bootstep import add_loop
+from broker.celery_app import make_app
+from controller_worker.consumer import ControllerConsumer
+from controller_worker.settings import controller_settings
+
+settings = controller_settings()
+app = make_app("controller", settings.celery_url)
+consumer = ControllerConsumer(settings)
+loop_thread = add_loop(app, consumer)
+
+
+@inspect_command()  # type: ignore[misc]
+def conversations(state: Any) -> list[str]:
+    """List the conversations this worker owns."""
+    return consumer.conversation_ids()
+
+
+@control_command()  # type: ignore[misc]
+def drain(state: Any) -> dict[str, int]:
+    """Take no more conversations and give back those that only wait."""
+    return {"left": loop_thread.call(consumer.drain())}

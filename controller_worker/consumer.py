@@ -1,0 +1,206 @@
+"""The consumer of a controller worker: claims conversations, wakes them, and gives them back.
+
+Holds: at most `max_conversations` at a time; a lost ring is found within seconds; a worker that was swept drops all it
+had and starts over under a new name.
+Does not: decide anything about a conversation; see `conversation_loop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from broker.errors import OwnershipLost
+from broker.event_log import EventLog
+from broker.failpoints import failpoint
+from broker.ids import new_worker_id
+from broker.keys import ShardKeys
+from broker.membership import HEARTBEAT_SECONDS, Membership
+from broker.ownership import Claimed, NotClaimed, Owners
+from broker.store import Store, open_store
+from broker.wakeups import Mailbox, ReadyStream
+from controller_worker.conversation_loop import ConversationLoop, Services
+from controller_worker.model_call import Models
+from controller_worker.settings import ControllerSettings
+
+UPKEEP_SECONDS = 1.0
+CHECK_NEWS_EVERY = 2
+CHECK_DISPATCH_AFTER_SECONDS = 6.0
+
+_log = logging.getLogger(__name__)
+
+
+class ControllerConsumer:
+    """Everything a controller worker does; a `LoopService`."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        self._settings = settings
+        self._incarnation: _Incarnation | None = None
+        self._is_draining = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """See `LoopService.run`."""
+        settings = self._settings
+        store = await open_store(settings.store_url, shards=settings.shards, patience_seconds=None)
+        services = Services(store, EventLog(store), Owners(store), Models(settings.model_env))
+        try:
+            while not stop.is_set():
+                self._incarnation = _Incarnation(services, settings.max_conversations, settings.idle_seconds)
+                await self._incarnation.run(stop)
+        finally:
+            await services.models.aclose()
+            await store.aclose()
+
+    async def drain(self) -> int:
+        """Take no more conversations and give back those that only wait; returns how many are left."""
+        return await self._incarnation.drain() if self._incarnation is not None else 0
+
+    def conversation_ids(self) -> list[str]:
+        """Return what this worker owns now."""
+        return sorted(self._incarnation.loops) if self._incarnation is not None else []
+
+    def report(self) -> Mapping[str, Any]:
+        """See `LoopService.report`."""
+        incarnation = self._incarnation
+        if incarnation is None:
+            return {"role": "controller", "conversations": 0}
+        return {
+            "role": "controller",
+            "worker_id": incarnation.worker_id,
+            "conversations": len(incarnation.loops),
+            "steps": incarnation.progress,
+            "is_draining": incarnation.is_draining,
+        }
+
+
+class _Incarnation:
+    """One life of the worker under one name."""
+
+    def __init__(self, services: Services, max_conversations: int, idle_seconds: float) -> None:
+        self.worker_id = new_worker_id("controller")
+        self.loops: dict[str, ConversationLoop] = {}
+        self.progress = 0
+        self.is_draining = False
+        self._services = services
+        self._max_conversations = max_conversations
+        self._idle_seconds = idle_seconds
+        self._membership = Membership(services.store, self.worker_id, "controller")
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until stopped or swept."""
+        await self._membership.register()
+        store = self._services.store
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._beat()), group.create_task(self._keep_up())]
+                for names in store.all_shards:
+                    tasks.append(group.create_task(self._read_ready(names)))
+                    tasks.append(group.create_task(self._read_mail(names)))
+                group.create_task(_cancel_when(stop, tasks))
+        except* OwnershipLost:
+            _log.warning("%s was presumed dead; starting over", self.worker_id)
+        finally:
+            for loop in list(self.loops.values()):
+                loop.drop()
+        if stop.is_set():
+            await self._membership.leave()
+
+    async def drain(self) -> int:
+        self.is_draining = True
+        self._room.clear()
+        for loop in list(self.loops.values()):
+            await loop.release_idle()
+        return len(self.loops)
+
+    async def _beat(self) -> None:
+        """Say that this worker lives, from the very loop that does its work."""
+        store: Store = self._services.store
+        while True:
+            failpoint("controller.beat")
+            if await self._membership.tick(self.progress) is None:
+                raise OwnershipLost(f"{self.worker_id} was swept.")
+            await store.check_generation()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _read_ready(self, names: ShardKeys) -> None:
+        stream = ReadyStream(self._services.store, names, self.worker_id)
+        try:
+            while True:
+                await self._room.wait()
+                rung = await stream.read(limit=max(1, self._max_conversations - len(self.loops)))
+                await asyncio.gather(*(self._claim(cid, entry) for cid, entry in rung))
+        finally:
+            await stream.aclose()
+
+    async def _claim(self, conversation_id: str, entry: str) -> None:
+        failpoint("controller.before_claim")
+        owners = self._services.owners
+        claimed: Claimed | NotClaimed | None = await owners.claim(conversation_id, self.worker_id, ready_entry=entry)
+        if claimed is NotClaimed.SWEPT:
+            raise OwnershipLost(f"{self.worker_id} was swept.")
+        if claimed is NotClaimed.YOURS:
+            known = self.loops.get(conversation_id)
+            if known is not None:
+                known.wake()
+                return
+            claimed = await owners.resume_claim(conversation_id, self.worker_id)
+        if not isinstance(claimed, Claimed):
+            return
+        loop = ConversationLoop(claimed, self._services, on_gone=self._forget)
+        self.loops[conversation_id] = loop
+        if len(self.loops) >= self._max_conversations:
+            self._room.clear()
+        self.progress += 1
+        loop.wake(has_news=False)
+
+    async def _read_mail(self, names: ShardKeys) -> None:
+        mailbox = Mailbox(self._services.store, names, self.worker_id)
+        try:
+            while True:
+                for conversation_id in await mailbox.read():
+                    loop = self.loops.get(conversation_id)
+                    if loop is not None:
+                        self.progress += 1
+                        loop.wake()
+        finally:
+            await mailbox.aclose()
+
+    async def _keep_up(self) -> None:
+        """Find what rings have missed, see after actions that take long, and let go of what only waits."""
+        round_number = 0
+        checked: dict[str, float] = {}
+        clock = self._services.store.clock
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            round_number += 1
+            idle = [loop for loop in self.loops.values() if loop.is_idle]
+            if idle and round_number % CHECK_NEWS_EVERY == 0:
+                last_ids = await self._services.owners.last_ids([loop.conversation_id for loop in idle])
+                for loop, last_id in zip(idle, last_ids, strict=True):
+                    if last_id > loop.state.version:
+                        loop.wake()
+            now = clock.monotonic()
+            checked = {cid: at for cid, at in checked.items() if cid in self.loops}
+            for loop in idle:
+                cid, waited = loop.conversation_id, now - loop.waiting_since
+                if waited > self._idle_seconds:
+                    await loop.release_idle()
+                elif waited > CHECK_DISPATCH_AFTER_SECONDS and now - checked.get(cid, 0.0) > waited / 2:
+                    checked[cid] = now
+                    loop.check_dispatch()
+
+    def _forget(self, loop: ConversationLoop) -> None:
+        if self.loops.get(loop.conversation_id) is loop:
+            del self.loops[loop.conversation_id]
+        if not self.is_draining and len(self.loops) < self._max_conversations:
+            self._room.set()
+
+
+async def _cancel_when(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+    await stop.wait()
+    for task in tasks:
+        task.cancel()

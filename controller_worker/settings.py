@@ -1,0 +1,48 @@
+"""What a controller worker reads of its environment; the only place in this package that does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from broker.failpoints import arm
+from broker.settings import BrokerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """Settings of one controller worker.
+
+    Attributes:
+        store_url: the log's store.
+        celery_url: Celery's broker.
+        max_conversations: how many it holds at once, waiting ones included.
+        idle_seconds: how long a conversation that only waits is kept in memory.
+        model_env: the environment that model settings (`LLM_*`) are read from.
+    """
+
+    store_url: str
+    celery_url: str
+    shards: int
+    max_conversations: int
+    idle_seconds: float
+    model_env: Mapping[str, str]
+
+
+def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettings:
+    """Read the settings.
+
+    Raises:
+        UsageError: a value cannot be used.
+    """
+    broker = BrokerSettings.from_env(env)
+    arm(broker)
+    return ControllerSettings(
+        store_url=broker.url,
+        celery_url=broker.celery_url,
+        shards=broker.shards,
+        max_conversations=broker.max_conversations,
+        idle_seconds=broker.idle_seconds,
+        model_env=dict(env),
+    )
