@@ -1,0 +1,1 @@
+"""Free slots in a working day."""
