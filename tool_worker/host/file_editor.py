@@ -252,7 +252,7 @@ class FileEditor:
 
     def _number(self, lines: list[str], first: int, last: int, description: str) -> str:
         numbered = []
-        length = 0
+        length = -1  # the last line is joined without a break
         for number in range(first, last + 1):
             # Cut before anything is joined: the lines may be a thousand times longer than what can be shown.
             numbered.append(f"{number:6}\t{lines[number - 1][: self._max_output_chars]}")
@@ -267,7 +267,7 @@ class FileEditor:
 
 def _split(text: str) -> list[str]:
     """The lines of a text without their breaks; an empty text is one empty line."""
-    # Differs: a line break at the end starts no further, empty line, because a model takes it for one that it can edit.
+    # Differs: a line break at the end starts no further, empty line, because models take it for one that they can edit.
     lines = text.split("\n")
     if len(lines) > 1 and not lines[-1]:
         lines.pop()
