@@ -2,13 +2,14 @@
 
 Holds: an unknown field is refused and the nearest known one is named; no error text shows a value, so no key leaks;
 every wait has a limit.
-Does not: read the process environment by itself; `from_env` is given one.
+Does not: read the process environment; `from_env` is given one. It writes there only what litellm reads at import.
 """
 
 from __future__ import annotations
 
 import difflib
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -21,6 +22,8 @@ ENV_FALLBACK_PREFIX = "LITELLM_"
 ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
 DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
 AZURE_API_VERSION = "2024-12-01-preview"
+LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
+"""No fetching of prices, and no `.env` file of whatever directory we happen to run in."""
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +137,12 @@ class LLMConfig(BaseModel):
             raise LLMConfigError(
                 "The model's settings cannot be used: " + "; ".join(_complaint(item) for item in error.errors())
             ) from None
+
+
+def set_litellm_environment() -> None:
+    """Set what litellm reads while it is imported; what is set already stays."""
+    for name, value in LITELLM_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 def _complaint(item: Any) -> str:

@@ -12,13 +12,12 @@ Does not: import litellm before a model is created; that costs seconds of CPU an
 from __future__ import annotations
 
 import asyncio
-import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from broker.clock import SystemClock
 from controller_worker.llm.chat_wire import chat_messages, chat_tools, read_chat_reply
-from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.config import LLMConfig, set_litellm_environment
 from controller_worker.llm.errors import ModelTimeoutError
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
 from controller_worker.llm.model_features import features_of, normalised
@@ -162,9 +161,7 @@ class LitellmLLM:
 
 
 def _import_litellm() -> ModuleType:
-    # All of these are read at import: no fetching of prices, no `.env` file of whatever directory we run in.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
+    set_litellm_environment()
     import litellm
 
     litellm.suppress_debug_info = True
