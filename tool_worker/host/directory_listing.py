@@ -33,6 +33,7 @@ def list_directory(path: str, limit_chars: int) -> str:
         names, hidden_count = _read_names(root, limit_chars)
     except OSError as error:
         raise FileAccessError(error, f"list {path}") from error
+    # Differs: each directory is followed by its own entries, because the order of `sort` depends on the locale.
     listing = root
     for name in names:
         listing += _list_entry(root + name, limit_chars)

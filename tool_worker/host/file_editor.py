@@ -183,6 +183,7 @@ class FileEditor:
         content, file = self._read(path)
         line_number = insert_line_number(arguments, len(_split(file.text)) if file.text else 0)
         new_str = with_plain_breaks(required_text(arguments, "new_str", "insert"))
+        # Differs: a last line without a break gets one before a line is added to it, because the two would be glued.
         lines = file.text.split("\n", line_number)
         lines.insert(line_number, new_str)
         text = "\n".join(lines)
@@ -254,7 +255,8 @@ class FileEditor:
         numbered = []
         length = -1  # the last line is joined without a break
         for number in range(first, last + 1):
-            # Cut before anything is joined: the lines may be a thousand times longer than what can be shown.
+            # Differs: the limit covers the numbers too, because of files with many short lines. Long lines are cut
+            # before they are joined: they may have a thousand times the length of what can be shown.
             numbered.append(f"{number:6}\t{lines[number - 1][: self._max_output_chars]}")
             length += len(numbered[-1]) + 1
             if length > self._max_output_chars:

@@ -18,7 +18,7 @@ def split_lines(text: str) -> list[str]:
     return io.StringIO(text).readlines()
 
 
-def count_common_ends(old: list[str], new: list[str]) -> tuple[int, int]:
+def count_equal_ends(old: list[str], new: list[str]) -> tuple[int, int]:
     """Count the equal items at the start and, among the rest, at the end of two lists."""
     shorter = min(len(old), len(new))
     head = 0
@@ -44,7 +44,7 @@ def unified_diff(old: str, new: str, path: str) -> str:
     if old == new:
         return ""
     old_lines, new_lines = split_lines(old), split_lines(new)
-    head, tail = count_common_ends(old_lines, new_lines)
+    head, tail = count_equal_ends(old_lines, new_lines)
     start = max(0, head - _CONTEXT_LINES)
     old_change_end, new_change_end = len(old_lines) - tail, len(new_lines) - tail
     old_end = min(len(old_lines), old_change_end + _CONTEXT_LINES)

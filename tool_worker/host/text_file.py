@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 import io
 
-from tool_worker.host.text_diff import count_common_ends, split_lines
+from tool_worker.host.text_diff import count_equal_ends, split_lines
 
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -22,6 +22,8 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 # In order; Latin-1 takes what Windows-1252 leaves undefined.
+# Differs: nothing else is detected, because what detectors guess from is statistics, and they are no part of the
+# standard library.
 _ENCODINGS_WITHOUT_MARK = ("utf-8", "cp1252", "latin-1")
 # BEL, BS, TAB, LF, VT, FF, CR, ESC and everything printable in ASCII or above.
 _BYTES_OF_8_BIT_TEXT = bytes([*range(7, 14), 27, *range(32, 127), *range(128, 256)])
@@ -89,7 +91,7 @@ class TextFile:
             return text.replace("\n", most_frequent)
         original_lines = io.StringIO(self._original, newline="").readlines()
         edited_lines = split_lines(text)
-        head, tail = count_common_ends(split_lines(self.text), edited_lines)
+        head, tail = count_equal_ends(split_lines(self.text), edited_lines)
         changed = "".join(edited_lines[head : len(edited_lines) - tail])
         mixed = "".join(
             [

@@ -1,0 +1,1 @@
+"""What runs inside the sandbox, one process per conversation, from the standard library alone."""
