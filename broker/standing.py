@@ -1,0 +1,76 @@
+"""Where a conversation stands, read from its log alone.
+
+Holds: a value; the same events give the same standing everywhere; what was asked of the agent counts until the agent
+has taken notice of it, so nobody takes a log for settled that a worker is about to go on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from broker.actions import ChangeAgentStateAction, MessageAction, RecallAction
+from broker.agent_state import TERMINAL_STATES, AgentState, is_settled
+from broker.events import Event, EventSource
+from broker.observations import AgentStateChangedObservation
+
+REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})
+"""What a person may ask for; other requests change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a reader of the log knows of the agent.
+
+    Attributes:
+        state: its state after the last event.
+        reason: why it is in it, or empty.
+        requested: a state somebody asked for that it has not announced yet.
+        has_unread_message: a person's message has not led to anything yet.
+    """
+
+    state: AgentState = AgentState.LOADING
+    reason: str = ""
+    requested: AgentState | None = None
+    has_unread_message: bool = False
+
+    def after(self, event: Event) -> Standing:
+        """Return the standing after one more event."""
+        match event:
+            case AgentStateChangedObservation(agent_state=state):
+                requested = None if self.requested is state else self.requested
+                return replace(self, state=state, reason=event.reason, requested=requested)
+            case MessageAction(source=EventSource.USER):
+                return replace(self._asked_for(AgentState.RUNNING), has_unread_message=True)
+            case RecallAction():
+                return replace(self, has_unread_message=False)
+            case ChangeAgentStateAction(agent_state=state) if state in REQUESTABLE_STATES:
+                return self._asked_for(state)
+        return self
+
+    def _asked_for(self, state: AgentState) -> Standing:
+        # To be asked for the state it is in is never acknowledged; it only takes back what was asked before.
+        return replace(self, requested=None if state is self.state else state)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether somebody spoke up and the agent has not taken notice yet."""
+        return self.has_unread_message or self.requested is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more happens until somebody speaks up."""
+        return is_settled(self.state) and not self.is_unanswered
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the conversation is over, unless a person goes on with it."""
+        return self.state in TERMINAL_STATES and not self.is_unanswered
+
+
+def standing(events: Iterable[Event]) -> Standing:
+    """Return the standing after these events, which begin with the conversation's first."""
+    found = Standing()
+    for event in events:
+        found = found.after(event)
+    return found

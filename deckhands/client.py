@@ -1,0 +1,240 @@
+"""The client: what a person or a producer does with the conversations of a store, over asyncio.
+
+Holds: everything goes through the log; a call whose reply is lost may be repeated under the same idempotency key.
+Does not: start workers; `cluster` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from hashlib import sha256
+from typing import Self, cast
+
+from broker.actions import ChangeAgentStateAction, MessageAction
+from broker.agent_state import AgentState
+from broker.conversations import ConversationRow, Conversations
+from broker.errors import StoreUnavailable, UsageError
+from broker.event_log import Closed, EventLog
+from broker.events import AgentSpec, ConversationCreated, Event, EventSource, Limits, WorkspaceSpec
+from broker.ids import check_conversation_id, new_conversation_id
+from broker.standing import Standing
+from broker.store import Store, open_store
+from deckhands.summary import Summary, Tally, summarize
+
+MAX_TASK_CHARS = 100_000
+MAX_TITLE_CHARS = 80
+
+
+class Client:
+    """The conversations of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.log = EventLog(store)
+        self._conversations = Conversations(store)
+
+    @classmethod
+    async def connect(cls, url: str, *, shards: int = 1, patience_seconds: float | None = 30.0) -> Self:
+        """Connect to a store; see `open_store` for the arguments and what is raised."""
+        return cls(await open_store(url, shards=shards, patience_seconds=patience_seconds))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self.store.aclose()
+
+    async def submit(
+        self,
+        task: str,
+        *,
+        agent: AgentSpec | None = None,
+        workspace: WorkspaceSpec | None = None,
+        limits: Limits | None = None,
+        headless: bool = True,
+        title: str = "",
+        conversation_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Begin a conversation with a task and return its id.  Idempotent under the same `idempotency_key`.
+
+        Args:
+            task: 1 to 100,000 characters.
+            headless: nobody is there to be asked.
+            title: for listings; the beginning of the task if empty.
+            conversation_id: the id to give it; a new one, or the one that belongs to `idempotency_key`, if None.
+            idempotency_key: the same key always means the same conversation, whatever else is passed.
+
+        Raises:
+            UsageError: the task cannot be used, or the id is taken.
+        """
+        check_task(task)
+        if conversation_id is None:
+            conversation_id = conversation_id_of(idempotency_key) if idempotency_key else new_conversation_id()
+        created = ConversationCreated(
+            conversation_id=check_conversation_id(conversation_id),
+            source=EventSource.USER,
+            agent=agent or AgentSpec(),
+            workspace=workspace or WorkspaceSpec(),
+            limits=limits or Limits(),
+            headless=headless,
+            title=title or title_of(task),
+        )
+        message = MessageAction(content=task, source=EventSource.USER)
+        await self.log.create(created, [message], key=idempotency_key)
+        return conversation_id
+
+    async def send_message(self, conversation_id: str, text: str, *, idempotency_key: str | None = None) -> None:
+        """Say something to the agent; it goes on, whatever state it is in.
+
+        Raises:
+            UsageError: the text cannot be used, the conversation is unknown or closed.
+        """
+        check_task(text, name="message")
+        await self._append(conversation_id, MessageAction(content=text, source=EventSource.USER), idempotency_key)
+
+    async def pause(self, conversation_id: str) -> None:
+        """Ask for a pause: what runs is finished, nothing new is begun.
+
+        Raises:
+            UsageError: the conversation is unknown, closed or over.
+        """
+        await self._refuse_if_over(conversation_id, "paused")
+        await self._ask_for(conversation_id, AgentState.PAUSED)
+
+    async def resume(self, conversation_id: str) -> None:
+        """Ask to go on; raises what `pause` does, except that one which was stopped or failed may go on."""
+        await self._ask_for(conversation_id, AgentState.RUNNING)
+
+    async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
+        """Ask to stop: what runs is ended.  A conversation that is over already is left alone.  Idempotent.
+
+        Args:
+            wait_seconds: how long to wait until the agent has stopped; None: not at all.
+
+        Returns:
+            The summary at the end of the wait.
+
+        Raises:
+            StoreUnavailable: it has not stopped after `wait_seconds`; the request stays in the log.
+        """
+        tally = await self._tally(conversation_id)
+        if tally.standing.is_terminal:
+            return tally.summary()
+        await self._ask_for(conversation_id, AgentState.STOPPED)
+        if wait_seconds is None:
+            return await self.summary(conversation_id)
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await self._follow(conversation_id, tally, is_enough=lambda standing: standing.is_terminal)
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"The conversation {conversation_id} has not stopped within {wait_seconds:g} s.",
+                remedy="It stops as soon as a controller worker takes it up; is one running?",
+            ) from error
+        return tally.summary()
+
+    async def events(self, conversation_id: str, *, after: int = 0, is_whole: bool = False) -> list[Event]:
+        """Return the events above `after`, in order.
+
+        Args:
+            is_whole: with the whole of long texts, of which the log itself holds only head and tail.
+
+        Raises:
+            UnknownConversation: no such conversation.
+            CorruptEntry: an entry is damaged or missing; names the event.
+        """
+        events = await self.log.read(conversation_id, after=after)
+        return [await self.log.blobs.whole(conversation_id, event) for event in events] if is_whole else events
+
+    async def tail(self, conversation_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Yield the events above `after`, then each new one as it is appended; never ends by itself."""
+        tail = cast("AsyncGenerator[Event, None]", self.log.tail(conversation_id, after=after))
+        async with contextlib.aclosing(tail) as events:
+            async for event in events:
+                yield event
+
+    async def summary(self, conversation_id: str) -> Summary:
+        """Return the summary of a conversation; raises what `events` does."""
+        return summarize(await self.log.read(conversation_id))
+
+    async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
+        """Wait until nothing more happens until somebody speaks up, and return the summary.
+
+        Raises:
+            TimeoutError: not settled after `timeout_seconds`.
+        """
+        tally = Tally()
+        async with asyncio.timeout(timeout_seconds):
+            await self._follow(conversation_id, tally, is_enough=lambda standing: standing.is_settled)
+        return tally.summary()
+
+    async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
+        """Return up to `limit` conversations, the newest first."""
+        return await self._conversations.recent(limit=limit)
+
+    async def row(self, conversation_id: str) -> ConversationRow:
+        """Return a conversation as a listing shows it."""
+        return await self._conversations.row(conversation_id)
+
+    async def _follow(self, conversation_id: str, tally: Tally, *, is_enough: Callable[[Standing], bool]) -> None:
+        """Take in events until the standing will do and the log holds no more."""
+        async with contextlib.aclosing(self.tail(conversation_id, after=tally.last_event_id)) as events:
+            async for event in events:
+                tally.add(event)
+                if is_enough(tally.standing) and tally.last_event_id >= await self.log.last_id(conversation_id):
+                    return
+
+    async def _tally(self, conversation_id: str) -> Tally:
+        tally = Tally()
+        for event in await self.log.read(conversation_id):
+            tally.add(event)
+        return tally
+
+    async def _refuse_if_over(self, conversation_id: str, wanted: str) -> None:
+        tally = await self._tally(conversation_id)
+        if tally.standing.is_terminal:
+            raise UsageError(
+                f"The conversation {conversation_id} is {tally.standing.state}; it cannot be {wanted}.",
+                remedy="Send it a message to go on with it.",
+            )
+
+    async def _ask_for(self, conversation_id: str, state: AgentState) -> None:
+        await self._append(conversation_id, ChangeAgentStateAction(agent_state=state, source=EventSource.USER), None)
+
+    async def _append(self, conversation_id: str, event: Event, key: str | None) -> None:
+        outcome = await self.log.append(conversation_id, [event], key=key)
+        if isinstance(outcome, Closed):
+            raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
+
+
+def check_task(task: str, *, name: str = "task") -> None:
+    """Make sure that a text can be given to an agent.
+
+    Raises:
+        UsageError: it is empty or longer than 100,000 characters.
+    """
+    if not task.strip():
+        raise UsageError(f"The {name} is empty.", remedy="Say what is to be done.")
+    if len(task) > MAX_TASK_CHARS:
+        raise UsageError(
+            f"The {name} has {len(task):,} characters; the limit is {MAX_TASK_CHARS:,}.",
+            remedy="Put what is long into a file of the workspace and name the file.",
+        )
+
+
+def title_of(task: str) -> str:
+    """Return a title for a task: its first line, cut to 80 characters."""
+    line = task.strip().splitlines()[0].strip()
+    return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1] + "…"
+
+
+def conversation_id_of(idempotency_key: str) -> str:
+    """Return the id of the conversation that belongs to an idempotency key, always the same."""
+    return "k" + sha256(idempotency_key.encode("utf-8", "surrogatepass")).hexdigest()[:25]

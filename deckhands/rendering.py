@@ -1,0 +1,143 @@
+"""Events as lines for a terminal.
+
+Holds: whatever an event holds, nothing of it can move the cursor, change colours, set the title or reverse the reading
+direction: control characters never reach the terminal.
+Does not: show everything; `logs --json` and `export` do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from broker.actions import (
+    AgentFinishAction,
+    AgentRejectAction,
+    AgentThinkAction,
+    ChangeAgentStateAction,
+    CmdRunAction,
+    MessageAction,
+    RecallAction,
+    SystemMessageAction,
+)
+from broker.agent_state import AgentState
+from broker.events import Action, Event, EventSource, ModelCallFailed, ModelReply, Observation
+from broker.observations import (
+    AgentStateChangedObservation,
+    CmdOutputObservation,
+    ErrorObservation,
+    FileEditObservation,
+    FileReadObservation,
+    LoopDetectionObservation,
+    NullObservation,
+    OutcomeUnknownObservation,
+)
+
+MAX_LINES = 20
+MAX_COLUMNS = 2_000
+
+_ESCAPE_SEQUENCES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # OSC and other strings: titles, links
+    r"|\x1b[ -/]*[0-~]?",
+    re.DOTALL,
+)
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_RESET = "\x1b[0m"
+_STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "red": "\x1b[31m", "green": "\x1b[32m", "cyan": "\x1b[36m"}
+
+
+def clean(text: str) -> str:
+    """Return text that a terminal shows as it is: escape sequences dropped, other control characters spelt out."""
+    text = _ESCAPE_SEQUENCES.sub("", text.replace("\r\n", "\n")).replace("\r", "\n").expandtabs(4)
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
+
+
+def clean_line(text: str, *, limit: int = 200) -> str:
+    """Return cleaned text as one line of at most `limit` characters."""
+    line = " ".join(clean(text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+class Renderer:
+    """Turns events into lines, with colour or without."""
+
+    def __init__(self, *, is_coloured: bool) -> None:
+        self._is_coloured = is_coloured
+
+    def styled(self, text: str, style: str) -> str:
+        """Return a text of ours in a style: bold, dim, red, green or cyan."""
+        return f"{_STYLES[style]}{text}{_RESET}" if self._is_coloured and text else text
+
+    def lines(self, event: Event) -> list[str]:
+        """Return the lines to show for an event; none for what a reader does not need."""
+        return list(self._lines(event))
+
+    def _lines(self, event: Event) -> Iterator[str]:
+        match event:
+            case SystemMessageAction() | RecallAction() | NullObservation() | ModelReply():
+                return
+            case Action():
+                yield from self._action(event)
+            case AgentStateChangedObservation():
+                yield from self._state(event)
+            case ModelCallFailed():
+                yield from self._block("! ", event.sentence, "red")
+            case Observation():
+                yield from self._observation(event)
+
+    def _action(self, action: Action) -> Iterator[str]:
+        match action:
+            case MessageAction(source=EventSource.USER):
+                yield from self._block("You: ", action.content, "bold")
+            case MessageAction():
+                yield from self._block("Agent: ", action.content, "")
+            case AgentThinkAction():
+                yield from self._block("", action.thought, "dim")
+            case CmdRunAction():
+                yield from self._block("", action.thought, "")
+                yield from self._block("< " if action.is_input else "$ ", action.command, "cyan")
+            case AgentFinishAction():
+                yield from self._block("", action.sentence, "green")
+            case AgentRejectAction():
+                yield from self._block("", action.sentence, "red")
+            case ChangeAgentStateAction():
+                yield self.styled(action.sentence, "dim")
+            case _:
+                yield from self._block("", action.thought, "")
+                yield from self._block("", action.sentence, "cyan")
+
+    def _state(self, event: AgentStateChangedObservation) -> Iterator[str]:
+        if event.agent_state is AgentState.ERROR:
+            yield from self._block("! ", event.reason or "The agent stopped with an error.", "red")
+        elif event.agent_state not in (AgentState.RUNNING, AgentState.FINISHED, AgentState.REJECTED):
+            yield self.styled(f"({event.agent_state.value.replace('_', ' ')})", "dim")
+
+    def _observation(self, event: Observation) -> Iterator[str]:
+        match event:
+            case ErrorObservation() | LoopDetectionObservation() | OutcomeUnknownObservation():
+                yield from self._block("  ! ", event.content, "red")
+            case CmdOutputObservation():
+                yield from self._block("  ", event.content, "dim")
+                if event.exit_code not in (0, -1):
+                    yield self.styled(f"  exit code {event.exit_code}", "red")
+            case FileEditObservation() if event.diff:
+                yield from self._block("  ", event.diff, "dim")
+            case FileReadObservation():
+                count = len(event.content.splitlines())
+                yield self.styled(f"  {count} line{'' if count == 1 else 's'}", "dim")
+            case _:
+                yield from self._block("  ", event.content, "dim")
+
+    def _block(self, mark: str, text: str, style: str) -> Iterator[str]:
+        """Yield the first and the last lines of a text behind a mark; nothing for an empty text."""
+        lines = clean(text).strip("\n").split("\n")
+        if lines == [""]:
+            return
+        if len(lines) > MAX_LINES:
+            half = MAX_LINES // 2
+            lines = [*lines[:half], f"… {len(lines) - 2 * half} more lines …", *lines[-half:]]
+        for number, line in enumerate(lines):
+            shown = line if len(line) <= MAX_COLUMNS else line[:MAX_COLUMNS] + "…"
+            full = (mark if number == 0 else " " * len(mark)) + shown
+            yield self.styled(full, style) if style else full

@@ -1,0 +1,52 @@
+"""What the face reads from the environment; the only place in this package that does.
+
+Holds: the environment is read once, when a command starts, and handed to the workers it starts as it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.settings import BrokerSettings
+
+MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
+
+
+@dataclass(frozen=True, slots=True)
+class FaceSettings:
+    """Settings of one command.
+
+    Attributes:
+        url: the store named by DECKHANDS_URL; None when none is named.
+        home: where embedded clusters and runs live.
+        model: the model named by the environment; None when none is named.
+        debug: tracebacks instead of one-line errors.
+        environment: everything, for the workers.
+    """
+
+    url: str | None
+    shards: int
+    home: Path
+    model: str | None
+    debug: bool
+    environment: Mapping[str, str]
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> FaceSettings:
+        """Read the settings.
+
+        Raises:
+            UsageError: a name that begins with DECKHANDS_ is unknown, or a value cannot be used.
+        """
+        broker = BrokerSettings.from_env(env)
+        return cls(
+            url=broker.url if env.get("DECKHANDS_URL", "").strip() else None,
+            shards=broker.shards,
+            home=broker.home.absolute(),
+            model=next((found for name in MODEL_VARIABLES if (found := env.get(name, "").strip())), None),
+            debug=broker.debug,
+            environment=dict(env),
+        )

@@ -1,0 +1,183 @@
+"""What came of a conversation, as one small object: a fold of its log.
+
+Holds: the same events give the same summary, whether it is read from a live store or from a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import IntEnum
+from typing import Any
+
+from broker.actions import AgentFinishAction, AgentRejectAction, MessageAction
+from broker.agent_state import AgentState
+from broker.events import ConversationCreated, Event, EventSource, ModelCallFailed, ModelReply
+from broker.observations import AgentStateChangedObservation
+from broker.standing import Standing
+
+LIMIT_ERRORS = (
+    "RuntimeError: Agent reached maximum iteration.",
+    "RuntimeError: Agent reached maximum budget for conversation.",
+)
+"""How the error of a conversation begins that has used up a limit (OpenHands section 4.3 and 4.4)."""
+
+
+class ExitCode(IntEnum):
+    """How a command of the CLI ends."""
+
+    FINISHED = 0
+    ERROR = 1
+    USAGE = 2
+    REJECTED = 3
+    OUT_OF_TIME = 4
+    NEEDS_PERSON = 5
+    LIMIT = 6
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A conversation in numbers and a few texts.
+
+    Attributes:
+        state: the agent's state, see `AgentState`.
+        iterations: steps of the model that brought a reply.
+        cost_usd: a lower bound if `has_unknown_cost`.
+        duration_seconds: from the first event to the last.
+        last_error: the error it ended with, or the last failed model call that was not made up for; or empty.
+        message: what the agent said last: its final thought, its reason to refuse, its question.
+    """
+
+    conversation_id: str
+    state: str
+    iterations: int
+    cost_usd: float
+    prompt_tokens: int
+    completion_tokens: int
+    duration_seconds: float
+    last_event_id: int
+    has_unknown_cost: bool
+    title: str
+    agent: str
+    model: str
+    workspace: str | None
+    started: datetime | None
+    updated: datetime | None
+    last_error: str
+    message: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `summary` is true in this object and in no event."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        for name in ("started", "updated"):
+            moment = fields[name]
+            fields[name] = moment.isoformat() if moment else None
+        return {"summary": True} | fields
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """How a command ends that ran this conversation until it settled."""
+        match self.state:
+            case AgentState.FINISHED:
+                return ExitCode.FINISHED
+            case AgentState.REJECTED:
+                return ExitCode.REJECTED
+            case AgentState.STOPPED:
+                return ExitCode.INTERRUPTED
+            case AgentState.ERROR:
+                return ExitCode.LIMIT if self.last_error.startswith(LIMIT_ERRORS) else ExitCode.ERROR
+        return ExitCode.NEEDS_PERSON
+
+
+class Tally:
+    """A summary in the making."""
+
+    def __init__(self) -> None:
+        self.standing = Standing()
+        self._created: ConversationCreated | None = None
+        self._last: Event | None = None
+        self._started: datetime | None = None
+        self._updated: datetime | None = None
+        self._replies = 0
+        self._cost_usd = 0.0
+        self._has_unknown_cost = False
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._model = ""
+        self._last_error = ""
+        self._message = ""
+
+    @property
+    def last_event_id(self) -> int:
+        """The id of the last event taken in; 0 before the first."""
+        return self._last.id if self._last else 0
+
+    def add(self, event: Event) -> None:
+        """Take in the next event."""
+        was = self.standing.state
+        self.standing = self.standing.after(event)
+        self._last = event
+        self._updated = event.timestamp or self._updated
+        self._started = self._started or event.timestamp
+        match event:
+            case ConversationCreated():
+                self._created = event
+                self._model = event.agent.llm.model or ""
+            case ModelReply():
+                self._add_reply(event)
+            case ModelCallFailed():
+                self._last_error = event.last_error or event.content
+            case AgentFinishAction():
+                self._message = event.final_thought or event.thought
+            case AgentRejectAction():
+                self._message = str(event.outputs.get("reason", "")) or event.thought
+            case MessageAction(source=EventSource.AGENT):
+                self._message = event.content
+            case AgentStateChangedObservation(agent_state=AgentState.ERROR):
+                self._last_error = event.reason or self._last_error
+            case AgentStateChangedObservation(agent_state=AgentState.RUNNING) if was is AgentState.ERROR:
+                self._last_error = ""
+
+    def summary(self) -> Summary:
+        """Return the summary of what was taken in so far; the first event must be among it."""
+        created = self._created
+        assert created is not None, "a log begins with its ConversationCreated"
+        seconds = (self._updated - self._started).total_seconds() if self._started and self._updated else 0.0
+        return Summary(
+            conversation_id=created.conversation_id,
+            state=self.standing.state.value,
+            iterations=self._replies,
+            cost_usd=round(self._cost_usd, 8),
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            duration_seconds=round(seconds, 3),
+            last_event_id=self.last_event_id,
+            has_unknown_cost=self._has_unknown_cost,
+            title=created.title,
+            agent=created.agent.name,
+            model=self._model,
+            workspace=created.workspace.path,
+            started=self._started,
+            updated=self._updated,
+            last_error=self._last_error,
+            message=self._message,
+        )
+
+    def _add_reply(self, reply: ModelReply) -> None:
+        self._replies += 1
+        self._last_error = ""
+        self._model = reply.model or self._model
+        self._cost_usd += reply.cost_usd or 0.0
+        self._has_unknown_cost = self._has_unknown_cost or reply.cost_usd is None
+        self._prompt_tokens += reply.usage.prompt_tokens
+        self._completion_tokens += reply.usage.completion_tokens
+
+
+def summarize(events: Iterable[Event]) -> Summary:
+    """Return the summary of a log."""
+    tally = Tally()
+    for event in events:
+        tally.add(event)
+    return tally.summary()
