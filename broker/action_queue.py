@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from broker.connection import Argument
+from broker.events import WorkspaceSpec
 from broker.keys import ShardKeys
 from broker.store import Store
 
@@ -22,12 +24,14 @@ class ActionDelivery:
 
     Attributes:
         entry: the action event's bytes, see `codec`.
+        workspace: where the conversation's tools work.
         place: `<stream>|<entry id>`, to be acknowledged with the observation.
     """
 
     conversation_id: str
     action_id: int
     entry: bytes
+    workspace: WorkspaceSpec
     place: str
 
 
@@ -83,12 +87,9 @@ class ActionQueue:
 
     async def read(self, *, limit: int) -> list[ActionDelivery | ControlDelivery]:
         """Wait up to two seconds and return what was handed to this worker, at most `limit` from each stream."""
-        found = await self._store.persist(
-            lambda: self._connection.call(
-                *("XREADGROUP", "GROUP", "tools", self._worker_id, "COUNT", limit),
-                *("BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self.streams, *(">" for _ in self.streams)),
-            )
-        )
+        command: list[Argument] = ["XREADGROUP", "GROUP", "tools", self._worker_id, "COUNT", limit]
+        command += ["BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self.streams, *(">" for _ in self.streams)]
+        found = await self._store.persist(lambda: self._connection.call(*command))
         deliveries: list[ActionDelivery | ControlDelivery] = []
         for stream, entries in found or ():
             for entry_id, flat in entries:
@@ -100,7 +101,8 @@ class ActionQueue:
                 if b"x" in fields:
                     deliveries.append(ControlDelivery(cid, action_id, fields[b"x"].decode(), place))
                 else:
-                    deliveries.append(ActionDelivery(cid, action_id, fields[b"e"], place))
+                    workspace = WorkspaceSpec.model_validate_json(fields.get(b"w") or b"{}")
+                    deliveries.append(ActionDelivery(cid, action_id, fields[b"e"], workspace, place))
         return deliveries
 
     async def claim(self, delivery: ActionDelivery) -> ClaimOutcome:

@@ -123,7 +123,7 @@ class Conversations:
 
 
 _KNOWN = {"title", "state", "wait_reason", "last_id", "created_ms", "updated_ms", "owner", "node", "closed"}
-_INTERNAL = {"token", "rung", "ready_id", "append_key", "append_ids", "mark", "orphan_of"}
+_INTERNAL = {"token", "rung", "ready_id", "append_key", "append_ids", "mark", "orphan_of", "workspace"}
 
 
 def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:

@@ -82,7 +82,12 @@ class EventLog:
             UsageError: the id is taken by another conversation.
         """
         cid = created.conversation_id
-        fields = {"title": created.title, "agent": created.agent.name, "state": "loading"}
+        fields = {
+            "title": created.title,
+            "agent": created.agent.name,
+            "state": "loading",
+            "workspace": created.workspace.model_dump_json(),
+        }
         outcome = await self._append(
             cid,
             ("create", key or new_key(), created.workspace.pool, ""),

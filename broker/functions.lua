@@ -58,7 +58,8 @@ end
 -- Put an action on the action stream of its conversation's node, or of its pool while it has none.
 local function enqueue(shard, meta, once, cid, action, bytes)
   local stream = shard .. ':act:' .. route_of(meta)
-  local entry = redis.call('XADD', stream, '*', 'c', cid, 'a', action, 'e', bytes)
+  local workspace = get(meta, 'workspace') or ''
+  local entry = redis.call('XADD', stream, '*', 'c', cid, 'a', action, 'e', bytes, 'w', workspace)
   redis.call('HSET', once, 'q:' .. action, stream .. '|' .. entry)
 end
 

@@ -1,0 +1,144 @@
+"""The consumer of a tool worker: reads the action streams of its pools and its node, runs what it is handed.
+
+Holds: at most `concurrency` actions at once; what this worker was handed and has not answered is handed on when its
+heartbeat lapses; a worker that was swept lets its running actions go on in their workspace hosts and starts over under
+a new name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from broker.action_queue import ActionDelivery, ActionQueue, ControlDelivery
+from broker.errors import OwnershipLost
+from broker.event_log import EventLog
+from broker.failpoints import failpoint
+from broker.ids import new_worker_id
+from broker.membership import HEARTBEAT_SECONDS, Membership
+from broker.store import Store, open_store
+from tool_worker.executor import Executor
+from tool_worker.settings import ToolSettings
+from tool_worker.workspaces import Workspaces
+
+_log = logging.getLogger(__name__)
+
+
+class ToolConsumer:
+    """Everything a tool worker does; a `LoopService`."""
+
+    def __init__(self, settings: ToolSettings) -> None:
+        self._settings = settings
+        self._incarnation: _Incarnation | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """See `LoopService.run`."""
+        settings = self._settings
+        workspaces = Workspaces(
+            settings.node_dir, sandbox=settings.sandbox, ttl_seconds=settings.workspace_ttl_seconds
+        )
+        store = await open_store(settings.store_url, shards=settings.shards, patience_seconds=None)
+        try:
+            while not stop.is_set():
+                self._incarnation = _Incarnation(store, workspaces, settings)
+                await self._incarnation.run(stop)
+        finally:
+            await workspaces.aclose()
+            await store.aclose()
+
+    def report(self) -> Mapping[str, Any]:
+        """See `LoopService.report`."""
+        incarnation = self._incarnation
+        return {
+            "role": "tool",
+            "node": self._settings.node,
+            "pools": list(self._settings.pools),
+            "worker_id": incarnation.worker_id if incarnation else "",
+            "running": len(incarnation.running) if incarnation else 0,
+            "actions": incarnation.progress if incarnation else 0,
+        }
+
+
+class _Incarnation:
+    """One life of the worker under one name."""
+
+    def __init__(self, store: Store, workspaces: Workspaces, settings: ToolSettings) -> None:
+        self.worker_id = new_worker_id("tool")
+        self.running: set[asyncio.Task[None]] = set()
+        self.progress = 0
+        self._store = store
+        self._settings = settings
+        self._workspaces = workspaces
+        self._queues = [
+            ActionQueue(store, names, worker_id=self.worker_id, node=settings.node, pools=settings.pools)
+            for names in store.all_shards
+        ]
+        self._membership = Membership(
+            store,
+            self.worker_id,
+            "tool",
+            streams=[queue.streams for queue in self._queues],
+            about={"node": settings.node, "pools": ",".join(settings.pools)},
+        )
+        self._executor = Executor(EventLog(store), workspaces, worker_id=self.worker_id)
+        self._room = asyncio.Semaphore(settings.concurrency)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until stopped or swept."""
+        await self._membership.register()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._beat())]
+                tasks += [group.create_task(self._read(queue)) for queue in self._queues]
+                group.create_task(_cancel_when(stop, tasks))
+        except* OwnershipLost:
+            _log.warning("%s was presumed dead; starting over", self.worker_id)
+        finally:
+            for task in self.running:
+                task.cancel()  # the workspace host goes on; whoever takes the action over collects the result
+            for queue in self._queues:
+                await queue.aclose()
+        if stop.is_set():
+            await self._membership.leave()
+
+    async def _beat(self) -> None:
+        while True:
+            failpoint("tool.beat")
+            if await self._membership.tick(self.progress) is None:
+                raise OwnershipLost(f"{self.worker_id} was swept.")
+            await self._store.check_generation()
+            await self._workspaces.let_go_of_idle()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _read(self, queue: ActionQueue) -> None:
+        while True:
+            await self._room.acquire()
+            self._room.release()
+            for delivery in await queue.read(limit=8):
+                await self._room.acquire()
+                task = asyncio.create_task(self._take(queue, delivery))
+                self.running.add(task)
+                task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self.running.discard(task)
+        self._room.release()
+        self.progress += 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("an action was left to be handed out again", exc_info=error)
+
+    async def _take(self, queue: ActionQueue, delivery: ActionDelivery | ControlDelivery) -> None:
+        failpoint("tool.before_claim")
+        if isinstance(delivery, ControlDelivery):
+            await self._executor.obey(delivery)
+            await queue.acknowledge(delivery)
+        else:
+            await self._executor.execute(delivery, await queue.claim(delivery))
+
+
+async def _cancel_when(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+    await stop.wait()
+    for task in tasks:
+        task.cancel()
