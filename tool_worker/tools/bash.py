@@ -1,0 +1,50 @@
+"""Commands in the conversation's shell (OpenHands 10.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.actions import CmdRunAction
+from broker.events import Observation
+from broker.observations import CmdOutputMetadata, CmdOutputObservation, ErrorObservation
+from tool_worker.tools.shell_syntax import top_level_commands
+from tool_worker.tools.tool import HostRequest
+
+DEFAULT_TIMEOUT_SECONDS = 120.0
+
+
+class RunCommand:
+    """Run a command, or type into the one that is running."""
+
+    def request(self, action: CmdRunAction) -> HostRequest | Observation:
+        """See `Tool.request`."""
+        command = action.command.strip()
+        if not action.is_input:
+            commands = top_level_commands(command)
+            if len(commands) > 1:
+                listed = "\n".join(f"({n}) {text}" for n, text in enumerate(commands, 1))
+                return ErrorObservation(
+                    content="ERROR: Cannot execute multiple commands at once.\n"
+                    f"Please run each command separately OR chain them into a single command via && or ;\n"
+                    f"Provided commands:\n{listed}"
+                )
+        return HostRequest(
+            "bash",
+            {
+                "command": command,
+                "is_input": action.is_input,
+                "timeout": action.timeout or DEFAULT_TIMEOUT_SECONDS,
+                "blocking": action.blocking,
+                "cwd": action.cwd,
+            },
+        )
+
+    def observe(self, action: CmdRunAction, result: Mapping[str, Any]) -> Observation:
+        """See `Tool.observe`."""
+        return CmdOutputObservation(
+            content=result["content"],
+            command=action.command,
+            metadata=CmdOutputMetadata.model_validate(result["metadata"]),
+            hidden=action.hidden,
+        )

@@ -1,0 +1,56 @@
+"""Reading, editing and writing files (OpenHands 10.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.actions import FileEditAction, FileEditSource, FileReadAction
+from broker.events import Observation
+from broker.observations import ErrorObservation, FileEditObservation, FileReadObservation
+from tool_worker.tools.tool import HostRequest
+
+EDIT_FIELDS = ("file_text", "old_str", "new_str", "insert_line")
+
+
+class ReadFile:
+    """View a file or a directory."""
+
+    def request(self, action: FileReadAction) -> HostRequest:
+        """See `Tool.request`."""
+        view_range = list(action.view_range) if action.view_range is not None else None
+        if view_range is None and (action.start > 0 or action.end != -1):
+            view_range = [action.start + 1, action.end]
+        return HostRequest("edit", {"command": "view", "path": action.path, "view_range": view_range})
+
+    def observe(self, action: FileReadAction, result: Mapping[str, Any]) -> Observation:
+        """See `Tool.observe`."""
+        return FileReadObservation(content=result["content"], path=action.path, impl_source=action.impl_source)
+
+
+class EditFile:
+    """Change a file with a command of the string-replace editor."""
+
+    def request(self, action: FileEditAction) -> HostRequest | Observation:
+        """See `Tool.request`."""
+        if action.impl_source is not FileEditSource.OH_ACI:
+            return ErrorObservation(
+                content="Edits by draft are not available here. Use str_replace_editor with str_replace or insert."
+            )
+        fields = {name: getattr(action, name) for name in EDIT_FIELDS}
+        return HostRequest("edit", {"command": action.command, "path": action.path, **fields})
+
+    def observe(self, action: FileEditAction, result: Mapping[str, Any]) -> Observation:
+        """See `Tool.observe`.
+
+        An edit that failed is a `FileEditObservation` whose text begins with `ERROR:`, as in the original.
+        """
+        return FileEditObservation(
+            content=result["content"],
+            path=result.get("path") or action.path,
+            prev_exist=bool(result.get("prev_exist")),
+            old_content=result.get("old_content"),
+            new_content=result.get("new_content"),
+            diff=result.get("diff"),
+            impl_source=action.impl_source,
+        )

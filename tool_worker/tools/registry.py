@@ -1,0 +1,16 @@
+"""Which tool carries out which kind of action."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tool_worker.tools.bash import RunCommand
+from tool_worker.tools.file_tools import EditFile, ReadFile
+from tool_worker.tools.tool import Tool
+
+TOOLS: Mapping[str, Tool] = {
+    "action.run": RunCommand(),
+    "action.read": ReadFile(),
+    "action.edit": EditFile(),
+}
+"""By the action's kind."""

@@ -1,0 +1,48 @@
+"""The protocol of tools: how an action becomes a request to the workspace host, and its result an observation.
+
+Holds: both are functions of values; whatever touches the workspace happens in the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from broker.events import Action, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class HostRequest:
+    """What the workspace host is asked to do.
+
+    Attributes:
+        tool: `bash` or `edit`.
+        arguments: plain JSON values.
+    """
+
+    tool: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Tool(Protocol):
+    """One kind of action."""
+
+    def request(self, action: Any) -> HostRequest | Observation:
+        """Return what to ask the host, or at once the observation of an action that cannot be run."""
+        ...
+
+    def observe(self, action: Any, result: Mapping[str, Any]) -> Observation:
+        """Turn the host's result into an observation, without cause and metadata."""
+        ...
+
+
+def answering(action: Action, observation: Observation) -> Observation:
+    """Return the observation as the answer to this action: cause, source and tool call are the action's."""
+    return observation.model_copy(
+        update={
+            "cause": action.id,
+            "source": action.source,
+            "tool_call_metadata": action.tool_call_metadata,
+        }
+    )
