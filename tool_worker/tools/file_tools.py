@@ -10,6 +10,9 @@ from broker.events import Observation
 from broker.observations import ErrorObservation, FileEditObservation, FileReadObservation
 from tool_worker.tools.tool import HostRequest
 
+MAX_KEPT_CHARS = 200_000
+"""Of a larger file an edit's observation keeps the diff only."""
+
 EDIT_FIELDS = ("file_text", "old_str", "new_str", "insert_line")
 
 
@@ -49,8 +52,12 @@ class EditFile:
             content=result["content"],
             path=result.get("path") or action.path,
             prev_exist=bool(result.get("prev_exist")),
-            old_content=result.get("old_content"),
-            new_content=result.get("new_content"),
+            old_content=_if_small(result.get("old_content")),
+            new_content=_if_small(result.get("new_content")),
             diff=result.get("diff"),
             impl_source=action.impl_source,
         )
+
+
+def _if_small(content: str | None) -> str | None:
+    return content if content is None or len(content) <= MAX_KEPT_CHARS else None

@@ -1,0 +1,104 @@
+"""Runs one action and appends exactly one observation for it.
+
+The order is: claimed in the store, run by the workspace host (which journals begin and result by action id), appended
+under the action's id. Whichever of them was the last to happen when a worker died, the next worker goes on from there.
+
+Holds: nothing that ran is run again unless its outcome policy allows it; no failure of a tool or a workspace leaves an
+action without an observation; what is not known is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from broker import codec
+from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ClaimOutcome, ControlDelivery
+from broker.errors import DeckhandsError, StoreError
+from broker.event_log import EventLog
+from broker.events import Action, Observation
+from broker.failpoints import failpoint
+from broker.observations import ErrorObservation, OutcomeUnknownObservation
+from broker.tool_specs import OutcomePolicy, outcome_policy
+from tool_worker.tools.registry import TOOLS
+from tool_worker.tools.tool import HostRequest, answering
+from tool_worker.workspaces import Workspaces
+
+MAX_ATTEMPTS = 3
+
+_log = logging.getLogger(__name__)
+
+
+class Executor:
+    """Carries out what a tool worker is handed."""
+
+    def __init__(self, log: EventLog, workspaces: Workspaces, *, worker_id: str) -> None:
+        self._log = log
+        self._workspaces = workspaces
+        self._worker_id = worker_id
+
+    async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome) -> None:
+        """Run a claimed action and append its observation.
+
+        Idempotent: a repeated delivery finds the action settled, in other hands, or its result in the journal.
+        """
+        if not isinstance(claim, ActionClaimed | ActionReclaimed):
+            return
+        failpoint("tool.after_claim")
+        observation = await self._observe(delivery, claim)
+        failpoint("tool.before_append")
+        await self._log.append_observation(
+            delivery.conversation_id, observation, worker_id=self._worker_id, place=delivery.place
+        )
+        failpoint("tool.after_append")
+
+    async def obey(self, order: ControlDelivery) -> None:
+        """Stop a running action, or end a workspace.  Idempotent."""
+        if order.order == "close":
+            await self._workspaces.close(order.conversation_id)
+        elif order.order == "cancel":
+            await self._workspaces.interrupt(order.conversation_id, order.action_id)
+
+    async def _observe(self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed) -> Observation:
+        action = await self._action(delivery)
+        try:
+            if claim.attempt > MAX_ATTEMPTS:
+                text = f"The action was given up after {MAX_ATTEMPTS} workers died with it. It may have taken effect."
+                return answering(action, OutcomeUnknownObservation(content=text))
+            return answering(action, await self._run(delivery, action))
+        except StoreError:
+            raise
+        except DeckhandsError as error:
+            return answering(action, ErrorObservation(content=str(error), error_id=error.code))
+        except Exception as error:
+            _log.exception("action %s of %s", action.id, delivery.conversation_id)
+            text = f"The action could not be carried out: {type(error).__name__}: {error}"
+            return answering(action, ErrorObservation(content=text))
+
+    async def _run(self, delivery: ActionDelivery, action: Action) -> Observation:
+        tool = TOOLS.get(action.kind)
+        if tool is None:
+            return ErrorObservation(content=f"This worker has no tool for {action.kind}.")
+        request = tool.request(action)
+        if not isinstance(request, HostRequest):
+            return request
+        spec = delivery.workspace
+        host = await self._workspaces.open(
+            delivery.conversation_id, path=spec.path, sandbox=spec.sandbox, network=spec.network
+        )
+        failpoint("tool.before_run")
+        may_repeat = outcome_policy(action.kind) is OutcomePolicy.IDEMPOTENT
+        result = await host.run(action.id, request.tool, request.arguments, may_repeat=may_repeat)
+        failpoint("tool.after_result")
+        if result.is_unknown:
+            text = (
+                "The process that carried this action out ended before its result was recorded. "
+                "It may have taken effect, wholly or in part: check before you repeat it."
+            )
+            return OutcomeUnknownObservation(content=text)
+        return tool.observe(action, result.value)
+
+    async def _action(self, delivery: ActionDelivery) -> Action:
+        event = codec.decode(delivery.entry, delivery.action_id)
+        event = await self._log.blobs.whole(delivery.conversation_id, event)
+        assert isinstance(event, Action)
+        return event
