@@ -1,0 +1,194 @@
+"""A cluster of real processes that a test may hurt, and the check of what must hold afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from broker.embedded import EmbeddedValkey
+from broker.events import AgentSpec, Event, LLMSpec, WorkspaceSpec
+from broker.invariants import violations
+from broker.observations import OutcomeUnknownObservation
+from broker.store import open_store
+from controller_worker.controller import fold
+from controller_worker.state import State, state_from
+from deckhands.client import Client
+
+POLL_SECONDS = 0.02
+
+
+def steps(count: int, *, seconds: float = 0.0) -> list[dict[str, Any]]:
+    """Turns of a script: `count` commands that leave a trace of their beginning and their end, then finish."""
+    turns: list[dict[str, Any]] = []
+    for n in range(count):
+        pause = f"sleep {seconds}; " if seconds else ""
+        command = f"echo begin-{n} >> effects; {pause}echo end-{n} >> effects; echo done {n}"
+        turns.append({"text": f"step {n}", "tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]})
+    turns.append({"tool_calls": [{"name": "finish", "arguments": {"message": "all done"}}]})
+    return turns
+
+
+class FaultCluster:
+    """A store, workers by name, and conversations whose effects can be counted."""
+
+    def __init__(self, root: Path, *, append_fsync: Literal["everysec", "always"] = "everysec") -> None:
+        self.root = root
+        self.store = EmbeddedValkey(root / "valkey", append_fsync=append_fsync)
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.client: Client
+        self.url_for_workers = ""
+        self._scripts = 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[FaultCluster]:
+        await self.store.start()
+        self.client = Client(await open_store(self.store.url, patience_seconds=60))
+        try:
+            yield self
+        finally:
+            for name in list(self.workers):
+                self.signal(name, signal.SIGCONT)
+                self.kill(name)
+            await self._close_workspaces()
+            await self.client.aclose()
+            await self.store.stop()
+
+    def start_controller(self, name: str = "c1", **environment: str) -> subprocess.Popen[bytes]:
+        return self._start(name, "controller_worker", environment)
+
+    def start_tool(self, name: str = "t1", **environment: str) -> subprocess.Popen[bytes]:
+        return self._start(name, "tool_worker", environment)
+
+    def kill(self, name: str) -> None:
+        worker = self.workers.pop(name)
+        worker.kill()
+        worker.wait()
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self.workers[name].send_signal(number)
+
+    def log_of(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text(errors="replace")
+
+    async def submit(self, turns: Sequence[dict[str, Any]], *, count: int = 1, latency: float = 0.0) -> list[str]:
+        """Begin conversations that each follow the script in a workspace of their own."""
+        self._scripts += 1
+        script = self.root / f"script-{self._scripts}.json"
+        script.write_text(json.dumps({"description": "fault test", "latency_seconds": latency, "turns": list(turns)}))
+        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
+        ids = []
+        for _ in range(count):
+            folder = self.root / "work" / f"{self._scripts}-{len(ids)}"
+            folder.mkdir(parents=True)
+            workspace = WorkspaceSpec(path=str(folder), sandbox="none")
+            ids.append(await self.client.submit("do it", agent=agent, workspace=workspace))
+            (self.root / f"{ids[-1]}.where").write_text(str(folder))
+        return ids
+
+    async def until(self, condition: Callable[[], Any], *, limit: float = 30.0, what: str = "condition") -> None:
+        """Wait until a condition holds, sync or async."""
+        async with asyncio.timeout(limit):
+            while True:
+                found = condition()
+                if asyncio.iscoroutine(found):
+                    found = await found
+                if found:
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def until_ended(self, name: str, *, limit: float = 30.0) -> int:
+        """Wait for a worker that is about to die by itself."""
+        worker = self.workers[name]
+        await self.until(lambda: worker.poll() is not None, limit=limit)
+        del self.workers[name]
+        return worker.wait()
+
+    async def until_kind(self, conversation_id: str, kind: str, *, count: int = 1, limit: float = 30.0) -> None:
+        """Wait until a log holds `count` events of a kind."""
+
+        async def there() -> bool:
+            events = await self.client.events(conversation_id)
+            return sum(event.kind == kind for event in events) >= count
+
+        await self.until(there, limit=limit, what=kind)
+
+    async def settle(self, ids: Sequence[str], *, limit: float = 60.0) -> None:
+        """Wait until every conversation has come to rest."""
+        async with asyncio.timeout(limit):
+            for conversation_id in ids:
+                await self.client.wait_until_settled(conversation_id)
+
+    async def check(self, ids: Sequence[str], *, commands: int, state: str = "finished", unknown: int = 0) -> None:
+        """Check the invariants of every log, its snapshot, and that each command took effect exactly once.
+
+        Args:
+            unknown: how many commands of all conversations may have an unknown outcome.
+        """
+        unknown_found = 0
+        for conversation_id in ids:
+            events = await self.client.events(conversation_id)
+            row = await self.client.row(conversation_id)
+            found = violations(events, conversation_id=conversation_id, last_event_id=row.last_event_id)
+            assert not found, [f"{item.invariant} {item.text}" for item in found]
+            assert row.state == state, (row, [event.sentence for event in events[-5:]])
+            await self._check_fold(conversation_id, events)
+            here = sum(isinstance(event, OutcomeUnknownObservation) for event in events)
+            unknown_found += here
+            effects = self.effects(conversation_id)
+            begun = [line for line in effects if line.startswith("begin-")]
+            ended = [line for line in effects if line.startswith("end-")]
+            assert len(begun) == len(set(begun)), f"run twice: {effects}"
+            assert len(ended) >= commands - here, f"not run: {effects}"
+        assert unknown_found <= unknown, f"{unknown_found} unknown outcomes, at most {unknown} expected"
+
+    async def _check_fold(self, conversation_id: str, events: Sequence[Event]) -> None:
+        keys = self.client.store.keys(conversation_id)
+        snapshot = state_from(await self.client.store.connection.call("GET", keys.snapshot))
+        whole = fold(State(), events)
+        if snapshot is not None:
+            assert fold(snapshot, events[snapshot.version :]) == whole
+
+    def effects(self, conversation_id: str) -> list[str]:
+        """What the commands of a conversation have left behind, in order."""
+        folder = Path((self.root / f"{conversation_id}.where").read_text())
+        path = folder / "effects"
+        return path.read_text().split() if path.exists() else []
+
+    def _start(self, name: str, module: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        assert name not in self.workers, name
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("DECKHANDS_", "LLM_"))}
+        env |= {
+            "DECKHANDS_URL": self.url_for_workers or self.store.url,
+            "DECKHANDS_CELERY_URL": self.store.celery_url,
+            "DECKHANDS_NODE": "node1",
+            "DECKHANDS_NODE_DIR": str(self.root / "n"),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
+        with (self.root / f"{name}.log").open("ab") as log:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", module],
+                env=env | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.workers[name] = worker
+        return worker
+
+    async def _close_workspaces(self) -> None:
+        """End the workspace hosts, which outlive their tool workers by design."""
+        from tool_worker.workspaces import Workspaces
+
+        workspaces = Workspaces(self.root / "n", sandbox="none")
+        for where in self.root.glob("*.where"):
+            await workspaces.close(where.stem)
+        await workspaces.aclose()

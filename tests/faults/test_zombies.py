@@ -1,0 +1,51 @@
+"""Workers that stop past their heartbeat and come back: whatever they append is refused."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.faults.harness import FaultCluster, steps
+
+
+async def test_a_controller_that_comes_back_is_fenced(cluster: FaultCluster) -> None:
+    cluster.start_tool()
+    cluster.start_controller("zombie", DECKHANDS_FAILPOINTS="controller.before_append:stop@3")
+    ids = await cluster.submit(steps(3))
+    await cluster.until_kind(ids[0], "observation.run")
+    cluster.start_controller("survivor")
+    await cluster.settle(ids)
+    before = await cluster.client.events(ids[0])
+    cluster.signal("zombie", signal.SIGCONT)
+    await cluster.until(lambda: "presumed dead" in cluster.log_of("zombie"))
+    assert "fenced" in cluster.log_of("zombie")
+    assert await cluster.client.events(ids[0]) == before
+    await cluster.check(ids, commands=3)
+
+
+async def test_a_zombie_serves_again_under_a_new_name(cluster: FaultCluster) -> None:
+    cluster.start_tool()
+    cluster.start_controller("zombie", DECKHANDS_FAILPOINTS="controller.before_append:stop@3")
+    ids = await cluster.submit(steps(3))
+    await cluster.until_kind(ids[0], "observation.run")
+    cluster.start_controller("survivor")
+    await cluster.settle(ids)
+    cluster.signal("zombie", signal.SIGCONT)
+    await cluster.until(lambda: "presumed dead" in cluster.log_of("zombie"))
+    cluster.kill("survivor")
+    more = await cluster.submit(steps(2))
+    await cluster.settle(more)
+    await cluster.check([*ids, *more], commands=2)
+
+
+async def test_a_tool_worker_that_comes_back_adds_nothing(cluster: FaultCluster) -> None:
+    cluster.start_controller()
+    cluster.start_tool("zombie", DECKHANDS_FAILPOINTS="tool.before_append:stop@1")
+    ids = await cluster.submit(steps(2))
+    await cluster.until(lambda: "end-0" in cluster.effects(ids[0]))
+    cluster.start_tool("survivor")
+    await cluster.settle(ids)
+    before = await cluster.client.events(ids[0])
+    cluster.signal("zombie", signal.SIGCONT)
+    await cluster.until(lambda: "presumed dead" in cluster.log_of("zombie"))
+    assert await cluster.client.events(ids[0]) == before
+    await cluster.check(ids, commands=2)
