@@ -1,4 +1,4 @@
-"""The only caller of `time` in our packages (workspace hosts apart): wall clock, monotonic clock, and a clock for tests.
+"""The only caller of `time` in our packages (workspace hosts apart): wall and monotonic clocks, and one for tests.
 
 Holds: wall times are aware UTC; durations are float seconds from a monotonic clock.
 Does not: decide who owns a conversation. Safety rests on fencing tokens, never on a clock.

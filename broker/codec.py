@@ -83,7 +83,7 @@ def decode_wire(entry: bytes, *, upcasters: Mapping[int, Upcaster] = UPCASTERS, 
     try:
         if flags & _ZSTD:
             payload = _decompressor.decompress(payload, max_output_size=16 * MAX_PAYLOAD_BYTES)
-        wire = msgpack.unpackb(payload, ext_hook=_refuse_extension)
+        wire: Any = msgpack.unpackb(payload, ext_hook=_refuse_extension)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException, zstandard.ZstdError) as error:
         raise CorruptEntry(f"An entry cannot be unpacked: {error}") from error
     if not isinstance(wire, dict):

@@ -26,7 +26,7 @@ Argument = bytes | str | int | float
 REPLY_TIMEOUT_SECONDS = 5.0
 CONNECT_TIMEOUT_SECONDS = 5.0
 
-_UNAVAILABLE = ("LOADING", "MISCONF", "OOM", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY")
+_UNAVAILABLE = ("LOADING", "MISCONF", "OOM", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY ")
 _REFUSED = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR invalid password", "ERR AUTH")
 
 
@@ -71,7 +71,7 @@ class MultiplexedConnection:
         wire = self._wire
         if wire is None or wire.is_lost:
             wire = await self._connect()
-        return _checked(await wire.send(command))
+        return check_reply(await wire.send(command))
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """See `Connection.call_many`."""
@@ -79,7 +79,7 @@ class MultiplexedConnection:
         if wire is None or wire.is_lost:
             wire = await self._connect()
         replies = [wire.send(command) for command in commands]
-        return [_checked(reply) for reply in await asyncio.gather(*replies)]
+        return [check_reply(reply) for reply in await asyncio.gather(*replies)]
 
     def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
         """See `Connection.another`."""
@@ -113,7 +113,7 @@ class MultiplexedConnection:
                 else:
                     _, wire = await loop.create_connection(make, address.host, address.port, ssl=address.ssl_context)
                 for greeting in address.greetings:
-                    _checked(await wire.send(greeting))
+                    check_reply(await wire.send(greeting))
         except (OSError, TimeoutError, OutcomeUnknown) as error:
             raise StoreUnavailable(
                 f"Cannot connect to the store at {address.shown}: {error or type(error).__name__}.",
@@ -140,7 +140,7 @@ class _Wire(asyncio.Protocol):
         if self.is_lost:
             future.set_exception(StoreUnavailable("The connection to the store is lost."))
             return future
-        packed = hiredis.pack_command(tuple(command))
+        packed = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # the stub wants exactly one part
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(packed)
@@ -235,7 +235,14 @@ def _parse(url: str) -> _Address:
         ) from error
 
 
-def _checked(reply: Any) -> Any:
+def check_reply(reply: Any) -> Any:
+    """Return a reply, or raise the error that it is.
+
+    Raises:
+        StoreUnavailable: the server refuses for the moment.
+        StoreMisconfigured: it refused the login or a right.
+        StoreError: it refused the command.
+    """
     if not isinstance(reply, hiredis.ReplyError):
         return reply
     text = str(reply)

@@ -59,9 +59,7 @@ class Conversations:
         """Return up to `limit` conversations, the newest first."""
         commands = [("ZREVRANGE", names.index, 0, limit - 1, "WITHSCORES") for names in self._store.all_shards]
         replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
-        scored = [
-            (float(flat[i + 1]), flat[i].decode()) for flat in replies for i in range(0, len(flat), 2)
-        ]
+        scored = [(float(flat[i + 1]), flat[i].decode()) for flat in replies for i in range(0, len(flat), 2)]
         ids = [cid for _, cid in sorted(scored, reverse=True)[:limit]]
         return [row for row in await self._rows(ids) if row is not None]
 

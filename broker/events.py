@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-
 EventT = TypeVar("EventT", bound="Event")
 
 

@@ -47,7 +47,6 @@ def new_key() -> str:
     return secrets.token_hex(12)
 
 
-
 def jitter() -> float:
     """Draw a factor between 0.5 and 1.5 for a pause, so that many who wait do not return at once."""
     return 0.5 + secrets.randbelow(1_000_000) / 1_000_000

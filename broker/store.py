@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -48,7 +48,7 @@ class Store:
     connection: Connection
     shards: int
     generation: str
-    clock: Clock = SystemClock()
+    clock: Clock = field(default_factory=SystemClock)
     patience_seconds: float | None = 30.0
 
     @property

@@ -65,9 +65,7 @@ class Mailbox:
             self._read_since_trim += len(entries)
             if self._read_since_trim >= TRIM_MAILBOX_EVERY:
                 self._read_since_trim = 0
-                await self._store.persist(
-                    lambda: self._store.connection.call("XTRIM", self._key, "MINID", self._after)
-                )
+                await self._store.persist(lambda: self._store.connection.call("XTRIM", self._key, "MINID", self._after))
         return list(dict.fromkeys(fields[1].decode() for _, fields in entries))
 
     async def aclose(self) -> None:

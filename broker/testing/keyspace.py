@@ -1,0 +1,287 @@
+"""The keys of the in-memory store, and its commands on hashes, sets, sorted sets and strings.
+
+Holds: replies are those of a real server: bytes, int, None, or lists of them; errors are raised as `ReplyError`.
+Does not: expire, persist or evict; know commands that nothing here uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hiredis import ReplyError
+
+from broker.clock import Clock, to_millis
+
+V = TypeVar("V")
+
+
+class Status(bytes):
+    """A reply such as OK, which Lua sees as a table and everybody else as bytes."""
+
+
+OK = Status(b"OK")
+
+
+class Hash(dict[bytes, bytes]):
+    """A hash: field → value."""
+
+
+class Members(dict[bytes, None]):
+    """A set that keeps its order, so that a simulation repeats itself."""
+
+
+class SortedSet(dict[bytes, float]):
+    """A sorted set: member → score."""
+
+    def ranked(self) -> list[tuple[bytes, float]]:
+        """Return members and scores by score, then by member."""
+        return sorted(self.items(), key=lambda item: (item[1], item[0]))
+
+
+class Keyspace:
+    """All keys of one store."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.values: dict[bytes, Any] = {}
+        self.grown: set[bytes] = set()
+        """Streams that got an entry or disappeared since somebody last looked; whoever waits for them is served."""
+        self._clock = clock
+
+    def now_ms(self) -> int:
+        """Return the store's time in milliseconds since the epoch."""
+        return to_millis(self._clock.now())
+
+    def find(self, key: bytes, kind: type[V]) -> V | None:
+        """Return the value of a key, None if there is none.
+
+        Raises:
+            ReplyError: it is of another kind.
+        """
+        value = self.values.get(key)
+        if value is not None and type(value) is not kind:
+            raise ReplyError("WRONGTYPE Operation against a key holding the wrong kind of value")
+        return value
+
+    def make(self, key: bytes, kind: type[V]) -> V:
+        """Return the value of a key, made if there is none; see `find` for what is raised."""
+        value = self.find(key, kind)
+        if value is None:
+            value = self.values[key] = kind()
+        return value
+
+    def drop_empty(self, key: bytes) -> None:
+        """Forget a hash or set that has nothing left in it."""
+        if not self.values.get(key, True):
+            del self.values[key]
+
+
+Arguments = list[bytes]
+Command = Callable[[Keyspace, Arguments], Any]
+
+
+def _hset(keys: Keyspace, args: Arguments) -> int:
+    found = keys.make(args[0], Hash)
+    before = len(found)
+    found.update(zip(args[1::2], args[2::2], strict=True))
+    return len(found) - before
+
+
+def _hsetnx(keys: Keyspace, args: Arguments) -> int:
+    key, field, value = args
+    if field in (keys.find(key, Hash) or ()):
+        return 0
+    keys.make(key, Hash)[field] = value
+    return 1
+
+
+def _hget(keys: Keyspace, args: Arguments) -> bytes | None:
+    key, field = args
+    return (keys.find(key, Hash) or Hash()).get(field)
+
+
+def _hmget(keys: Keyspace, args: Arguments) -> list[bytes | None]:
+    found = keys.find(args[0], Hash) or Hash()
+    return [found.get(field) for field in args[1:]]
+
+
+def _hgetall(keys: Keyspace, args: Arguments) -> list[bytes]:
+    return [part for pair in (keys.find(args[0], Hash) or Hash()).items() for part in pair]
+
+
+def _hdel(keys: Keyspace, args: Arguments) -> int:
+    found = keys.find(args[0], Hash) or Hash()
+    gone = sum(found.pop(field, None) is not None for field in args[1:])
+    keys.drop_empty(args[0])
+    return gone
+
+
+def _hincrby(keys: Keyspace, args: Arguments) -> int:
+    key, field, amount = args
+    found = keys.make(key, Hash)
+    try:
+        value = int(found.get(field, b"0")) + int(amount)
+    except ValueError as error:
+        raise ReplyError("ERR hash value is not an integer") from error
+    found[field] = b"%d" % value
+    return value
+
+
+def _sadd(keys: Keyspace, args: Arguments) -> int:
+    found = keys.make(args[0], Members)
+    before = len(found)
+    found.update(dict.fromkeys(args[1:]))
+    return len(found) - before
+
+
+def _srem(keys: Keyspace, args: Arguments) -> int:
+    found = keys.find(args[0], Members) or Members()
+    before = len(found)
+    for member in args[1:]:
+        found.pop(member, None)
+    keys.drop_empty(args[0])
+    return before - len(found)
+
+
+def _spop(keys: Keyspace, args: Arguments) -> list[bytes]:
+    found = keys.find(args[0], Members) or Members()
+    gone = list(found)[: int(args[1])]
+    _srem(keys, [args[0], *gone])
+    return gone
+
+
+def _scard(keys: Keyspace, args: Arguments) -> int:
+    return len(keys.find(args[0], Members) or ())
+
+
+def _smembers(keys: Keyspace, args: Arguments) -> list[bytes]:
+    return list(keys.find(args[0], Members) or ())
+
+
+def _zadd(keys: Keyspace, args: Arguments) -> int:
+    try:
+        scores = [float(score) for score in args[1::2]]
+    except ValueError as error:
+        raise ReplyError("ERR value is not a valid float") from error
+    found = keys.make(args[0], SortedSet)
+    before = len(found)
+    found.update(zip(args[2::2], scores, strict=True))
+    return len(found) - before
+
+
+def _zscore(keys: Keyspace, args: Arguments) -> bytes | None:
+    score = (keys.find(args[0], SortedSet) or SortedSet()).get(args[1])
+    return None if score is None else _score_text(score)
+
+
+def _zrem(keys: Keyspace, args: Arguments) -> int:
+    found = keys.find(args[0], SortedSet) or SortedSet()
+    gone = sum(found.pop(member, None) is not None for member in args[1:])
+    keys.drop_empty(args[0])
+    return gone
+
+
+def _zrange(keys: Keyspace, args: Arguments, *, is_reversed: bool = False) -> list[bytes]:
+    ranked = (keys.find(args[0], SortedSet) or SortedSet()).ranked()
+    if is_reversed:
+        ranked.reverse()
+    start, stop = (int(end) + (len(ranked) if int(end) < 0 else 0) for end in args[1:3])
+    return _members(ranked[max(start, 0) : stop + 1], args[3:])
+
+
+def _zrevrange(keys: Keyspace, args: Arguments) -> list[bytes]:
+    return _zrange(keys, args, is_reversed=True)
+
+
+def _zrangebyscore(keys: Keyspace, args: Arguments) -> list[bytes]:
+    (low, is_low_open), (high, is_high_open) = _score_end(args[1]), _score_end(args[2])
+    found = [
+        (member, score)
+        for member, score in (keys.find(args[0], SortedSet) or SortedSet()).ranked()
+        if (low < score or (low == score and not is_low_open))
+        and (score < high or (score == high and not is_high_open))
+    ]
+    options = [option.upper() for option in args[3:]]
+    if b"LIMIT" in options:
+        at = options.index(b"LIMIT")
+        offset, count = int(options[at + 1]), int(options[at + 2])
+        found = found[offset : offset + count] if count >= 0 else found[offset:]
+    return _members(found, options)
+
+
+def _score_end(text: bytes) -> tuple[float, bool]:
+    is_open = text.startswith(b"(")
+    try:
+        return float(text[is_open:]), is_open
+    except ValueError as error:
+        raise ReplyError("ERR min or max is not a float") from error
+
+
+def _members(ranked: list[tuple[bytes, float]], options: Arguments) -> list[bytes]:
+    if b"WITHSCORES" not in (option.upper() for option in options):
+        return [member for member, _ in ranked]
+    return [part for member, score in ranked for part in (member, _score_text(score))]
+
+
+def _score_text(score: float) -> bytes:
+    if math.isinf(score):
+        return b"inf" if score > 0 else b"-inf"
+    return b"%d" % score if score.is_integer() else repr(score).encode()
+
+
+def _get(keys: Keyspace, args: Arguments) -> bytes | None:
+    return keys.find(args[0], bytes)
+
+
+def _set(keys: Keyspace, args: Arguments) -> Status:
+    key, value = args
+    keys.values[key] = value
+    return OK
+
+
+def _del(keys: Keyspace, args: Arguments) -> int:
+    keys.grown.update(args)
+    return sum(keys.values.pop(key, None) is not None for key in args)
+
+
+def _exists(keys: Keyspace, args: Arguments) -> int:
+    return sum(key in keys.values for key in args)
+
+
+def _time(keys: Keyspace, _: Arguments) -> list[bytes]:
+    seconds, millis = divmod(keys.now_ms(), 1000)
+    return [b"%d" % seconds, b"%d" % (millis * 1000)]
+
+
+def _describe_server(_: Keyspace, __: Arguments) -> bytes:
+    return b"# Server\r\nredis_version:7.2.0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n"
+
+
+COMMANDS: dict[bytes, Command] = {
+    b"HSET": _hset,
+    b"HSETNX": _hsetnx,
+    b"HGET": _hget,
+    b"HMGET": _hmget,
+    b"HGETALL": _hgetall,
+    b"HDEL": _hdel,
+    b"HINCRBY": _hincrby,
+    b"SADD": _sadd,
+    b"SREM": _srem,
+    b"SPOP": _spop,
+    b"SCARD": _scard,
+    b"SMEMBERS": _smembers,
+    b"ZADD": _zadd,
+    b"ZSCORE": _zscore,
+    b"ZREM": _zrem,
+    b"ZRANGE": _zrange,
+    b"ZREVRANGE": _zrevrange,
+    b"ZRANGEBYSCORE": _zrangebyscore,
+    b"GET": _get,
+    b"SET": _set,
+    b"DEL": _del,
+    b"EXISTS": _exists,
+    b"TIME": _time,
+    b"INFO": _describe_server,
+}
+"""Every command of this file, by its name."""

@@ -1,0 +1,157 @@
+"""A store in memory behind a `Connection`: for tests and simulations, on any event loop, with any clock.
+
+Holds: what a command or a function answers and changes is what a real server would; tests compare the two. A blocked
+read is served in the step in which its entry arrives, the longest waiting first, and times out by the loop's clock.
+Does not: survive the process; follow the limits, permissions and configuration of a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from hiredis import ReplyError
+
+from broker.clock import Clock, SystemClock
+from broker.connection import Argument, check_reply
+from broker.errors import OutcomeUnknown
+from broker.testing import keyspace, streams
+from broker.testing.keyspace import Arguments, Keyspace
+from broker.testing.lua_library import LuaLibrary
+from broker.testing.streams import Read
+
+
+class MemoryServer:
+    """What any number of `MemoryConnection`s share."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.keys = Keyspace(clock or SystemClock())
+        self._libraries: dict[bytes, LuaLibrary] = {}
+        self._blocked: dict[asyncio.Future[Any], Read] = {}
+        self._commands = {**keyspace.COMMANDS, **streams.COMMANDS}
+
+    def execute(self, command: Arguments) -> Any:
+        """Perform a command without waiting and serve whoever waited for what it brought.
+
+        Raises:
+            ReplyError: it was refused.
+        """
+        try:
+            return self._perform(command)
+        finally:
+            if self.keys.grown:
+                self._serve()
+
+    def block(self, read: Read) -> asyncio.Future[Any]:
+        """Begin a blocking read: its reply is there at once, or when an entry arrives, or None when time is up."""
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        reply = self._try(read)
+        if reply is not None:
+            future.set_result(reply)
+            return future
+        self._blocked[future] = read
+        future.add_done_callback(lambda _: self._blocked.pop(future, None))
+        if read.block_ms:
+            timer = loop.call_later(read.block_ms / 1000, _set_result, future, None)
+            future.add_done_callback(lambda _: timer.cancel())
+        return future
+
+    def _perform(self, command: Arguments) -> Any:
+        name, *args = command
+        if name.upper() == b"FCALL":
+            return self._call_function(args)
+        if name.upper() == b"FUNCTION":
+            return self._administer_functions(args)
+        run = self._commands.get(name.upper())
+        if run is None:
+            raise ReplyError(f"ERR unknown command '{name.decode()}'")
+        return run(self.keys, args)
+
+    def _call_function(self, args: Arguments) -> Any:
+        name, number = args[0], int(args[1])
+        for library in self._libraries.values():
+            if name in library.functions:
+                return library.run(name, args[2 : 2 + number], args[2 + number :])
+        raise ReplyError("ERR Function not found")
+
+    def _administer_functions(self, args: Arguments) -> Any:
+        if args[0].upper() == b"LIST":
+            wanted = args[2] if len(args) > 1 else None
+            return [[b"library_name", name] for name in self._libraries if wanted in (None, name)]
+        assert args[0].upper() == b"LOAD"
+        library = LuaLibrary(args[-1], self._perform)
+        if library.name in self._libraries and args[1].upper() != b"REPLACE":
+            raise ReplyError(f"ERR Library '{library.name.decode()}' already exists")
+        self._libraries[library.name] = library
+        return library.name
+
+    def _serve(self) -> None:
+        grown, self.keys.grown = self.keys.grown, set()
+        for future, read in list(self._blocked.items()):
+            if not future.done() and not grown.isdisjoint(read.streams):
+                reply = self._try(read)
+                if reply is not None:
+                    future.set_result(reply)
+
+    def _try(self, read: Read) -> Any:
+        try:
+            return read.run(self.keys)
+        except ReplyError as error:
+            return error
+
+
+class MemoryConnection:
+    """A `Connection` to a `MemoryServer`."""
+
+    def __init__(self, server: MemoryServer | None = None) -> None:
+        self.server = server or MemoryServer()
+        self._blocked: set[asyncio.Future[Any]] = set()
+
+    async def call(self, *command: Argument) -> Any:
+        """See `Connection.call`."""
+        await asyncio.sleep(0)  # as on a wire, others go on between sending and execution, and before the reply
+        packed = _packed(command)
+        read = Read.parse(packed)
+        if read is None or read.block_ms is None:
+            reply = self._execute(packed)
+        else:
+            future = self.server.block(read)
+            self._blocked.add(future)
+            future.add_done_callback(self._blocked.discard)
+            reply = await future
+        await asyncio.sleep(0)
+        return check_reply(reply)
+
+    async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """See `Connection.call_many`."""
+        await asyncio.sleep(0)
+        replies = [self._execute(_packed(command)) for command in commands]
+        await asyncio.sleep(0)
+        return [check_reply(reply) for reply in replies]
+
+    def another(self, *, reply_timeout_seconds: float) -> MemoryConnection:  # noqa: ARG002  (nothing is ever lost)
+        """See `Connection.another`."""
+        return MemoryConnection(self.server)
+
+    async def aclose(self) -> None:
+        """See `Connection.aclose`."""
+        for future in list(self._blocked):
+            if not future.done():
+                future.set_exception(OutcomeUnknown("The connection to the store was closed before the reply."))
+
+    def _execute(self, command: Arguments) -> Any:
+        try:
+            return self.server.execute(command)
+        except ReplyError as error:
+            return error
+
+
+def _packed(command: Sequence[Argument]) -> Arguments:
+    return [part if isinstance(part, bytes) else str(part).encode() for part in command]
+
+
+def _set_result(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)

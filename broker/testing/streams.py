@@ -1,0 +1,301 @@
+"""Streams of the in-memory store: entries, consumer groups, what each consumer was handed and has not acknowledged.
+
+Holds: ids rise strictly within a stream, even after a trim; a read without news changes nothing but the list of
+consumers. Semantics: Redis 7.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+from hiredis import ReplyError
+
+from broker.testing.keyspace import OK, Arguments, Command, Keyspace, Status
+
+Id = tuple[int, int]
+
+LAST_SEQ = (1 << 64) - 1
+TRIM_SLACK = 100
+"""How many entries an approximate trim may leave over: a real server drops whole nodes of a hundred."""
+
+
+@dataclass
+class Pending:
+    """An entry in a consumer's hands."""
+
+    consumer: bytes
+    delivered_ms: int
+    deliveries: int = 1
+
+
+@dataclass
+class Group:
+    """A consumer group: how far it has come, its consumers, what they hold."""
+
+    last: Id
+    consumers: dict[bytes, None] = field(default_factory=dict)
+    pending: dict[Id, Pending] = field(default_factory=dict)
+
+    def held(self, consumer: bytes | None = None) -> list[tuple[Id, Pending]]:
+        """Return what a consumer, or any, holds, in order of id."""
+        return sorted(
+            (item for item in self.pending.items() if consumer in (None, item[1].consumer)), key=lambda item: item[0]
+        )
+
+
+@dataclass
+class Stream:
+    """A stream: its ids in order, and the fields of each entry."""
+
+    ids: list[Id] = field(default_factory=list)
+    fields: dict[Id, Arguments] = field(default_factory=dict)
+    last: Id = (0, 0)
+    groups: dict[bytes, Group] = field(default_factory=dict)
+
+    def between(self, first: Id, final: Id, count: int | None = None) -> list[Id]:
+        """Return the ids from `first` to `final`, both included, at most `count`."""
+        found = self.ids[bisect_left(self.ids, first) : bisect_right(self.ids, final)]
+        return found if count is None else found[:count]
+
+    def entry(self, entry_id: Id) -> list[Any]:
+        """Return an entry as a reply; its fields are None when it was trimmed."""
+        return [id_text(entry_id), self.fields.get(entry_id)]
+
+    def drop_first(self, number: int) -> int:
+        """Trim `number` entries and return how many those were."""
+        gone, self.ids = self.ids[:number], self.ids[number:]
+        for entry_id in gone:
+            del self.fields[entry_id]
+        return len(gone)
+
+
+@dataclass
+class Read:
+    """An XREAD or XREADGROUP.
+
+    Attributes:
+        group: of XREADGROUP, else empty.
+        block_ms: how long to wait, 0 for ever, None not at all.
+        streams: key → id to read after; `>` for what was never delivered.
+    """
+
+    group: bytes
+    consumer: bytes
+    count: int | None
+    block_ms: int | None
+    streams: dict[bytes, bytes]
+
+    @staticmethod
+    def parse(command: Arguments) -> Read | None:
+        """Return the read that a command is, None if it is another command."""
+        name, *args = command
+        if name.upper() not in (b"XREAD", b"XREADGROUP"):
+            return None
+        group, consumer = (args[1], args[2]) if name.upper() == b"XREADGROUP" else (b"", b"")
+        at, options = (3 if group else 0), dict[bytes, int]()
+        while args[at].upper() != b"STREAMS":
+            options[args[at].upper()] = int(args[at + 1])
+            at += 2
+        names = args[at + 1 :]
+        half = len(names) // 2
+        streams = dict(zip(names[:half], names[half:], strict=True))
+        return Read(group, consumer, options.get(b"COUNT"), options.get(b"BLOCK"), streams)
+
+    def run(self, keys: Keyspace) -> list[Any] | None:
+        """Perform it once; None when there is nothing to be had."""
+        for key, after in self.streams.items():
+            if after == b"$":
+                self.streams[key] = id_text((keys.find(key, Stream) or Stream()).last)
+        groups = [_group(keys, key, self.group) for key in self.streams] if self.group else []
+        for _, group in groups:
+            group.consumers[self.consumer] = None
+        found = []
+        for key, after in self.streams.items():
+            stream = keys.find(key, Stream)
+            if stream is None:
+                continue
+            if not self.group:
+                entries = [stream.entry(n) for n in stream.between(_next(parse_id(after)), LAST_ID, self.count)]
+            elif after == b">":
+                entries = self._deliver(stream, keys.now_ms())
+            else:
+                held = stream.groups[self.group].held(self.consumer)
+                entries = [stream.entry(n) for n, _ in held if n > parse_id(after)][: self.count]
+            if entries or (self.group and after != b">"):
+                found.append([key, entries])
+        return found or None
+
+    def _deliver(self, stream: Stream, now_ms: int) -> list[list[Any]]:
+        group = stream.groups[self.group]
+        news = stream.between(_next(group.last), LAST_ID, self.count)
+        for entry_id in news:
+            group.pending[entry_id] = Pending(self.consumer, now_ms)
+            group.last = entry_id
+        return [stream.entry(entry_id) for entry_id in news]
+
+
+LAST_ID: Id = (LAST_SEQ, LAST_SEQ)
+
+
+def parse_id(text: bytes, *, seq: int = 0) -> Id:
+    """Read an id, completed by `seq`; `-` and `+` are the first and the last there can be."""
+    if text in (b"-", b"+"):
+        return (0, 0) if text == b"-" else LAST_ID
+    ms, dash, rest = text.partition(b"-")
+    try:
+        return int(ms), int(rest) if dash else seq
+    except ValueError as error:
+        raise ReplyError("ERR Invalid stream ID specified as stream command argument") from error
+
+
+def id_text(entry_id: Id) -> bytes:
+    """Write an id."""
+    return b"%d-%d" % entry_id
+
+
+def _next(entry_id: Id) -> Id:
+    return entry_id[0], entry_id[1] + 1
+
+
+def _group(keys: Keyspace, key: bytes, name: bytes) -> tuple[Stream, Group]:
+    stream = keys.find(key, Stream)
+    if stream is None or name not in stream.groups:
+        raise ReplyError(f"NOGROUP No such key '{key.decode()}' or consumer group '{name.decode()}'")
+    return stream, stream.groups[name]
+
+
+def _trim(stream: Stream, options: Arguments) -> int:
+    how, *rest = options
+    is_rough = rest[0] == b"~"
+    limit = rest[1] if rest[0] in (b"~", b"=") else rest[0]
+    if how.upper() == b"MINID":
+        surplus = bisect_left(stream.ids, parse_id(limit))
+    else:
+        surplus = max(len(stream.ids) - int(limit), 0)
+    return 0 if is_rough and surplus < TRIM_SLACK else stream.drop_first(surplus)
+
+
+def _xadd(keys: Keyspace, args: Arguments) -> bytes:
+    key, *rest = args
+    trim: Arguments = []
+    if rest[0].upper() in (b"MAXLEN", b"MINID"):
+        length = 3 if rest[1] in (b"~", b"=") else 2
+        trim, rest = rest[:length], rest[length:]
+    if rest[0] == b"0-0":
+        raise ReplyError("ERR The ID specified in XADD must be greater than 0-0")
+    stream = keys.find(key, Stream) or Stream()
+    if rest[0] == b"*":
+        entry_id = max((keys.now_ms(), 0), _next(stream.last))
+    else:
+        entry_id = parse_id(rest[0])
+        if entry_id <= stream.last:
+            raise ReplyError("ERR The ID specified in XADD is equal or smaller than the target stream top item")
+    keys.values[key] = stream
+    stream.ids.append(entry_id)
+    stream.fields[entry_id] = rest[1:]
+    stream.last = entry_id
+    if trim:
+        _trim(stream, trim)
+    keys.grown.add(key)
+    return id_text(entry_id)
+
+
+def _xlen(keys: Keyspace, args: Arguments) -> int:
+    return len((keys.find(args[0], Stream) or Stream()).ids)
+
+
+def _xrange(keys: Keyspace, args: Arguments) -> list[Any]:
+    stream = keys.find(args[0], Stream) or Stream()
+    count = int(args[4]) if len(args) > 3 else None
+    found = stream.between(parse_id(args[1]), parse_id(args[2], seq=LAST_SEQ), count)
+    return [stream.entry(entry_id) for entry_id in found]
+
+
+def _xtrim(keys: Keyspace, args: Arguments) -> int:
+    stream = keys.find(args[0], Stream)
+    return _trim(stream, args[1:]) if stream is not None else 0
+
+
+def _read(name: bytes) -> Command:
+    def run(keys: Keyspace, args: Arguments) -> list[Any] | None:
+        read = Read.parse([name, *args])
+        assert read is not None
+        return read.run(keys)
+
+    return run
+
+
+def _xack(keys: Keyspace, args: Arguments) -> int:
+    stream = keys.find(args[0], Stream)
+    group = stream.groups.get(args[1]) if stream is not None else None
+    if group is None:
+        return 0
+    return sum(group.pending.pop(parse_id(entry), None) is not None for entry in args[2:])
+
+
+def _xpending(keys: Keyspace, args: Arguments) -> list[Any]:
+    _, group = _group(keys, args[0], args[1])
+    if len(args) == 2:
+        held = group.held()
+        if not held:
+            return [0, None, None, None]
+        counts = [[name, b"%d" % len(group.held(name))] for name in sorted(group.consumers) if group.held(name)]
+        return [len(held), id_text(held[0][0]), id_text(held[-1][0]), counts]
+    first, final, count = parse_id(args[2]), parse_id(args[3], seq=LAST_SEQ), int(args[4])
+    held = [item for item in group.held(args[5] if len(args) > 5 else None) if first <= item[0] <= final]
+    now = keys.now_ms()
+    return [[id_text(n), item.consumer, now - item.delivered_ms, item.deliveries] for n, item in held[:count]]
+
+
+def _xinfo(keys: Keyspace, args: Arguments) -> list[Any]:
+    assert args[0].upper() == b"GROUPS"
+    stream = keys.find(args[1], Stream)
+    if stream is None:
+        raise ReplyError("ERR no such key")
+    return [
+        [
+            *(b"name", name, b"consumers", len(group.consumers), b"pending", len(group.pending)),
+            *(b"last-delivered-id", id_text(group.last)),
+        ]
+        for name, group in sorted(stream.groups.items())
+    ]
+
+
+def _xgroup(keys: Keyspace, args: Arguments) -> Status | int:
+    verb, key, name, *rest = args
+    stream = keys.find(key, Stream)
+    if verb.upper() == b"CREATE":
+        if stream is None:
+            if b"MKSTREAM" not in (option.upper() for option in rest):
+                raise ReplyError("ERR The XGROUP subcommand requires the key to exist.")
+            stream = keys.make(key, Stream)
+        if name in stream.groups:
+            raise ReplyError("BUSYGROUP Consumer Group name already exists")
+        stream.groups[name] = Group(stream.last if rest[0] == b"$" else parse_id(rest[0]))
+        return OK
+    assert verb.upper() == b"DELCONSUMER"
+    if stream is None:
+        raise ReplyError("ERR The XGROUP subcommand requires the key to exist.")
+    _, group = _group(keys, key, name)
+    gone = group.held(rest[0])
+    for entry_id, _ in gone:
+        del group.pending[entry_id]
+    group.consumers.pop(rest[0], None)
+    return len(gone)
+
+
+COMMANDS: dict[bytes, Command] = {
+    b"XADD": _xadd,
+    b"XLEN": _xlen,
+    b"XRANGE": _xrange,
+    b"XTRIM": _xtrim,
+    b"XINFO": _xinfo,
+    b"XGROUP": _xgroup,
+    b"XREAD": _read(b"XREAD"),
+    b"XREADGROUP": _read(b"XREADGROUP"),
+    b"XACK": _xack,
+    b"XPENDING": _xpending,
+}
+"""Every command of this file, by its name."""

@@ -1,0 +1,140 @@
+"""What tests of the broker begin with: conversations, workers, and connections that lose replies.
+
+Holds: no test waits for a heartbeat to lapse or a park to fall due; `lapse` moves the deadline into the past instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from broker.action_queue import ActionDelivery, ActionQueue, routes
+from broker.actions import CmdRunAction, MessageAction
+from broker.connection import Argument, Connection
+from broker.errors import OutcomeUnknown
+from broker.event_log import Appended, EventLog
+from broker.events import ConversationCreated, Event, EventSource
+from broker.membership import Membership
+from broker.observations import CmdOutputObservation
+from broker.ownership import Claimed, Owners, Ownership
+from broker.store import Store
+
+CID = "conversation-1"
+
+
+def message(text: str = "Hello") -> MessageAction:
+    return MessageAction(content=text, source=EventSource.USER)
+
+
+def command(text: str = "ls") -> CmdRunAction:
+    return CmdRunAction(command=text)
+
+
+def output(cause: int, text: str = "a.txt") -> CmdOutputObservation:
+    return CmdOutputObservation(content=text, command="ls", cause=cause)
+
+
+async def begin(store: Store, conversation_id: str = CID, *events: Event) -> EventLog:
+    """Create a conversation with its first event and `events`."""
+    log = EventLog(store)
+    created = ConversationCreated(conversation_id=conversation_id)
+    assert isinstance(await log.create(created, events, key="begin"), Appended)
+    return log
+
+
+async def enter(store: Store, worker_id: str, *, node: str = "", pools: Sequence[str] = ("bash",)) -> Membership:
+    """Register a controller worker, or a tool worker when it is on a node."""
+    names = [[shard.actions(route) for route in routes(node, pools)] if node else [] for shard in store.all_shards]
+    role = "tools" if node else "controller"
+    # Long-lived: only `lapse` ends a worker here.
+    membership = Membership(store, worker_id, role, streams=names, ttl_seconds=3600.0)
+    await membership.register()
+    return membership
+
+
+async def lapse(store: Store, worker_id: str) -> None:
+    """Let a worker's heartbeat have lapsed long ago."""
+    for shard in store.all_shards:
+        await store.connection.call("ZADD", shard.workers, 1, worker_id)
+
+
+async def claim(store: Store, worker_id: str, conversation_id: str = CID) -> Ownership:
+    claimed = await Owners(store).claim(conversation_id, worker_id)
+    assert isinstance(claimed, Claimed), claimed
+    return claimed.ownership
+
+
+async def act(store: Store, worker_id: str, conversation_id: str = CID) -> tuple[Ownership, int]:
+    """Claim a conversation and append one runnable action, dispatched; return its id too."""
+    owners, log = Owners(store), EventLog(store)
+    claimed = await owners.claim(conversation_id, worker_id)
+    assert isinstance(claimed, Claimed), claimed
+    outcome = await log.append_as_owner(claimed.ownership, [command()], expected_last_id=claimed.last_id, dispatch=[0])
+    assert isinstance(outcome, Appended), outcome
+    return claimed.ownership, outcome.last_id
+
+
+def queue(store: Store, worker_id: str, *, node: str, pools: Sequence[str] = ("bash",)) -> ActionQueue:
+    return ActionQueue(store, store.all_shards[0], worker_id, node=node, pools=pools)
+
+
+async def take(actions: ActionQueue) -> ActionDelivery:
+    """Read exactly one action."""
+    (delivery,) = await actions.read(limit=10)
+    assert isinstance(delivery, ActionDelivery)
+    return delivery
+
+
+async def rung(store: Store) -> list[str]:
+    """Return the conversations in the ready stream, delivered or not, in order."""
+    entries = await store.connection.call("XRANGE", store.all_shards[0].ready, "-", "+")
+    return [fields[1].decode() for _, fields in entries]
+
+
+async def mail_of(store: Store, worker_id: str) -> list[str]:
+    """Return the conversations in a worker's mailbox, in order."""
+    entries = await store.connection.call("XRANGE", store.all_shards[0].mail(worker_id), "-", "+")
+    return [fields[1].decode() for _, fields in entries]
+
+
+async def pending(store: Store, stream: str, group: str) -> int:
+    """Return how many entries of a stream were handed out and not acknowledged."""
+    return int((await store.connection.call("XPENDING", stream, group))[0])
+
+
+class LosingConnection:
+    """A connection that executes what `loses` picks and loses the reply."""
+
+    def __init__(self, inner: Connection, loses: Callable[[Sequence[Argument]], bool]) -> None:
+        self._inner = inner
+        self._loses = loses
+        self.lost = 0
+
+    async def call(self, *sent: Argument) -> Any:
+        reply = await self._inner.call(*sent)
+        if self._loses(sent):
+            self.lost += 1
+            raise OutcomeUnknown("The reply was lost.")
+        return reply
+
+    async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        return await self._inner.call_many(commands)
+
+    def another(self, *, reply_timeout_seconds: float) -> LosingConnection:
+        return LosingConnection(self._inner.another(reply_timeout_seconds=reply_timeout_seconds), self._loses)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def every_first(name: str) -> Callable[[Sequence[Argument]], bool]:
+    """Pick every other command of a name: each first try loses its reply, the second does not."""
+    tries = {"n": 0}
+
+    def loses(sent: Sequence[Argument]) -> bool:
+        if sent[0] != name:
+            return False
+        tries["n"] += 1
+        return tries["n"] % 2 == 1
+
+    return loses

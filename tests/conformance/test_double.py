@@ -1,0 +1,172 @@
+"""The store in memory answers what a real server answers: random commands, then random calls of the functions."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broker.connection import Connection, MultiplexedConnection
+from broker.errors import StoreError
+from broker.store import functions_code
+from broker.testing.memory_store import MemoryConnection
+from tests.stores import RealServer, emptied
+
+
+@dataclass(frozen=True)
+class Id:
+    """The id of the n-th entry that this side added to a stream (modulo how many there are)."""
+
+    stream: str
+    n: int
+
+
+@dataclass
+class Side:
+    """One of the two stores, and the ids it has made so far."""
+
+    connection: Connection
+    ids: dict[str, list[bytes]] = field(default_factory=dict)
+
+    async def run(self, command: tuple[Any, ...]) -> Any:
+        """Perform a command and return its reply without what depends on the moment."""
+        try:
+            reply = await self.connection.call(*(self._resolve(part) for part in command))
+        except StoreError as error:
+            return error.message.partition("answered: ")[2].split()[0]
+        if command[0] == "XADD":
+            self.ids.setdefault(command[1], []).append(reply)
+        return _normal(command[0], reply)
+
+    def _resolve(self, part: Any) -> Any:
+        if isinstance(part, Id):
+            made = self.ids.get(part.stream) or [b"0-0"]
+            return made[part.n % len(made)]
+        return part
+
+
+def _normal(name: str, reply: Any) -> Any:
+    if name in ("SMEMBERS", "SPOP") and reply:
+        return sorted(reply)
+    if name == "HGETALL":
+        return dict(zip(reply[::2], _timeless(reply[1::2]), strict=True))
+    if name == "XINFO":
+        return [{flat[i]: _timeless(flat[i + 1]) for i in range(0, 8, 2)} for flat in reply]
+    if name == "XPENDING" and reply and isinstance(reply[0], list):
+        return _timeless([[entry, consumer, deliveries] for entry, consumer, _, deliveries in reply])
+    return _timeless(reply)
+
+
+def _timeless(reply: Any) -> Any:
+    if isinstance(reply, list):
+        return [_timeless(item) for item in reply]
+    if isinstance(reply, bytes):
+        return re.sub(rb"\b1\d{12}\b", b"<ms>", re.sub(rb"\b1\d{12}-\d+", b"<id>", reply))
+    return reply
+
+
+words = st.sampled_from(["a", "b", "c", "ü\0\n", ""])
+numbers = st.sampled_from(["0", "1", "-1", "2.5", "1e3", "inf", "-inf", "x"])
+ends = st.sampled_from(["-inf", "+inf", "0", "(1", "1", "2.5", "(2.5"])
+small = st.integers(-3, 4).map(str)
+hashes = st.sampled_from(["h1", "h2", "x1"])
+sets = st.sampled_from(["s1", "s2", "h1"])
+sorted_sets = st.sampled_from(["z1", "z2", "s1"])
+stream_names = st.sampled_from(["x1", "x2"])
+groups = st.sampled_from(["g", "k"])
+consumers = st.sampled_from(["c1", "c2"])
+counts = st.integers(1, 3).map(str)
+
+
+def _command(*parts: Any) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.tuples(*(part if isinstance(part, st.SearchStrategy) else st.just(part) for part in parts))
+
+
+def _on_stream(name: str) -> st.SearchStrategy[tuple[Any, ...]]:
+    ids = st.builds(Id, st.just(name), st.integers(0, 5))
+    places = st.one_of(ids, st.sampled_from(["-", "+", "0", "5", "5-1"]))
+    return st.one_of(
+        _command("XADD", name, "*", "f", words),
+        _command("XADD", name, "*", "f", words, "g", words),
+        _command("XADD", name, "MAXLEN", counts, "*", "f", words),
+        _command("XADD", name, st.sampled_from(["0-0", "5-0", "5-1", "9999999999999-0"]), "f", words),
+        _command("XLEN", name),
+        _command("XRANGE", name, places, places),
+        _command("XRANGE", name, "-", "+", "COUNT", counts),
+        _command("XREAD", "COUNT", counts, "STREAMS", name, st.one_of(ids, st.sampled_from(["0", "$"]))),
+        _command("XGROUP", "CREATE", name, groups, st.sampled_from(["0", "$"]), "MKSTREAM"),
+        _command("XGROUP", "CREATE", name, groups, "0"),
+        _command("XGROUP", "DELCONSUMER", name, groups, consumers),
+        _command("XREADGROUP", "GROUP", groups, consumers, "COUNT", counts, "STREAMS", name, ">"),
+        _command("XREADGROUP", "GROUP", groups, consumers, "STREAMS", name, st.one_of(ids, st.just("0"))),
+        _command("XACK", name, groups, ids),
+        _command("XACK", name, groups, ids, ids),
+        _command("XPENDING", name, groups),
+        _command("XPENDING", name, groups, "-", "+", counts),
+        _command("XPENDING", name, groups, ids, ids, "1"),
+        _command("XPENDING", name, groups, "-", "+", counts, consumers),
+        _command("XINFO", "GROUPS", name),
+        _command("XTRIM", name, "MINID", ids),
+        _command("XTRIM", name, "MAXLEN", "=", counts),
+    )
+
+
+commands = st.one_of(
+    _command("HSET", hashes, words, words),
+    _command("HSET", hashes, words, words, words, words),
+    _command("HSETNX", hashes, words, words),
+    _command("HGET", hashes, words),
+    _command("HMGET", hashes, words, words),
+    _command("HGETALL", hashes),
+    _command("HDEL", hashes, words, words),
+    _command("HINCRBY", hashes, words, small),
+    _command("SADD", sets, words, words),
+    _command("SREM", sets, words, words),
+    _command("SPOP", sets, "9"),
+    _command("SCARD", sets),
+    _command("SMEMBERS", sets),
+    _command("ZADD", sorted_sets, numbers, words),
+    _command("ZADD", sorted_sets, numbers, words, numbers, words),
+    _command("ZSCORE", sorted_sets, words),
+    _command("ZREM", sorted_sets, words, words),
+    _command("ZRANGE", sorted_sets, small, small),
+    _command("ZRANGE", sorted_sets, small, small, "WITHSCORES"),
+    _command("ZREVRANGE", sorted_sets, small, small, "WITHSCORES"),
+    _command("ZRANGEBYSCORE", sorted_sets, ends, ends),
+    _command("ZRANGEBYSCORE", sorted_sets, ends, ends, "WITHSCORES", "LIMIT", "1", small),
+    _command("SET", st.sampled_from(["t1", "h1"]), words),
+    _command("GET", st.sampled_from(["t1", "h1"])),
+    _command("DEL", st.sampled_from(["t1", "h1", "x2"]), "s1"),
+    _command("EXISTS", "t1", "h1", "x1"),
+    _command("FCALL", "absent", "0"),
+    _command("XREAD", "STREAMS", "x1", "x2", "0", "0"),
+    _command("XREADGROUP", "GROUP", "g", consumers, "STREAMS", "x1", "x2", ">", ">"),
+    _on_stream("x1"),
+    _on_stream("x1"),
+    _on_stream("x2"),
+)
+
+
+async def _compare(server: RealServer, sequence: list[tuple[Any, ...]]) -> None:
+    real = Side(MultiplexedConnection(await emptied(server.url)))
+    double = Side(MemoryConnection())
+    try:
+        for side in (real, double):
+            await side.connection.call("FUNCTION", "LOAD", functions_code())
+        for position, command in enumerate(sequence):
+            expected, found = await real.run(command), await double.run(command)
+            assert found == expected, f"command {position}: {command}"
+    finally:
+        await real.connection.aclose()
+
+
+@pytest.mark.parametrize("program", ["valkey", "redis"])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sequence=st.lists(commands, max_size=40))
+def test_commands(program: str, request: pytest.FixtureRequest, sequence: list[tuple[Any, ...]]) -> None:
+    asyncio.run(_compare(request.getfixturevalue(f"{program}_server"), sequence))
