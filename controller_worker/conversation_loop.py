@@ -213,6 +213,7 @@ class ConversationLoop:
             self._has_news = True
             return
         if not isinstance(outcome, Appended | Duplicate):
+            _log.warning("conversation %s: fenced or closed at event %d", self.conversation_id, self.state.version)
             raise _Gone
         await self._after_commit(commit)
         self._shown |= fields
@@ -303,6 +304,7 @@ class ConversationLoop:
         """Give the conversation up, parked if it waits for a time; stay if there is news."""
         if self.state.version > self._snapshot_version:
             await self._save_snapshot()
+        failpoint("controller.before_release")
         due_ms = to_millis(effect.until) + 1 if isinstance(effect, Park) else None
         news = await self._services.owners.release(self.ownership, seen_id=self.state.version, due_ms=due_ms)
         if news is None:
@@ -313,6 +315,7 @@ class ConversationLoop:
         failpoint("controller.before_snapshot")
         if not await self._services.owners.save_snapshot(self.ownership, snapshot_of(self.state)):
             raise _Gone
+        failpoint("controller.after_snapshot")
         self._snapshot_version = self.state.version
 
     async def _mark(self, *, is_stepping: bool) -> None:
