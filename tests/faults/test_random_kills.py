@@ -1,0 +1,81 @@
+"""Random SIGKILLs of workers while many conversations run: all end, nothing is lost, nothing is doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.conversations import Conversations
+from tests.faults.harness import FaultCluster, steps
+
+TAKEOVER_LIMIT_SECONDS = 3.0
+
+
+async def nemesis(cluster: FaultCluster, *, kills: int, seed: int) -> dict[str, list[float]]:
+    """Kill and replace workers at random; returns when each incarnation died, by its process id."""
+    seeded = random.Random(seed)
+    clock = SystemClock()
+    deaths: dict[str, list[float]] = {}
+    for number in range(kills):
+        name = seeded.choice(sorted(cluster.workers))
+        worker = cluster.workers[name]
+        # A worker is worth killing once it has entered the cluster.
+        await cluster.until(lambda pid=worker.pid: _is_member(cluster, pid), limit=30, what=name)
+        await asyncio.wait({asyncio.create_task(asyncio.Event().wait())}, timeout=seeded.uniform(0.0, 0.6))
+        cluster.kill(name)
+        deaths.setdefault(str(worker.pid), []).append(clock.now().timestamp())
+        start = cluster.start_controller if name.startswith("c") else cluster.start_tool
+        start(f"{name[0]}{number + 100}")
+    return deaths
+
+
+async def _is_member(cluster: FaultCluster, pid: int) -> bool:
+    call = cluster.client.store.connection.call
+    workers = await call("ZRANGE", cluster.client.store.all_shards[0].workers, 0, -1)
+    return any(f"-{pid}-" in worker.decode() for worker in workers)
+
+
+async def run_with_kills(cluster: FaultCluster, *, conversations: int, kills: int, seed: int) -> None:
+    for n in (1, 2):
+        cluster.start_controller(f"c{n}")
+        cluster.start_tool(f"t{n}")
+    waves: list[list[str]] = []
+    killing = asyncio.create_task(nemesis(cluster, kills=kills, seed=seed))
+    while not killing.done() or not waves:
+        waves.append(await cluster.submit(steps(6, seconds=0.2), count=conversations, latency=0.2))
+        await cluster.settle(waves[-1], limit=300)
+    deaths = await killing
+    ids = [cid for wave in waves for cid in wave]
+    await cluster.check(ids, commands=6)
+    times = [
+        takeover.at.timestamp() - died[0]
+        for takeover in await Conversations(cluster.client.store).takeovers()
+        if (died := deaths.get(takeover.from_worker.split("-")[2]))
+    ]
+    times.sort()
+    print(
+        f"\nseed {seed}: {kills} kills, {len(ids)} conversations, {len(times)} takeovers, "
+        f"p50 {statistics.median(times):.2f} s, p99 {times[int(len(times) * 0.99)]:.2f} s, 0 lost, 0 doubled"
+    )
+    assert times
+    assert times[int(len(times) * 0.99)] <= TAKEOVER_LIMIT_SECONDS
+
+
+@pytest.mark.timeout(180)
+async def test_random_kills(tmp_path: Path) -> None:
+    async with FaultCluster(tmp_path).running() as cluster:
+        await run_with_kills(cluster, conversations=10, kills=12, seed=11)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_two_hundred_random_kills(tmp_path: Path) -> None:
+    seed = int(os.environ.get("FAULT_SEED", "2026"))
+    async with FaultCluster(tmp_path).running() as cluster:
+        await run_with_kills(cluster, conversations=50, kills=200, seed=seed)

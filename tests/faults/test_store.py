@@ -1,0 +1,96 @@
+"""The log's server dies, forgets how to answer, or loses the Celery side: conversations do not notice for long."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harness import FaultCluster, steps
+from tests.faults.proxy import SwallowingProxy
+
+
+async def test_store_killed_and_restarted(durable_cluster: FaultCluster) -> None:
+    cluster = durable_cluster
+    cluster.start_controller()
+    cluster.start_tool()
+    ids = await cluster.submit(steps(4, seconds=0.5), count=5)
+    await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids))
+    seen = {cid: await cluster.client.events(cid) for cid in ids}
+    cluster.store.child.send(signal.SIGKILL)
+    await cluster.store.child.wait()
+    await cluster.store.start()
+    await cluster.settle(ids)
+    await cluster.check(ids, commands=4)
+    for cid in ids:
+        assert (await cluster.client.events(cid))[: len(seen[cid])] == seen[cid]
+
+
+async def test_celery_broker_emptied(cluster: FaultCluster) -> None:
+    cluster.start_controller()
+    cluster.start_tool()
+    ids = await cluster.submit(steps(4, seconds=0.3), count=3)
+    await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids))
+    celery_side = cluster.client.store.connection.another(reply_timeout_seconds=5)
+    await celery_side.call("SELECT", 1)
+    await celery_side.call("FLUSHDB")
+    await celery_side.aclose()
+    await cluster.settle(ids)
+    more = await cluster.submit(steps(2))
+    await cluster.settle(more)
+    await cluster.check(ids, commands=4)
+    await cluster.check(more, commands=2)
+
+
+async def test_store_emptied_stops_the_workers_instead_of_beginning_anew(cluster: FaultCluster) -> None:
+    cluster.start_controller()
+    cluster.start_tool()
+    ids = await cluster.submit(steps(1))
+    await cluster.settle(ids)
+    await cluster.client.store.connection.call("FLUSHALL")
+    assert await cluster.until_ended("c1") == 70
+    assert await cluster.until_ended("t1") == 70
+    assert "emptied or replaced" in cluster.log_of("c1")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_lost_replies_double_nothing(cluster: FaultCluster, seed: int) -> None:
+    path = Path(str(cluster.store.socket) + ".proxy")
+    proxy = SwallowingProxy(path, Path(cluster.store.socket), swallow=0.03, seed=seed)
+    async with proxy.running():
+        cluster.url_for_workers = f"unix://{path}"
+        cluster.start_controller()
+        cluster.start_tool()
+        ids = await cluster.submit(steps(6), count=10)
+        await cluster.settle(ids, limit=90)
+        await cluster.check(ids, commands=6)
+        assert proxy.swallowed >= 10
+        for name in ("c1", "t1"):
+            cluster.kill(name)
+
+
+async def test_lost_late_and_doubled_wakeups(cluster: FaultCluster) -> None:
+    """The streams that carry rings and actions are cut and doubled at random while conversations run."""
+    seeded = random.Random(7)
+    cluster.start_controller()
+    cluster.start_tool()
+    ids = await cluster.submit(steps(4, seconds=0.1), count=6)
+    store = cluster.client.store
+    call = store.connection.call
+    names = store.all_shards[0]
+
+    async def worry() -> bool:
+        (_, keys) = await call("SCAN", 0, "MATCH", "deck:*mail", "COUNT", 1000)
+        for key in [names.ready, names.actions("node:node1"), names.actions("pool:bash"), *keys]:
+            if seeded.random() < 0.2:
+                await call("XTRIM", key, "MAXLEN", 0)
+            elif (entries := await call("XREVRANGE", key, "+", "-", "COUNT", 1)) and seeded.random() < 0.5:
+                await call("XADD", key, "*", *entries[0][1])
+        await call("XADD", names.ready, "*", "c", seeded.choice(ids))
+        rows = [await cluster.client.row(cid) for cid in ids]
+        return all(row.state == "finished" for row in rows)
+
+    await cluster.until(worry, limit=90)
+    await cluster.check(ids, commands=4)
