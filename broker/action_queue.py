@@ -114,7 +114,7 @@ class ActionQueue:
         stream, _, entry = delivery.place.rpartition("|")
         reply = await self._store.function(
             "deck_claim_action",
-            (names.base, names.shard.base),
+            (names.root, names.shard.root),
             delivery.conversation_id,
             delivery.action_id,
             self._worker_id,

@@ -110,7 +110,7 @@ class Conversations:
 
     async def _call(self, function: str, conversation_id: str) -> None:
         names = self._store.keys(conversation_id)
-        reply = await self._store.function(function, (names.base, names.shard.base), conversation_id)
+        reply = await self._store.function(function, (names.root, names.shard.root), conversation_id)
         if reply[0] == "missing":
             raise UnknownConversation(conversation_id)
 

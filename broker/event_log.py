@@ -282,7 +282,7 @@ class EventLog:
             entry = await self._entry(conversation_id, event)
             answered = (answers or {}).get(position, "")
             arguments += (entry, "1" if position in dispatch else "", answered)
-        reply = await self._store.function("deck_append", (names.base, names.shard.base), *arguments)
+        reply = await self._store.function("deck_append", (names.root, names.shard.root), *arguments)
         match reply:
             case ["appended", first, last]:
                 return Appended(first, last)

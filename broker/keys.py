@@ -41,51 +41,51 @@ class ShardKeys:
     shard: int
 
     @property
-    def base(self) -> str:
+    def root(self) -> str:
         """The name all its keys begin with; the functions derive the rest."""
         return f"deck:{{{self.shard}}}"
 
     @property
     def ready(self) -> str:
         """The ready stream."""
-        return f"{self.base}:ready"
+        return f"{self.root}:ready"
 
     @property
     def index(self) -> str:
         """The index of conversations."""
-        return f"{self.base}:index"
+        return f"{self.root}:index"
 
     @property
     def dead(self) -> str:
         """The dead letters."""
-        return f"{self.base}:dead"
+        return f"{self.root}:dead"
 
     @property
     def parked(self) -> str:
         """The parked set."""
-        return f"{self.base}:parked"
+        return f"{self.root}:parked"
 
     @property
     def workers(self) -> str:
         """The live workers."""
-        return f"{self.base}:workers"
+        return f"{self.root}:workers"
 
     @property
     def takeovers(self) -> str:
         """The record of takeovers."""
-        return f"{self.base}:takeovers"
+        return f"{self.root}:takeovers"
 
     def mail(self, worker: str) -> str:
         """The mailbox stream of a worker."""
-        return f"{self.base}:worker:{worker}:mail"
+        return f"{self.root}:worker:{worker}:mail"
 
     def about(self, worker: str) -> str:
         """The hash about a worker."""
-        return f"{self.base}:worker:{worker}:about"
+        return f"{self.root}:worker:{worker}:about"
 
     def actions(self, route: str) -> str:
         """The action stream of a route, `pool:<name>` or `node:<id>`."""
-        return f"{self.base}:act:{route}"
+        return f"{self.root}:act:{route}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +96,33 @@ class ConversationKeys:
     conversation_id: str
 
     @property
-    def base(self) -> str:
+    def root(self) -> str:
         """The name all its keys begin with; the functions derive the rest."""
-        return f"{self.shard.base}:c:{self.conversation_id}"
+        return f"{self.shard.root}:c:{self.conversation_id}"
 
     @property
     def events(self) -> str:
         """The log."""
-        return f"{self.base}:events"
+        return f"{self.root}:events"
 
     @property
     def meta(self) -> str:
         """The hash about the conversation."""
-        return f"{self.base}:meta"
+        return f"{self.root}:meta"
 
     @property
     def once(self) -> str:
         """The idempotency keys."""
-        return f"{self.base}:once"
+        return f"{self.root}:once"
 
     @property
     def snapshot(self) -> str:
         """The latest snapshot."""
-        return f"{self.base}:snapshot"
+        return f"{self.root}:snapshot"
 
     def blob(self, sha256: str) -> str:
         """A large text."""
-        return f"{self.base}:blob:{sha256}"
+        return f"{self.root}:blob:{sha256}"
 
 
 def conversation_keys(conversation_id: str, shards: int) -> ConversationKeys:

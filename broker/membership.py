@@ -68,7 +68,7 @@ class Membership:
         for names, streams in zip(self._store.all_shards, self._streams, strict=True):
             await self._store.function(
                 "deck_register",
-                (names.base,),
+                (names.root,),
                 self._worker_id,
                 self._ttl_ms,
                 self._role,
@@ -87,7 +87,7 @@ class Membership:
         for names in self._store.all_shards:
             patience_ms = int(LOST_RING_PATIENCE_SECONDS * 1000)
             reply = await self._store.function(
-                "deck_tick", (names.base,), self._worker_id, self._ttl_ms, progress, patience_ms
+                "deck_tick", (names.root,), self._worker_id, self._ttl_ms, progress, patience_ms
             )
             if reply[0] == "swept":
                 return None
@@ -97,7 +97,7 @@ class Membership:
     async def leave(self) -> None:
         """Hand everything back at once.  Idempotent."""
         for names in self._store.all_shards:
-            await self._store.function("deck_leave", (names.base,), self._worker_id)
+            await self._store.function("deck_leave", (names.root,), self._worker_id)
 
 
 async def members(store: Store) -> list[Member]:

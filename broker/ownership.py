@@ -76,7 +76,7 @@ class Owners:
         """
         names = self._store.keys(conversation_id)
         reply = await self._store.function(
-            "deck_claim", (names.base, names.shard.base), conversation_id, worker_id, ready_entry
+            "deck_claim", (names.root, names.shard.root), conversation_id, worker_id, ready_entry
         )
         match reply:
             case ["claimed", token, last, crashes, node, closed]:
@@ -112,7 +112,7 @@ class Owners:
         """Say that the conversation is being stepped, so that a crash now counts against it. False when fenced."""
         names = self._store.keys(ownership.conversation_id)
         reply = await self._store.function(
-            "deck_mark", (names.base, names.shard.base), ownership.worker_id, ownership.token, int(is_stepping)
+            "deck_mark", (names.root, names.shard.root), ownership.worker_id, ownership.token, int(is_stepping)
         )
         return bool(reply[0] == "marked")
 
@@ -125,7 +125,7 @@ class Owners:
         """Keep a snapshot; False when fenced."""
         names = self._store.keys(ownership.conversation_id)
         reply = await self._store.function(
-            "deck_snapshot", (names.base, names.shard.base), ownership.worker_id, ownership.token, snapshot
+            "deck_snapshot", (names.root, names.shard.root), ownership.worker_id, ownership.token, snapshot
         )
         return bool(reply[0] == "kept")
 
@@ -145,7 +145,7 @@ class Owners:
         names = self._store.keys(ownership.conversation_id)
         return await self._store.function(
             function,
-            (names.base, names.shard.base),
+            (names.root, names.shard.root),
             ownership.conversation_id,
             ownership.worker_id,
             ownership.token,

@@ -21,8 +21,7 @@ from broker.store import open_store
 from controller_worker.controller import fold
 from controller_worker.state import State, state_from
 from deckhands.client import Client
-
-POLL_SECONDS = 0.02
+from tests.polling import until
 
 
 def steps(count: int, *, seconds: float = 0.0) -> list[dict[str, Any]]:
@@ -95,14 +94,7 @@ class FaultCluster:
 
     async def until(self, condition: Callable[[], Any], *, limit: float = 30.0, what: str = "condition") -> None:
         """Wait until a condition holds, sync or async."""
-        async with asyncio.timeout(limit):
-            while True:
-                found = condition()
-                if asyncio.iscoroutine(found):
-                    found = await found
-                if found:
-                    return
-                await asyncio.sleep(POLL_SECONDS)
+        await until(condition, limit=limit, what=what)
 
     async def until_ended(self, name: str, *, limit: float = 30.0) -> int:
         """Wait for a worker that is about to die by itself."""

@@ -27,7 +27,8 @@ async def nemesis(cluster: FaultCluster, *, kills: int, seed: int) -> dict[str, 
         worker = cluster.workers[name]
         # A worker is worth killing once it has entered the cluster.
         await cluster.until(lambda pid=worker.pid: _is_member(cluster, pid), limit=30, what=name)
-        await asyncio.wait({asyncio.create_task(asyncio.Event().wait())}, timeout=seeded.uniform(0.0, 0.6))
+        when = clock.monotonic() + seeded.uniform(0.0, 0.6)
+        await cluster.until(lambda: clock.monotonic() >= when)  # noqa: B023  (awaited at once)
         cluster.kill(name)
         deaths.setdefault(str(worker.pid), []).append(clock.now().timestamp())
         start = cluster.start_controller if name.startswith("c") else cluster.start_tool

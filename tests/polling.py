@@ -1,0 +1,28 @@
+"""Waiting for what another process does, by looking again and again: the only place in the tests that does."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+POLL_SECONDS = 0.02
+
+
+async def until(condition: Callable[[], Any], *, limit: float = 30.0, what: str = "condition") -> None:
+    """Wait until a condition, sync or async, holds; `TimeoutError` names it after `limit` seconds."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(limit):
+            while True:
+                found = condition()
+                if inspect.isawaitable(found):
+                    found = await found
+                if found:
+                    return
+                look_again = asyncio.Event()
+                loop.call_later(POLL_SECONDS, look_again.set)
+                await look_again.wait()
+    except TimeoutError:
+        raise TimeoutError(f"no {what} within {limit} s") from None
