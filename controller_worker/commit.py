@@ -12,7 +12,7 @@ from broker.actions import SystemMessageAction
 from broker.agent_state import is_settled
 from broker.events import Event, with_id
 from controller_worker.agents.agent import Agent
-from controller_worker.controller import Append, AwaitTools, Effect, Park, apply, next_effect
+from controller_worker.controller import Append, AwaitTools, Effect, apply, next_effect
 from controller_worker.state import State
 
 MAX_EVENTS = 512
