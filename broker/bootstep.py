@@ -59,7 +59,7 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self.service.run(self._stop))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (whatever it is, the process must not outlive its loop)
             _log.exception("the loop died")
             for cause in error.exceptions if isinstance(error, BaseExceptionGroup) else (error,):
                 _log.critical("the worker ends: %s", cause)
@@ -75,15 +75,15 @@ def add_loop(app: Celery, service: LoopService) -> LoopThread:
 
         requires = ("celery.worker.components:Pool",)
 
-        def start(self, parent: Any) -> None:
+        def start(self, _worker: Any) -> None:
             thread.start()
 
-        def stop(self, parent: Any) -> None:
+        def stop(self, _worker: Any) -> None:
             thread.stop()
 
         terminate = stop
 
-        def info(self, parent: Any) -> dict[str, Any]:
+        def info(self, _worker: Any) -> dict[str, Any]:
             return {"deckhands": dict(thread.service.report())}
 
     app.steps["worker"].add(LoopStep)

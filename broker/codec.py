@@ -88,9 +88,10 @@ def decode_wire(entry: bytes, *, upcasters: Mapping[int, Upcaster] = UPCASTERS, 
         raise CorruptEntry(f"An entry cannot be unpacked: {error}") from error
     if not isinstance(wire, dict):
         raise CorruptEntry(f"An entry holds a {type(wire).__name__}, not an event.")
+    upcast: Wire = wire
     for step in range(version, current):
-        wire = upcasters[step](wire)
-    return wire
+        upcast = upcasters[step](upcast)
+    return upcast
 
 
 def event_from_wire(wire: Wire, event_id: int) -> Event:

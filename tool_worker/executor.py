@@ -69,7 +69,7 @@ class Executor:
             raise
         except DeckhandsError as error:
             return answering(action, ErrorObservation(content=str(error), error_id=error.code))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an observation)
             _log.exception("action %s of %s", action.id, delivery.conversation_id)
             text = f"The action could not be carried out: {type(error).__name__}: {error}"
             return answering(action, ErrorObservation(content=text))
