@@ -111,18 +111,23 @@ def _client(config: LLMConfig) -> anthropic.AsyncAnthropic:
         pool=config.total_timeout_seconds,
     )
     key = config.api_key.get_secret_value() if config.api_key is not None else None
-    client = anthropic.AsyncAnthropic(
-        api_key=key,
-        base_url=config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else None,
-        max_retries=0,
-        timeout=timeout,
-        # Gateways that predate the SDK's second version look for the key here.
-        default_headers={"X-Api-Key": key} if key and config.base_url else None,
-        http_client=anthropic.DefaultAsyncHttpxClient(
+    try:
+        client = anthropic.AsyncAnthropic(
+            api_key=key,
+            base_url=config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else None,
+            max_retries=0,
             timeout=timeout,
-            limits=httpx2.Limits(max_connections=CONNECTIONS_LIMIT, max_keepalive_connections=IDLE_CONNECTIONS_LIMIT),
-        ),
-    )
+            # Gateways that predate the SDK's second version look for the key here.
+            default_headers={"X-Api-Key": key} if key and config.base_url else None,
+            http_client=anthropic.DefaultAsyncHttpxClient(
+                timeout=timeout,
+                limits=httpx2.Limits(
+                    max_connections=CONNECTIONS_LIMIT, max_keepalive_connections=IDLE_CONNECTIONS_LIMIT
+                ),
+            ),
+        )
+    except anthropic.CredentialsError as error:
+        raise LLMConfigError(f"There is no key for {config.model!r}: {error}", remedy="Set LLM_API_KEY.") from error
     if client.api_key is None and client.auth_token is None and client.credentials is None:
         raise LLMConfigError(f"There is no key for {config.model!r}.", remedy="Set LLM_API_KEY.")
     return client

@@ -70,8 +70,9 @@ def _content(message: Message, *, is_marked: bool) -> str | list[dict[str, Any]]
     # Differs: the original writes lists whenever the model has vision, caching or tools, because strings are enough
     # for plain text and every OpenAI-compatible server takes them.
     texts = [part.text for part in message.content if isinstance(part, TextPart)]
-    is_plain = len(texts) == len(message.content) and (not is_marked or message.role == "tool")
-    if is_plain:
+    # A mark needs a part to stand on; a tool result carries it on the message.
+    is_marked = is_marked and bool(message.content) and message.role != "tool"
+    if len(texts) == len(message.content) and not is_marked:
         text = "\n".join(texts)
         return text if text.strip() or not message.tool_calls else None
     parts: list[dict[str, Any]] = [
@@ -80,7 +81,7 @@ def _content(message: Message, *, is_marked: bool) -> str | list[dict[str, Any]]
         else {"type": "image_url", "image_url": {"url": part.url}}
         for part in message.content
     ]
-    if is_marked and message.role != "tool":
+    if is_marked:
         parts[-1]["cache_control"] = CACHE_MARK
     return parts
 

@@ -116,7 +116,8 @@ class LLMConfig(BaseModel):
             if value is not None:
                 fields[name] = value
         _warn_of_misspelt(env)
-        return cls.create(**fields, **{name: value for name, value in overrides.items() if value is not None})
+        fields |= {name: value for name, value in overrides.items() if value is not None}
+        return cls.create(**fields)
 
     @classmethod
     def create(cls, **fields: Any) -> Self:

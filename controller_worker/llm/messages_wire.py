@@ -133,10 +133,15 @@ def _part(part: TextPart | ImagePart) -> Block | None:
 def _input(arguments: str) -> dict[str, Any]:
     """Return the object that the API demands, whatever a model wrote."""
     try:
-        parsed = json.loads(arguments)
+        parsed = json.loads(arguments, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         parsed = None
     return parsed if isinstance(parsed, dict) else {MALFORMED_ARGUMENTS_KEY: arguments}
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and the infinities are Python's, not JSON's: sent back, they would spoil the whole request."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def _tool(tool: ToolSpec) -> dict[str, Any]:

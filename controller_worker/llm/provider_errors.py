@@ -33,6 +33,8 @@ from controller_worker.llm.errors import (
 
 CHAIN_LIMIT = 20
 MASK = "<secret-hidden>"
+MASKED_FROM_CHARS = 8
+"""A shorter key is no secret, and masking it would blot out ordinary words."""
 
 CONTEXT_WINDOW_TEXTS = (
     "contextwindowexceedederror",
@@ -159,7 +161,7 @@ def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
         if last is not first and str(last) and str(last) not in said:
             said += f" ({str(last).strip()})"
     for secret in secrets:
-        if secret:
+        if len(secret) >= MASKED_FROM_CHARS:
             said = said.replace(secret, MASK)
     return said[:PROVIDER_TEXT_LIMIT_CHARS]
 

@@ -1,91 +1,15 @@
-"""A pytest fixture that starts model servers as real processes and ends them by their ids.
+"""Pytest fixtures that start model servers as real processes and end them by their ids.
 
-A test module takes it in with `pytest_plugins = ("tests.model_server.fixtures",)`.
+A test module takes them in with `pytest_plugins = ("tests.model_server.fixtures",)`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-STOP_LIMIT_SECONDS = 10.0
-CONTROL_LIMIT_SECONDS = 40.0
-
-
-class RunningModelServer:
-    """A model server in a process of its own.
-
-    Attributes:
-        url: for Anthropic's client; OpenAI's wants `url + "/v1"`.
-    """
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.model_server", *arguments],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        port = self._process.stdout.readline().strip()
-        if not port:
-            raise RuntimeError(f"the model server ended with exit code {self._process.wait(STOP_LIMIT_SECONDS)}")
-        self.pid = self._process.pid
-        self.url = f"http://127.0.0.1:{port}"
-
-    def requests(self) -> list[dict[str, Any]]:
-        """Return the last requests, oldest first: number, path, headers, body, fault, outcome."""
-        requests: list[dict[str, Any]] = self._control("GET", "/requests")
-        return requests
-
-    def clear(self) -> None:
-        """Forget the requests so far and any plan of faults."""
-        self._control("DELETE", "/requests")
-        self.plan()
-
-    def plan(self, *faults: Mapping[str, Any]) -> None:
-        """Set the plan of faults; see tests/model_server/faults.py."""
-        self._control("POST", "/faults", list(faults))
-
-    def counts(self) -> dict[str, int]:
-        """Return how many requests were received, answered, refused, disconnected, and are in flight."""
-        counts: dict[str, int] = self._control("GET", "/counts")
-        return counts
-
-    def wait(self, **counts: int) -> dict[str, int]:
-        """Return as soon as the named counts are reached; fail after 30 s. Blocks the thread."""
-        reached: dict[str, int] = self._control("GET", "/wait?" + urllib.parse.urlencode(counts))
-        return reached
-
-    def stop(self) -> None:
-        """End the process."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_LIMIT_SECONDS)
-        finally:
-            self._process.kill()
-            self._process.wait(STOP_LIMIT_SECONDS)
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-
-    def _control(self, method: str, path: str, body: Any = None) -> Any:
-        request = urllib.request.Request(
-            self.url + path, method=method, data=None if body is None else json.dumps(body).encode()
-        )
-        request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=CONTROL_LIMIT_SECONDS) as response:
-            return json.load(response)
+from tests.model_server.running_server import RunningModelServer
 
 
 @pytest.fixture

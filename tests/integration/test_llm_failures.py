@@ -1,0 +1,232 @@
+"""Every way a provider fails, through both real clients against a real server: one attempt, the right class, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from broker.clock import SystemClock
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import ModelError
+from controller_worker.llm.llm import LLM, Completion, ModelRequest
+from controller_worker.llm.messages import Message, TextPart
+from controller_worker.llm.registry import create_llm
+from tests.model_server.running_server import RunningModelServer
+
+pytest_plugins = ("tests.model_server.fixtures",)
+
+KEY = "sk-the-right-key"
+REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
+PROTOCOLS = ("anthropic", "litellm")
+
+
+@pytest.fixture(scope="module")
+def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningModelServer:
+    return shared_model_server("--builtin", "bash:3", "--key", KEY, "--model", "test-model", "--model", "claude-test")
+
+
+def settings(protocol: str, url: str, **changes: Any) -> LLMConfig:
+    address = (
+        {"model": "claude-test", "base_url": url}
+        if protocol == "anthropic"
+        else {"model": "test-model", "base_url": url + "/v1"}
+    )
+    return LLMConfig.create(**address | {"api_key": KEY} | changes)
+
+
+@pytest.fixture(params=PROTOCOLS)
+async def make_llm(request: pytest.FixtureRequest, server: RunningModelServer) -> AsyncIterator[Callable[..., LLM]]:
+    server.clear()
+    made: list[LLM] = []
+
+    def make(**changes: Any) -> LLM:
+        made.append(create_llm(settings(request.param, changes.pop("url", server.url), **changes)))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        await llm.aclose()
+
+
+async def failure(llm: LLM) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await llm.complete(REQUEST)
+    return caught.value
+
+
+async def spoilt_reply(server: RunningModelServer, llm: LLM, kind: str) -> Completion:
+    server.plan({"kind": kind})
+    return await llm.complete(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "retryable"),
+    [
+        ("rate_limit", "rate_limit", True),
+        ("server_error", "internal", True),
+        ("bad_gateway", "service_unavailable", True),
+        ("unavailable", "service_unavailable", True),
+        ("overloaded", "service_unavailable", True),
+        ("gateway_timeout", "timeout", True),
+        ("unauthorized", "authentication", False),
+        ("forbidden", "authentication", False),
+        ("unknown_model", "not_found", False),
+        ("too_large", "context_window", False),
+        ("context_overflow", "context_window", False),
+        ("content_policy", "content_policy", False),
+        ("no_credits", "out_of_credits", False),
+        ("bad_request", "bad_request", False),
+        ("reset", "service_unavailable", True),
+        ("cut", "service_unavailable", True),
+        ("truncated", "malformed_reply", True),
+        ("empty_body", "malformed_reply", True),
+        ("html", "malformed_reply", True),
+        ("not_an_object", "malformed_reply", True),
+        ("empty_choices", "no_response", True),
+        ("empty_text", "no_response", True),
+        ("refusal", "content_policy", False),
+    ],
+)
+async def test_one_attempt_and_the_right_class(
+    server: RunningModelServer, make_llm: Callable[..., LLM], kind: str, code: str, retryable: bool
+) -> None:
+    llm = make_llm()
+    received = server.counts()["received"]
+    server.plan({"kind": kind})
+    error = await failure(llm)
+    assert (error.code, error.retryable, error.retry_after_seconds) == (code, retryable, None)
+    assert server.counts()["received"] == received + 1
+    assert (await llm.complete(REQUEST)).text == "Step 1."
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("1.5", 1.5), ("0", 0.0), ("later", None)])
+async def test_retry_after(
+    server: RunningModelServer, make_llm: Callable[..., LLM], header: str, seconds: float | None
+) -> None:
+    server.plan({"kind": "rate_limit", "retry_after": header}, {"kind": "unavailable", "retry_after": header})
+    llm = make_llm()
+    assert [(await failure(llm)).retry_after_seconds for _ in range(2)] == [seconds, seconds]
+
+
+async def test_retry_after_as_a_date(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+    due = format_datetime(SystemClock().now() + timedelta(seconds=60), usegmt=True)
+    server.plan({"kind": "rate_limit", "retry_after": due})
+    seconds = (await failure(make_llm())).retry_after_seconds
+    assert seconds is not None
+    assert 50 < seconds <= 60
+
+
+async def test_the_providers_words_are_kept_and_the_key_is_not(
+    server: RunningModelServer, make_llm: Callable[..., LLM]
+) -> None:
+    server.plan({"kind": "bad_request", "text": f"The key {KEY} sent too many bananas."})
+    error = await failure(make_llm())
+    assert error.provider_text == "The key <secret-hidden> sent too many bananas."
+    assert error.last_error == "BadRequestError: The key <secret-hidden> sent too many bananas."
+
+
+async def test_a_wrong_key(make_llm: Callable[..., LLM]) -> None:
+    error = await failure(make_llm(api_key="sk-wrong"))
+    assert (error.code, error.last_error) == ("authentication", "STATUS$ERROR_LLM_AUTHENTICATION")
+    assert str(error).endswith("Check LLM_API_KEY.")
+
+
+async def test_an_unknown_model(request: pytest.FixtureRequest, make_llm: Callable[..., LLM]) -> None:
+    name = "claude-nobody-knows" if "anthropic" in request.node.callspec.id else "nobody-knows"
+    error = await failure(make_llm(model=name))
+    assert (error.code, error.provider_text) == ("not_found", f"The model `{name}` does not exist.")
+
+
+async def test_nobody_listens(make_llm: Callable[..., LLM]) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        error = await failure(make_llm(url=f"http://127.0.0.1:{reserved.getsockname()[1]}"))
+    assert (error.code, error.retryable) == ("service_unavailable", True)
+
+
+async def test_no_such_host(make_llm: Callable[..., LLM]) -> None:
+    error = await failure(make_llm(url="http://no-such-host.invalid"))
+    assert (error.code, error.retryable) == ("service_unavailable", True)
+
+
+async def test_no_tls_where_tls_is_expected(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+    error = await failure(make_llm(url=server.url.replace("http:", "https:")))
+    assert (error.code, error.retryable) == ("service_unavailable", True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"),
+    [("hang", "read_timeout"), ("hang_body", "read_timeout"), ("hang", "timeout"), ("drip", "timeout")],
+)
+async def test_each_phase_has_its_limit(
+    server: RunningModelServer, make_llm: Callable[..., LLM], kind: str, limit: str
+) -> None:
+    before = server.counts()["disconnected"]
+    server.plan({"kind": kind})
+    began = SystemClock().monotonic()
+    error = await failure(make_llm(**{limit: 0.5}))
+    assert (error.code, error.retryable) == ("timeout", True)
+    assert 0.5 <= SystemClock().monotonic() - began < 1.5
+    await asyncio.to_thread(server.wait, disconnected=before + 1)
+
+
+async def test_connecting_has_its_limit(make_llm: Callable[..., LLM]) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(3)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        error = await failure(make_llm(url=f"http://127.0.0.1:{full.getsockname()[1]}", connect_timeout=0.3))
+        for each in waiting:
+            each.close()
+    assert (error.code, error.retryable) == ("timeout", True)
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang_body", "drip"])
+async def test_a_cancelled_call_has_closed_its_socket_within_a_second(
+    server: RunningModelServer, make_llm: Callable[..., LLM], kind: str
+) -> None:
+    before = server.counts()["disconnected"]
+    server.plan({"kind": kind})
+    llm = make_llm()
+    call = asyncio.create_task(llm.complete(REQUEST))
+    await asyncio.to_thread(server.wait, in_flight=1)
+    began = SystemClock().monotonic()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.to_thread(server.wait, disconnected=before + 1)
+    assert SystemClock().monotonic() - began < 1.0
+    assert (await llm.complete(REQUEST)).text == "Step 1."
+
+
+async def test_malformed_calls_come_through_as_they_are(
+    server: RunningModelServer, make_llm: Callable[..., LLM]
+) -> None:
+    llm = make_llm()
+    assert [call.arguments for call in (await spoilt_reply(server, llm, "bad_arguments")).tool_calls] == [
+        '{"command": "ls'
+    ]
+    assert [call.name for call in (await spoilt_reply(server, llm, "unknown_tool")).tool_calls] == ["no_such_tool"]
+    assert [call.id for call in (await spoilt_reply(server, llm, "duplicate_ids")).tool_calls] == ["call_same"] * 2
+    many = (await spoilt_reply(server, llm, "many_calls")).tool_calls
+    assert [call.id for call in many] == [f"call_0001_{number}" for number in range(50)]
+
+
+async def test_a_cut_off_reply_says_so(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+    reply = await spoilt_reply(server, make_llm(), "length")
+    assert (reply.text, reply.stop_reason) == ("This reply was cut", "length")
+
+
+async def test_negative_counts_and_costs_are_nothing(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(input_cost_per_token=1.0, output_cost_per_token=1.0)
+    reply = await spoilt_reply(server, llm, "wrong_usage")
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.cost_usd) == (0, 0, 0.0)

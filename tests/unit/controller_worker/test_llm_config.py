@@ -1,0 +1,129 @@
+"""LLMConfig: names, defaults, where values come from, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pydantic
+import pytest
+
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import LLMConfigError
+
+
+def test_the_defaults_are_those_of_openhands() -> None:
+    config = LLMConfig(model="gpt-4o")
+    assert config.model_dump() == {
+        "model": "gpt-4o",
+        "api_key": None,
+        "base_url": None,
+        "api_version": None,
+        "custom_llm_provider": None,
+        "backend": "auto",
+        "num_retries": 5,
+        "retry_multiplier": 8,
+        "retry_min_wait": 8,
+        "retry_max_wait": 64,
+        "timeout": None,
+        "connect_timeout": 10.0,
+        "read_timeout": 300.0,
+        "max_message_chars": 30_000,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": None,
+        "seed": None,
+        "reasoning_effort": None,
+        "max_input_tokens": None,
+        "max_output_tokens": None,
+        "input_cost_per_token": None,
+        "output_cost_per_token": None,
+        "drop_params": True,
+        "caching_prompt": True,
+        "native_tool_calling": None,
+    }
+    assert config.total_timeout_seconds == 600.0
+
+
+def test_every_field_is_read_from_the_environment() -> None:
+    env = {
+        "LLM_MODEL": "openai/local",
+        "LLM_API_KEY": "sk-1",
+        "LLM_BASE_URL": "http://127.0.0.1:8000/v1",
+        "LLM_NUM_RETRIES": "3",
+        "LLM_TIMEOUT": "12.5",
+        "LLM_TEMPERATURE": "0.7",
+        "LLM_DROP_PARAMS": "false",
+        "LLM_BACKEND": "litellm",
+        "LLM_TOP_K": "",
+        "PATH": "/bin",
+    }
+    config = LLMConfig.from_env(env)
+    assert config.api_key is not None
+    assert config.api_key.get_secret_value() == "sk-1"
+    assert (config.model, config.base_url, config.num_retries) == ("openai/local", "http://127.0.0.1:8000/v1", 3)
+    assert (config.timeout, config.temperature, config.drop_params) == (12.5, 0.7, False)
+    assert (config.backend, config.top_k, config.total_timeout_seconds) == ("litellm", None, 12.5)
+
+
+def test_litellm_variables_stand_in_for_the_address_only() -> None:
+    env = {"LITELLM_MODEL": "gpt-4o", "LITELLM_API_KEY": "a", "LLM_API_KEY": "b", "LITELLM_TIMEOUT": "1"}
+    config = LLMConfig.from_env(env)
+    assert config.model == "gpt-4o"
+    assert config.api_key is not None
+    assert config.api_key.get_secret_value() == "b"
+    assert config.timeout is None
+
+
+def test_overrides_win_and_none_does_not() -> None:
+    config = LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_SEED": "1"}, model="gpt-5", seed=None)
+    assert (config.model, config.seed) == ("gpt-5", 1)
+
+
+@pytest.mark.parametrize("env", [{}, {"LLM_MODEL": "  "}, {"LLM_API_KEY": "k"}])
+def test_a_missing_model_names_what_to_set(env: dict[str, str]) -> None:
+    with pytest.raises(LLMConfigError) as caught:
+        LLMConfig.from_env(env)
+    assert caught.value.code == "llm_config"
+    assert caught.value.retryable is False
+    for name in ("LLM_MODEL", "LLM_API_KEY", "LLM_BASE_URL"):
+        assert name in str(caught.value)
+
+
+def test_a_bad_value_names_its_variable() -> None:
+    with pytest.raises(LLMConfigError) as caught:
+        LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_NUM_RETRIES": "many", "LLM_TOP_P": "2"})
+    assert "num_retries (LLM_NUM_RETRIES)" in str(caught.value)
+    assert "top_p (LLM_TOP_P)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "nearest"),
+    [("modle", "model"), ("temprature", "temperature"), ("max_output_token", "max_output_tokens")],
+)
+def test_an_unknown_field_names_the_nearest(field: str, nearest: str) -> None:
+    with pytest.raises(LLMConfigError) as caught:
+        LLMConfig.create(model="gpt-4o", **{field: 1})
+    assert str(caught.value) == (
+        f"The model's settings cannot be used: {field!r} is no model setting; did you mean {nearest!r}?"
+    )
+
+
+def test_no_error_shows_the_key() -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        LLMConfig.model_validate({"model": "gpt-4o", "api_key": "sk-very-secret", "unheard_of": 1})
+    assert "sk-very-secret" not in str(caught.value)
+    assert "sk-very-secret" not in repr(LLMConfig.create(model="gpt-4o", api_key="sk-very-secret"))
+
+
+def test_a_misspelt_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_TEMPRATURE": "1", "LLM_LOG_COMPLETIONS": "true"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "The environment variable LLM_TEMPRATURE is not known; did you mean LLM_TEMPERATURE?"
+    ]
+
+
+def test_azure_gets_an_api_version() -> None:
+    assert LLMConfig(model="azure/gpt-4o").api_version == "2024-12-01-preview"
+    assert LLMConfig(model="azure/gpt-4o", api_version="x").api_version == "x"
+    assert LLMConfig(model="gpt-4o").api_version is None

@@ -1,0 +1,151 @@
+"""The family, and the table from a client's exceptions to it. The clients themselves: tests/integration/test_llm_*."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from broker.clock import SystemClock
+from controller_worker.llm.errors import MODEL_ERRORS, ModelError, RateLimitError
+from controller_worker.llm.provider_errors import MASK, model_error, retry_after_seconds
+
+
+class StatusError(Exception):
+    """Has what the clients' exceptions have in common."""
+
+    def __init__(self, text: str, status_code: int, body: object = None, headers: dict[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status_code = status_code
+        self.body = body
+        self.litellm_response_headers = headers or {}
+
+
+def test_codes_retries_and_statuses() -> None:
+    shown = {code: (error.retryable, error("text").last_error) for code, error in MODEL_ERRORS.items()}
+    assert shown == {
+        "authentication": (False, "STATUS$ERROR_LLM_AUTHENTICATION"),
+        "rate_limit": (True, "CHAT_INTERFACE$AGENT_RATE_LIMITED_STOPPED_MESSAGE"),
+        "context_window": (False, "LLMContextWindowExceedError: text"),
+        "content_policy": (False, "STATUS$ERROR_LLM_CONTENT_POLICY_VIOLATION"),
+        "out_of_credits": (False, "STATUS$ERROR_LLM_OUT_OF_CREDITS"),
+        "service_unavailable": (True, "STATUS$ERROR_LLM_SERVICE_UNAVAILABLE"),
+        "internal": (True, "STATUS$ERROR_LLM_INTERNAL_SERVER_ERROR"),
+        "timeout": (True, "Timeout: text"),
+        "bad_request": (False, "BadRequestError: text"),
+        "not_found": (False, "NotFoundError: text"),
+        "malformed_reply": (True, "APIResponseValidationError: text"),
+        "no_response": (True, "LLMNoResponseError: text"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "bad_request"), (401, "authentication"), (402, "out_of_credits"), (403, "authentication"),
+        (404, "not_found"), (408, "timeout"), (409, "service_unavailable"), (413, "context_window"),
+        (418, "bad_request"), (422, "bad_request"), (429, "rate_limit"), (500, "internal"), (501, "internal"),
+        (502, "service_unavailable"), (503, "service_unavailable"), (504, "timeout"), (529, "service_unavailable"),
+        (599, "internal"),
+    ],
+)  # fmt: skip
+def test_statuses(status: int, code: str) -> None:
+    assert model_error(StatusError("text", status)).code == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "litellm.ContextWindowExceededError: too much",
+        "Prompt is too long: 210000 tokens > 200000 maximum",
+        "input length and `max_tokens` exceed context limit: 198000 + 8192 > 200000",
+        "Please reduce the length of the messages.",
+        "the request exceeds the available context size. try increasing it",
+        "Context length exceeded",
+        "SambanovaException - Maximum context length is 8192",
+    ],
+)
+def test_the_context_window_texts_of_openhands(text: str) -> None:
+    error = model_error(StatusError(text, 500))
+    assert (error.code, error.retryable) == ("context_window", False)
+    assert error.last_error == f"LLMContextWindowExceedError: {text}"
+
+
+def test_half_of_a_joined_text_is_not_enough() -> None:
+    assert model_error(StatusError("the maximum context length is 8192", 400)).code == "bad_request"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"message": "quota", "code": "insufficient_quota"}, "out_of_credits"),
+        ({"error": {"message": "pay", "type": "billing_error"}}, "out_of_credits"),
+        ({"message": "long", "code": "context_length_exceeded"}, "context_window"),
+        ({"message": "no", "code": "content_filter"}, "content_policy"),
+        ({"message": "slow", "code": "rate_limit_exceeded"}, "rate_limit"),
+    ],
+)
+def test_codes_in_the_body_win_over_the_status(body: dict[str, object], code: str) -> None:
+    error = model_error(StatusError("outer", 429, body))
+    assert error.code == code
+    assert error.provider_text in ("quota", "pay", "long", "no", "slow")
+
+
+def test_the_cause_tells_what_a_wrapper_hides() -> None:
+    wrapper = StatusError("internal error", 500)
+    wrapper.__cause__ = TimeoutError("read timed out")
+    error = model_error(wrapper)
+    assert (error.code, error.message) == ("timeout", "internal error (read timed out)")
+
+
+def test_our_own_errors_pass_unchanged() -> None:
+    ours = RateLimitError("slow", retry_after_seconds=3.0)
+    wrapper = StatusError("wrapped", 500)
+    wrapper.__cause__ = ours
+    assert model_error(wrapper) is ours
+
+
+def test_what_nobody_knows_is_not_retried() -> None:
+    error = model_error(KeyError("x"))
+    assert (type(error), error.code, error.retryable) == (ModelError, "model_error", False)
+
+
+def test_secrets_are_masked_and_texts_are_short() -> None:
+    error = model_error(StatusError("Incorrect key sk-12345 " + "x" * 10_000, 401), secrets=["sk-12345", "key", ""])
+    assert str(error).startswith(f"Incorrect key {MASK} xxx")
+    assert len(error.provider_text) == 2_000
+    assert error.remedy == "Check LLM_API_KEY."
+
+
+def test_a_chain_that_bites_its_tail_ends() -> None:
+    first, second = StatusError("a", 429), StatusError("b", 500)
+    first.__cause__, second.__cause__ = second, first
+    assert model_error(first).code == "rate_limit"
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
+        ({"retry-after": "-3"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00"}, 0.0),
+        ({}, None),
+    ],
+)
+def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after_seconds(headers) == seconds
+    assert model_error(StatusError("slow", 429, headers=headers)).retry_after_seconds == seconds
+
+
+def test_retry_after_as_a_date() -> None:
+    due = format_datetime(SystemClock().now() + timedelta(seconds=90), usegmt=True)
+    seconds = retry_after_seconds({"retry-after": due})
+    assert seconds is not None
+    assert 80 < seconds <= 90

@@ -1,0 +1,98 @@
+"""Prices and limits from litellm's table, and features by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from controller_worker.llm.llm import Usage
+from controller_worker.llm.model_features import ModelFeatures, features_of, normalised
+from controller_worker.llm.model_table import ModelRow, Prices, cost_usd, look_up
+
+
+def test_a_cost_counts_every_token_once() -> None:
+    prices = Prices(input=3e-6, output=15e-6, cache_read=0.3e-6, cache_write=3.75e-6)
+    usage = Usage(prompt_tokens=1_000, completion_tokens=100, cache_read_tokens=600, cache_write_tokens=300)
+    # 100 * 3 + 600 * 0.3 + 300 * 3.75 + 100 * 15 = 300 + 180 + 1125 + 1500 microdollars
+    assert cost_usd(prices, usage) == pytest.approx(3_105e-6)
+
+
+def test_a_cache_without_a_price_of_its_own_costs_as_much_as_input() -> None:
+    usage = Usage(prompt_tokens=1_000, cache_read_tokens=1_000)
+    assert cost_usd(Prices(input=2e-6, output=1e-6), usage) == pytest.approx(2e-3)
+
+
+def test_more_cached_than_sent_costs_no_less_than_nothing() -> None:
+    usage = Usage(prompt_tokens=10, cache_read_tokens=50, cache_write_tokens=50)
+    assert cost_usd(Prices(input=1e-6, output=1e-6, cache_read=0.5e-6), usage) == pytest.approx(5e-6)
+
+
+def test_an_unknown_model_has_no_price() -> None:
+    assert look_up("no-such-model") is None
+    assert look_up("openai/no-such-model") is None
+
+
+def test_a_row_without_prices_costs_unknown_and_not_nothing() -> None:
+    row = ModelRow(None, (), None, None, False, False, True, False, False)
+    assert row.cost_usd(Usage(prompt_tokens=5)) is None
+
+
+def test_a_known_model_with_and_without_its_provider() -> None:
+    row = look_up("claude-sonnet-4-5")
+    assert row is not None
+    assert row.prices == Prices(input=3e-6, output=15e-6, cache_read=3e-7, cache_write=3.75e-6)
+    assert (row.max_input_tokens, row.max_output_tokens) == (200_000, 64_000)
+    assert look_up("anthropic/claude-sonnet-4-5") == row
+    assert look_up("Claude-Sonnet-4-5") == row
+
+
+def test_long_prompts_have_prices_of_their_own() -> None:
+    row = look_up("gemini/gemini-2.5-pro")
+    assert row is not None
+    assert row.cost_usd(Usage(prompt_tokens=200_000)) == pytest.approx(0.25)
+    assert row.cost_usd(Usage(prompt_tokens=200_001)) == pytest.approx(0.5000025)
+
+
+def test_the_table_is_read_without_importing_a_client() -> None:
+    program = (
+        "import sys\n"
+        "from controller_worker.llm import registry, model_table, anthropic_backend, litellm_backend\n"
+        "assert model_table.look_up('gpt-4o') is not None\n"
+        "print(sorted({'litellm', 'anthropic', 'openai', 'httpx', 'httpx2', 'aiohttp'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("gpt-4o", "gpt-4o"),
+        (" Anthropic/Claude-Sonnet-4 ", "claude-sonnet-4"),
+        ("openrouter/qwen/qwen3-coder:free", "qwen3-coder"),
+        ("local/qwen3-coder-gguf", "qwen3-coder"),
+        ("llama3:8b", "llama3:8b"),
+    ],
+)
+def test_names_are_normalised_as_in_openhands(model: str, name: str) -> None:
+    assert normalised(model) == name
+
+
+FEATURES = {
+    "claude-sonnet-5-5": ModelFeatures(True, True, False, True, True, False, True, True),
+    "anthropic/claude-sonnet-4-6": ModelFeatures(True, True, False, True, True, True, True, True),
+    "claude-haiku-4-5": ModelFeatures(True, True, False, False, False, True, True, True),
+    "claude-of-the-future": ModelFeatures(True, False, False, False, False, False, False, True),
+    "gpt-4o": ModelFeatures(False, True, False, False, False, True, False, True),
+    "o3": ModelFeatures(False, True, True, True, False, True, False, True),
+    "o1": ModelFeatures(False, True, True, True, False, True, False, False),
+    "groq/anything": ModelFeatures(False, True, False, False, False, True, False, True),
+    "openai/my-own": ModelFeatures(False, False, False, False, False, True, False, True),
+}
+
+
+@pytest.mark.parametrize("model", FEATURES)
+def test_features(model: str) -> None:
+    assert features_of(model) == FEATURES[model]

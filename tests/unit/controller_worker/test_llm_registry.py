@@ -1,0 +1,47 @@
+"""Which backend a configuration means, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import LLMConfigError
+from controller_worker.llm.registry import backend_of, create_llm
+
+
+@pytest.mark.parametrize(
+    ("settings", "backend"),
+    [
+        ({"model": "scripted/a.json"}, "scripted"),
+        ({"model": "claude-sonnet-5"}, "anthropic"),
+        ({"model": "anthropic/claude-sonnet-5"}, "anthropic"),
+        ({"model": "claude-sonnet-5", "base_url": "http://127.0.0.1:1"}, "anthropic"),
+        ({"model": "claude-sonnet-5", "backend": "litellm"}, "litellm"),
+        ({"model": "claude-sonnet-5", "custom_llm_provider": "bedrock"}, "litellm"),
+        ({"model": "openrouter/anthropic/claude-sonnet-4"}, "litellm"),
+        ({"model": "bedrock/anthropic.claude-sonnet-5"}, "litellm"),
+        ({"model": "gpt-4o"}, "litellm"),
+        ({"model": "my-own", "base_url": "http://127.0.0.1:1"}, "litellm"),
+    ],
+)
+def test_backends(settings: dict[str, Any], backend: str) -> None:
+    assert backend_of(LLMConfig(**settings)) == backend
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"model": "gpt-4o", "backend": "scripted"}, "The model 'gpt-4o' is no script."),
+        ({"model": "gpt-4o", "native_tool_calling": False}, "LLM_NATIVE_TOOL_CALLING=false"),
+        (
+            {"model": "claude-sonnet-5", "api_key": "k", "temperature": 0.5, "drop_params": False},
+            "The model 'claude-sonnet-5' does not take temperature. Unset it.",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(LLMConfigError) as caught:
+        create_llm(LLMConfig(**settings))
+    assert complaint in str(caught.value)
