@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.connection import Argument
 from broker.events import WorkspaceSpec
+from broker.group_reader import GroupReader
 from broker.keys import ShardKeys
 from broker.store import Store
-
-BLOCK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +81,20 @@ class ActionQueue:
         self._worker_id = worker_id
         self._node = node
         self.streams = [names.actions(route) for route in routes(node, pools)]
-        self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
+        self._reader = GroupReader(store, "tools", worker_id, self.streams)
 
     async def read(self, *, limit: int) -> list[ActionDelivery | ControlDelivery]:
         """Wait up to two seconds and return what was handed to this worker, at most `limit` from each stream."""
-        command: list[Argument] = ["XREADGROUP", "GROUP", "tools", self._worker_id, "COUNT", limit]
-        command += ["BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self.streams, *(">" for _ in self.streams)]
-        found = await self._store.persist(lambda: self._connection.call(*command))
         deliveries: list[ActionDelivery | ControlDelivery] = []
-        for stream, entries in found or ():
-            for entry_id, flat in entries:
-                if not flat:
-                    continue
-                fields = {flat[i]: flat[i + 1] for i in range(0, len(flat), 2)}
-                place = f"{stream.decode()}|{entry_id.decode()}"
-                cid, action_id = fields[b"c"].decode(), int(fields[b"a"])
-                if b"x" in fields:
-                    deliveries.append(ControlDelivery(cid, action_id, fields[b"x"].decode(), place))
-                else:
-                    workspace = WorkspaceSpec.model_validate_json(fields.get(b"w") or b"{}")
-                    deliveries.append(ActionDelivery(cid, action_id, fields[b"e"], workspace, place))
+        for stream, entry_id, flat in await self._reader.read(limit=limit):
+            fields = {flat[i]: flat[i + 1] for i in range(0, len(flat), 2)}
+            place = f"{stream.decode()}|{entry_id.decode()}"
+            cid, action_id = fields[b"c"].decode(), int(fields[b"a"])
+            if b"x" in fields:
+                deliveries.append(ControlDelivery(cid, action_id, fields[b"x"].decode(), place))
+            else:
+                workspace = WorkspaceSpec.model_validate_json(fields.get(b"w") or b"{}")
+                deliveries.append(ActionDelivery(cid, action_id, fields[b"e"], workspace, place))
         return deliveries
 
     async def claim(self, delivery: ActionDelivery) -> ClaimOutcome:
@@ -136,4 +128,4 @@ class ActionQueue:
 
     async def aclose(self) -> None:
         """Close its connection."""
-        await self._connection.aclose()
+        await self._reader.aclose()

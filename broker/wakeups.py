@@ -6,10 +6,10 @@ Keys: `deck:{k}:ready` (group `controllers`), `deck:{k}:worker:<w>:mail`.
 
 from __future__ import annotations
 
+from broker.group_reader import BLOCK_SECONDS, GroupReader
 from broker.keys import ShardKeys
 from broker.store import Store
 
-BLOCK_SECONDS = 2.0
 BATCH = 256
 TRIM_MAILBOX_EVERY = 1_000
 
@@ -18,28 +18,19 @@ class ReadyStream:
     """The conversations of one shard that nobody owns and that have news."""
 
     def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
-        self._store = store
-        self._names = names
-        self._worker_id = worker_id
-        self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
+        self._reader = GroupReader(store, "controllers", worker_id, [names.ready])
 
     async def read(self, *, limit: int) -> list[tuple[str, str]]:
         """Wait up to two seconds and return up to `limit` pairs of conversation id and entry id.
 
         The entry is acknowledged by the claim it leads to.
         """
-        found = await self._store.persist(
-            lambda: self._connection.call(
-                *("XREADGROUP", "GROUP", "controllers", self._worker_id, "COUNT", min(limit, BATCH)),
-                *("BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._names.ready, ">"),
-            )
-        )
-        entries = found[0][1] if found else []
-        return [(fields[1].decode(), entry.decode()) for entry, fields in entries if fields]
+        entries = await self._reader.read(limit=min(limit, BATCH))
+        return [(fields[1].decode(), entry_id.decode()) for _, entry_id, fields in entries]
 
     async def aclose(self) -> None:
         """Close its connection."""
-        await self._connection.aclose()
+        await self._reader.aclose()
 
 
 class Mailbox:

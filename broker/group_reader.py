@@ -1,0 +1,59 @@
+"""Reading streams as one consumer of a group.
+
+Holds: an entry handed to this consumer reaches its caller, even when the reply that carried it was lost: after a lost
+reply the consumer first reads again what is pending for it. So an entry may come twice; whoever acts on it claims
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker.errors import OutcomeUnknown, StoreUnavailable
+from broker.store import Store
+
+BLOCK_SECONDS = 2.0
+
+Entry = tuple[bytes, bytes, list[bytes]]
+"""Stream, entry id, fields and values in turn."""
+
+
+class GroupReader:
+    """One consumer's view of streams of one shard."""
+
+    def __init__(self, store: Store, group: str, consumer: str, streams: Sequence[str]) -> None:
+        self._store = store
+        self._group = group
+        self._consumer = consumer
+        self._streams = list(streams)
+        self._pending_after: dict[str, str] = {}
+        self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
+
+    async def read(self, *, limit: int) -> list[Entry]:
+        """Wait up to two seconds and return what was handed to this consumer, at most `limit` from each stream."""
+        found = await self._store.persist(lambda: self._read(limit))
+        entries = [(stream, entry_id, fields) for stream, items in found or () for entry_id, fields in items]
+        if self._pending_after:
+            self._go_on_after(entries)
+        return [entry for entry in entries if entry[2]]
+
+    async def aclose(self) -> None:
+        """Close its connection."""
+        await self._connection.aclose()
+
+    async def _read(self, limit: int) -> Any:
+        after = [self._pending_after.get(stream, ">") for stream in self._streams]
+        try:
+            return await self._connection.call(
+                *("XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", limit),
+                *("BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self._streams, *after),
+            )
+        except (OutcomeUnknown, StoreUnavailable):
+            self._pending_after = dict.fromkeys(self._streams, "0")
+            raise
+
+    def _go_on_after(self, entries: list[Entry]) -> None:
+        """Page through what is pending; a stream that has no more goes back to new entries."""
+        last = {stream.decode(): entry_id.decode() for stream, entry_id, _ in entries}
+        self._pending_after = {stream: last[stream] for stream in self._pending_after if stream in last}
