@@ -100,7 +100,7 @@ class ActionQueue:
     async def claim(self, delivery: ActionDelivery) -> ClaimOutcome:
         """Take an action up, before its side effect; binds the conversation's workspace to this node.
 
-        Idempotent: a repeated claim of the same entry by the same worker is `NothingToDo("busy")`.
+        Idempotent: a repeated claim by the same worker is `ActionReclaimed` from itself.
         """
         names = self._store.keys(delivery.conversation_id)
         stream, _, entry = delivery.place.rpartition("|")

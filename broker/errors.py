@@ -9,7 +9,8 @@
     │   ├── OutcomeUnknown         the connection was lost between command and reply                  [retryable]
     │   ├── StoreTooNew            written by a newer version of Deckhands
     │   ├── StoreMisconfigured     evicts keys, lacks the functions, another store than before
-    │   └── CorruptEntry           bytes that fail their checksum or their schema
+    │   ├── CorruptEntry           bytes that fail their checksum or their schema
+    │   └── EventsLost             the log ends before an event that had been acknowledged
     └── OwnershipLost              this process no longer owns what it was working on
 
 Holds: every expected failure is one of these and carries a stable `code` and `retryable`.
@@ -103,6 +104,18 @@ class CorruptEntry(StoreError):
     """Bytes that fail their checksum, their bounds or their schema."""
 
     code = "corrupt_entry"
+
+
+class EventsLost(StoreError):
+    """The log ends before an event that had been acknowledged: the store was restored from an older state."""
+
+    code = "events_lost"
+
+    def __init__(self, conversation_id: str, last_id: int, known_id: int) -> None:
+        super().__init__(
+            f"The log of {conversation_id!r} ends at event {last_id}, but event {known_id} had been acknowledged.",
+            remedy="Restore the store from its last good copy, or fork the conversation at an event it still has.",
+        )
 
 
 class OwnershipLost(DeckhandsError):

@@ -313,6 +313,7 @@ end
 -- claim_action: take an action up before its side effect.
 -- ARGV  cid, action id, worker, node, stream, entry
 -- returns  {'claimed', attempt} {'reclaimed', attempt, previous worker}   run it, or ask the journal first
+--          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
 --          {'settled'} {'busy', worker} {'forwarded', node} {'missing'}   acknowledged; nothing to do
 local function claim_action(keys, args)
   local base, shard = keys[1], keys[2]
@@ -339,12 +340,13 @@ local function claim_action(keys, args)
     return {'forwarded', bound}
   end
   local before = get(once, 'w:' .. action)
-  if before and (before == worker or alive(shard, before)) then
+  if before and before ~= worker and alive(shard, before) then
     if get(once, 'q:' .. action) ~= stream .. '|' .. entry then redis.call('XACK', stream, TOOLS, entry) end
     return {'busy', before}
   end
   if not bound then redis.call('HSET', meta, 'node', node) end
   redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, stream .. '|' .. entry)
+  if before == worker then return {'reclaimed', tonumber(get(once, 'n:' .. action)), worker} end
   local attempt = redis.call('HINCRBY', once, 'n:' .. action, 1)
   if not before then return {'claimed', attempt} end
   redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from broker.connection import Argument
 from broker.errors import OutcomeUnknown, StoreUnavailable
 from broker.store import Store
 
@@ -44,11 +45,10 @@ class GroupReader:
 
     async def _read(self, limit: int) -> Any:
         after = [self._pending_after.get(stream, ">") for stream in self._streams]
+        command: list[Argument] = ["XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", limit]
+        command += ["BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self._streams, *after]
         try:
-            return await self._connection.call(
-                *("XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", limit),
-                *("BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self._streams, *after),
-            )
+            return await self._connection.call(*command)
         except (OutcomeUnknown, StoreUnavailable):
             self._pending_after = dict.fromkeys(self._streams, "0")
             raise

@@ -68,6 +68,7 @@ class _Incarnation:
         self.worker_id = new_worker_id("tool")
         self.running: set[asyncio.Task[None]] = set()
         self.progress = 0
+        self._in_hand: set[tuple[str, int]] = set()
         self._store = store
         self._settings = settings
         self._workspaces = workspaces
@@ -134,8 +135,15 @@ class _Incarnation:
         if isinstance(delivery, ControlDelivery):
             await self._executor.obey(delivery)
             await queue.acknowledge(delivery)
-        else:
+            return
+        action = (delivery.conversation_id, delivery.action_id)
+        if action in self._in_hand:
+            return  # the entry came twice; the one in hand acknowledges it or is settled before anybody gets it again
+        self._in_hand.add(action)
+        try:
             await self._executor.execute(delivery, await queue.claim(delivery))
+        finally:
+            self._in_hand.discard(action)
 
 
 async def _cancel_when(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
