@@ -68,7 +68,7 @@ class _Incarnation:
         self.worker_id = new_worker_id("tool")
         self.running: set[asyncio.Task[None]] = set()
         self.progress = 0
-        self._in_hand: set[tuple[str, int]] = set()
+        self._in_hand: dict[tuple[str, int], str] = {}
         self._store = store
         self._settings = settings
         self._workspaces = workspaces
@@ -138,12 +138,14 @@ class _Incarnation:
             return
         action = (delivery.conversation_id, delivery.action_id)
         if action in self._in_hand:
-            return  # the entry came twice; the one in hand acknowledges it or is settled before anybody gets it again
-        self._in_hand.add(action)
+            if self._in_hand[action] != delivery.place:
+                await queue.acknowledge(delivery)  # queued twice; the entry in hand is acknowledged with its result
+            return
+        self._in_hand[action] = delivery.place
         try:
             await self._executor.execute(delivery, await queue.claim(delivery))
         finally:
-            self._in_hand.discard(action)
+            del self._in_hand[action]
 
 
 async def _cancel_when(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
