@@ -37,6 +37,7 @@ class Child:
         written_to_it: bytes = b"",
         last_signal: signal.Signals = signal.SIGKILL,
         inherited: Sequence[int] = (),
+        directory: Path | None = None,
     ) -> Child:
         """Start a child; to be called from a thread that lives as long as the child shall (the main thread).
 
@@ -47,6 +48,7 @@ class Child:
             written_to_it: its standard input, at most a pipe's worth (64 KiB).
             last_signal: what it gets when its parent dies.
             inherited: file descriptors it gets besides the standard three.
+            directory: where it works; where we do, if None.
 
         Raises:
             OSError: the program cannot be started or the log not be written.
@@ -65,6 +67,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(env) if env is not None else None,
+                cwd=directory,
                 start_new_session=True,
                 pass_fds=inherited,
                 preexec_fn=tie,  # noqa: PLW1509  (one system call, resolved before the fork)

@@ -5,11 +5,11 @@ Holds: the same events give the same summary, whether it is read from a live sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 from broker.actions import AgentFinishAction, AgentRejectAction, MessageAction
 from broker.agent_state import AgentState
@@ -75,6 +75,18 @@ class Summary:
             moment = fields[name]
             fields[name] = moment.isoformat() if moment else None
         return {"summary": True} | fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the summary that `as_json` made the fields of.
+
+        Raises:
+            KeyError, TypeError, ValueError: they are not the fields of a summary.
+        """
+        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__}
+        for name in ("started", "updated"):
+            known[name] = datetime.fromisoformat(known[name]) if known[name] else None
+        return cls(**known)
 
     @property
     def exit_code(self) -> ExitCode:

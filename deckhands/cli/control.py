@@ -1,0 +1,71 @@
+"""`deckhands message`, `pause`, `resume` and `cancel`: speaking to a conversation that exists."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import click
+
+from deckhands.cli.options import json_option, read_task
+from deckhands.cli.output import note, print_json
+from deckhands.cli.reach import conversation_client
+from deckhands.client import Client
+from deckhands.settings import FaceSettings
+
+CANCEL_WAIT_SECONDS = 30.0
+
+
+@click.command()
+@click.argument("conversation_id")
+@click.argument("text", required=False)
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the message.")
+def message(*, conversation_id: str, text: str | None, file: Path | None) -> None:
+    """Say something to the agent; it goes on, whatever state it is in. Without TEXT it is read from standard input."""
+    content = read_task(text, file)
+    _speak(conversation_id, lambda client: client.send_message(conversation_id, content))
+    note("The message is in the log.")
+
+
+@click.command()
+@click.argument("conversation_id")
+def pause(*, conversation_id: str) -> None:
+    """Ask for a pause: what runs is finished, nothing new is begun."""
+    _speak(conversation_id, lambda client: client.pause(conversation_id))
+    note("The request is in the log.")
+
+
+@click.command()
+@click.argument("conversation_id")
+def resume(*, conversation_id: str) -> None:
+    """Ask a conversation that was paused, was stopped or has failed to go on."""
+    _speak(conversation_id, lambda client: client.resume(conversation_id))
+    note("The request is in the log.")
+
+
+@click.command()
+@click.argument("conversation_id")
+@click.option("--no-wait", is_flag=True, help="Do not wait until it has stopped.")
+@json_option
+def cancel(*, conversation_id: str, no_wait: bool, as_json: bool) -> None:
+    """Stop a conversation: what runs is ended. Waits until the agent has stopped."""
+    seconds = None if no_wait else CANCEL_WAIT_SECONDS
+
+    async def stop() -> None:
+        async with conversation_client(FaceSettings.from_env(), conversation_id) as client:
+            summary = await client.cancel(conversation_id, wait_seconds=seconds)
+        if as_json:
+            print_json(summary.as_json())
+        else:
+            note("The request is in the log." if no_wait else f"The conversation is {summary.state}.")
+
+    asyncio.run(stop())
+
+
+def _speak(conversation_id: str, say: Callable[[Client], Awaitable[None]]) -> None:
+    async def speak() -> None:
+        async with conversation_client(FaceSettings.from_env(), conversation_id) as client:
+            await say(client)
+
+    asyncio.run(speak())

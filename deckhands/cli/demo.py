@@ -1,0 +1,144 @@
+"""`deckhands demo`: the demo, watched from a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from broker.clock import SystemClock
+from deckhands.cli.options import json_option
+from deckhands.cli.output import note, print_json
+from deckhands.demo import Demo, DemoReport, DemoSpec, Progress
+from deckhands.settings import FaceSettings
+from deckhands.summary import ExitCode
+
+REDRAW_SECONDS = 0.1
+BAR_COLUMNS = 30
+
+
+@click.command()
+@click.option("--conversations", type=click.IntRange(1, 1_000), default=20, show_default=True)
+@click.option("--controllers", type=click.IntRange(1, 32), default=2, show_default=True)
+@click.option("--tools", type=click.IntRange(1, 32), default=2, show_default=True)
+@click.option("--kills", type=click.IntRange(0, 100), default=2, show_default=True, help="Workers killed on the way.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Decides which workers are killed, and when.")
+@click.option("--keep", is_flag=True, help="Leave the projects, the store and the logs where they are.")
+@json_option
+def demo(*, conversations: int, controllers: int, tools: int, kills: int, seed: int, keep: bool, as_json: bool) -> int:
+    """Let twenty agents mend twenty projects at once, while their workers are killed and replaced.
+
+    The workers are real processes, and the tests of the projects are really run; only the model follows a script, so
+    no key is needed. Ends with 0 if everything finished, every test passes and no event was lost or doubled.
+    """
+    settings = FaceSettings.from_env()
+    directory = Path(tempfile.mkdtemp(prefix="deckhands-demo-"))
+    screen = _Screen()
+    spec = DemoSpec(
+        directory,
+        conversations=conversations,
+        controllers=controllers,
+        tools=tools,
+        kills=kills,
+        seed=seed,
+        environment=settings.environment,
+    )
+    note(f"{conversations} agents, {controllers} controller and {tools} tool workers, all in {directory}")
+    try:
+        report = asyncio.run(_run(spec, screen))
+    finally:
+        screen.clear()
+        if keep:
+            note(f"Everything is left in {directory}.")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    if report is None:
+        return int(ExitCode.INTERRUPTED)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        click.echo("\n".join(report_lines(report)))
+    return 0 if report.is_whole else 1
+
+
+async def _run(spec: DemoSpec, screen: _Screen) -> DemoReport | None:
+    """Run the demo; None if it was interrupted."""
+    run = Demo(spec, on_notice=screen.notice, on_progress=screen.progress)
+    running = asyncio.ensure_future(run.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, running.cancel)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        return None
+
+
+def report_lines(report: DemoReport) -> list[str]:
+    """Return the table at the end."""
+    longest, median = report.takeover_longest_seconds, report.takeover_median_seconds
+    takeovers = f"{report.takeovers}, median {median:.2f} s, longest {longest:.2f} s" if longest and median else "none"
+    facts = {
+        "conversations": str(report.conversations),
+        "finished": str(report.finished),
+        "tests passing": str(report.tests_passing),
+        "workers killed": f"{len(report.kills)} ({', '.join(report.kills)})" if report.kills else "0",
+        "takeovers": takeovers,
+        "events": f"{report.events:,}",
+        "events lost": str(report.events_lost),
+        "observations doubled": str(report.observations_doubled),
+        "wall time": f"{report.wall_seconds:.1f} s",
+    }
+    width = max(map(len, facts))
+    verdict = "Everything finished, every test passes, every log is whole."
+    return [
+        *(f"{name:<{width}}  {value}" for name, value in facts.items()),
+        *(f"! {violation}" for violation in report.violations[:20]),
+        verdict if report.is_whole else "Something is missing, see above.",
+    ]
+
+
+class _Screen:
+    """One line that is redrawn on a terminal; a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._is_terminal = sys.stderr.isatty()
+        self._started = self._drawn = self._clock.monotonic()
+        self._quarter = 0
+
+    def progress(self, progress: Progress) -> None:
+        """Show how far it is."""
+        now = self._clock.monotonic()
+        if self._is_terminal:
+            if now - self._drawn >= REDRAW_SECONDS:
+                self._drawn = now
+                click.echo("\r\x1b[K" + self._line(progress, now), nl=False, err=True, color=True)
+            return
+        quarter = 4 * progress.finished // progress.conversations
+        if quarter > self._quarter:
+            self._quarter = quarter
+            note(self._line(progress, now))
+
+    def notice(self, text: str) -> None:
+        """Show something that happened."""
+        self.clear()
+        note(f"{self._clock.monotonic() - self._started:6.1f} s  {text}")
+
+    def clear(self) -> None:
+        """Take the progress line away."""
+        if self._is_terminal:
+            click.echo("\r\x1b[K", nl=False, err=True, color=True)
+
+    def _line(self, progress: Progress, now: float) -> str:
+        done = BAR_COLUMNS * progress.replies // max(1, progress.replies_expected)
+        bar = "#" * min(done, BAR_COLUMNS) + "." * (BAR_COLUMNS - done)
+        return (
+            f"{now - self._started:6.1f} s  [{bar}] {progress.finished}/{progress.conversations} finished, "
+            f"{progress.events:,} events, {progress.killed} workers killed"
+        )

@@ -1,0 +1,138 @@
+"""The command `deckhands`: finds the verb, and turns every error into a message and an exit code.
+
+Holds: no traceback reaches the terminal unless DECKHANDS_DEBUG is set; `--help` loads no verb.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from broker.errors import DeckhandsError, UsageError
+from deckhands.settings import FaceSettings
+
+VERBS = {
+    "run": ("deckhands.cli.run", "Run one task on a directory, with a private store and workers."),
+    "demo": ("deckhands.cli.demo", "Twenty agents at once, while their workers are killed. Needs no model."),
+    "submit": ("deckhands.cli.submit", "Queue a task on a running cluster."),
+    "ls": ("deckhands.cli.reading", "List conversations and runs."),
+    "show": ("deckhands.cli.reading", "Show what came of a conversation."),
+    "logs": ("deckhands.cli.reading", "Show the events of a conversation; -f follows it."),
+    "export": ("deckhands.cli.reading", "Write the events of a conversation, one JSON object a line."),
+    "message": ("deckhands.cli.control", "Say something to the agent; it goes on."),
+    "pause": ("deckhands.cli.control", "Pause a conversation: nothing new is begun."),
+    "resume": ("deckhands.cli.control", "Go on with a conversation that was paused or stopped."),
+    "cancel": ("deckhands.cli.control", "Stop a conversation: what runs is ended."),
+    "up": ("deckhands.cli.serve", "Keep a cluster up on this machine, for other terminals to use."),
+    "controller": ("deckhands.cli.serve", "Run one controller worker against DECKHANDS_URL."),
+    "tools": ("deckhands.cli.serve", "Run one tool worker against DECKHANDS_URL."),
+}
+"""verb → its module, and what it does in one line; each module has a command named after the verb."""
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class Verbs(click.Group):
+    """The verbs, each loaded when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
+        """Return the verbs in the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Load a verb."""
+        if cmd_name not in VERBS:
+            return None
+        module = import_module(VERBS[cmd_name][0])
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb that is meant, or name the nearest one."""
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else "`deckhands --help` lists the verbs."
+            raise click.UsageError(f"No such verb: {args[0]!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the verbs without loading them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="deckhands", message="%(prog)s %(version)s")
+def cli() -> None:
+    """AI agents as a message-queue cluster: kill any process at any moment, the conversation goes on."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    try:
+        code = cli.main(standalone_mode=False, prog_name="deckhands")
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read us has gone; the interpreter must not complain about it when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = BROKEN_PIPE
+    except DeckhandsError as error:
+        code = _expected(error)
+    except Exception as error:  # noqa: BLE001  (the outermost edge)
+        code = _unexpected(error)
+    sys.exit(code or 0)
+
+
+def _expected(error: DeckhandsError) -> int:
+    if _is_debugging():
+        traceback.print_exc()
+    click.echo(f"deckhands: {error.message}", err=True)
+    if error.remedy:
+        click.echo(f"  {error.remedy}", err=True)
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def _unexpected(error: Exception) -> int:
+    if _is_debugging():
+        traceback.print_exc()
+        return 1
+    first_line = (str(error).splitlines() or [""])[0]
+    click.echo(f"deckhands: unexpected error: {type(error).__name__}: {first_line}", err=True)
+    if log := _log_of(traceback.format_exc()):
+        click.echo(f"  Please report it; the traceback is at the end of {log}.", err=True)
+    return 1
+
+
+def _is_debugging() -> bool:
+    try:
+        return FaceSettings.from_env().debug
+    except UsageError:
+        return False
+
+
+def _log_of(text: str) -> Path | None:
+    """Append a traceback to the log of errors and return its path; None if it cannot be written."""
+    try:
+        log = FaceSettings.from_env().home / "errors.log"
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except (OSError, DeckhandsError):
+        return None
+    return log

@@ -1,0 +1,79 @@
+"""Options that several verbs share, and the task as a person gives it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from broker.errors import UsageError
+from broker.events import AgentSpec, Limits, LLMSpec
+from deckhands.client import check_task
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+
+
+def task_options(command: F) -> F:
+    """Add what describes a task and the agent that does it."""
+    options = (
+        click.option("-t", "--task", "text", help="The task. Without -t and -f it is read from standard input."),
+        click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task."),
+        click.option("--title", default="", help="A name for listings; the task's first line if not given."),
+        click.option("--agent", default="CodeActAgent", show_default=True, help="Which agent does it."),
+        click.option("--model", help="Which model it uses; LLM_MODEL if not given."),
+        click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=500, show_default=True),
+        click.option("-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="In USD."),
+        click.option("--sandbox", type=click.Choice(["auto", "bwrap", "none"]), default="auto", show_default=True),
+        click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def read_task(text: str | None, file: Path | None) -> str:
+    """Return the task from the option, the file or standard input.
+
+    Raises:
+        UsageError: there is none, two are given, or it cannot be used.
+    """
+    task = given_text(text, file)
+    if task is None:
+        if sys.stdin.isatty():
+            raise UsageError("No task is given.", remedy="Give it by -t TEXT, by -f FILE or on standard input.")
+        task = sys.stdin.read()
+    check_task(task)
+    return task
+
+
+def given_text(text: str | None, file: Path | None) -> str | None:
+    """Return the text from the option or the file; None when neither is given.
+
+    Raises:
+        UsageError: both are given, or the file cannot be read.
+    """
+    if text is not None and file is not None:
+        raise UsageError("Both -t and -f are given.", remedy="Give the task by one of them.")
+    if file is None:
+        return text
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"The file {file} cannot be read: {error.strerror}.", remedy="Name another by -f.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The file {file} is not text in UTF-8.", remedy="Name another by -f.") from error
+
+
+def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
+    """Return the agent that the options describe."""
+    return AgentSpec(name=options["agent"], llm=LLMSpec(model=model))
+
+
+def limits_of(options: dict[str, Any]) -> Limits:
+    """Return the limits that the options describe."""
+    return Limits(max_iterations=options["max_iterations"], max_budget_usd=options["max_budget"])

@@ -1,0 +1,79 @@
+"""How the verbs speak: results on standard output, everything else on standard error.
+
+Holds: colour and redrawing only on a terminal; what comes from a conversation is cleaned of control characters.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from broker.events import Event
+from deckhands.rendering import Renderer, clean_line
+from deckhands.runs import event_line
+from deckhands.summary import Summary
+
+
+def print_json(value: Any) -> None:
+    """Print a JSON object as one line of ASCII."""
+    click.echo(json.dumps(value))
+
+
+def note(text: str) -> None:
+    """Tell a person something that is not the result."""
+    click.echo(clean_line(text, limit=1_000), err=True)
+
+
+class EventPrinter:
+    """Prints events, readable or as JSON."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._renderer = Renderer(is_coloured=sys.stdout.isatty())
+
+    def event(self, event: Event) -> None:
+        """Print an event; nothing for one that a reader does not need."""
+        if self._as_json:
+            click.echo(event_line(event))
+            return
+        for line in self._renderer.lines(event):
+            click.echo(line, color=True)  # the renderer has decided on colour
+
+    def summary(self, summary: Summary) -> None:
+        """Print a summary: one line of JSON, or a few readable ones."""
+        if self._as_json:
+            print_json(summary.as_json())
+            return
+        style = "green" if summary.state == "finished" else "red"
+        click.echo()
+        for line in summary_lines(summary):
+            click.echo(self._renderer.styled(line, style if line.startswith("State") else "dim"), color=True)
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """Return a summary as lines, one fact a line."""
+    at_least = "at least " if summary.has_unknown_cost and summary.cost_usd else ""
+    cost = "unknown" if summary.has_unknown_cost and not summary.cost_usd else f"{at_least}${summary.cost_usd:.4f}"
+    facts = {
+        "State": summary.state + (f": {summary.last_error}" if summary.last_error else ""),
+        "Conversation": summary.conversation_id,
+        "Title": summary.title,
+        "Model": summary.model,
+        "Workspace": summary.workspace or "",
+        "Iterations": str(summary.iterations),
+        "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out",
+        "Cost": cost,
+        "Duration": f"{summary.duration_seconds:.1f} s",
+    }
+    return [f"{name + ':':<14}{clean_line(value, limit=1_000)}" for name, value in facts.items() if value]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table as lines, its columns as wide as their widest cell."""
+    cleaned = [head, *([clean_line(cell, limit=60) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cleaned) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cleaned]

@@ -1,0 +1,122 @@
+"""Where a conversation is: in the store of a cluster, in that of a run under way, or in the files a run has left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from broker.errors import StoreUnavailable, UnknownConversation
+from broker.events import Event
+from broker.ids import check_conversation_id
+from deckhands.client import Client
+from deckhands.home import Home
+from deckhands.runs import RunFolder
+from deckhands.settings import FaceSettings
+from deckhands.summary import Summary, summarize
+
+
+class NoCluster(StoreUnavailable):
+    """No cluster is named, and none is up in the home directory."""
+
+    code = "no_cluster"
+    retryable = False
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No cluster is running here.", remedy="Start one by `deckhands up`, or name one by DECKHANDS_URL."
+        )
+
+
+@asynccontextmanager
+async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
+    """Connect to the cluster that DECKHANDS_URL names, or else to the one that is up in the home directory.
+
+    Raises:
+        NoCluster: there is neither.
+        StoreError: it cannot be reached or used.
+    """
+    url = settings.url or Home(settings.home).cluster_url
+    if url is None:
+        raise NoCluster
+    try:
+        client = await Client.connect(url, shards=settings.shards)
+    except StoreUnavailable as error:
+        if settings.url is None:
+            raise NoCluster from error
+        raise
+    async with client:
+        yield client
+
+
+@asynccontextmanager
+async def conversation_client(settings: FaceSettings, conversation_id: str) -> AsyncIterator[Client]:
+    """Connect to the store where a conversation can be spoken to: of the run under way, or of the cluster.
+
+    Raises:
+        UnknownConversation: it is in neither.
+        StoreError: the cluster cannot be reached or used.
+    """
+    check_conversation_id(conversation_id)
+    home = Home(settings.home)
+    if home.run_folder(conversation_id).is_dir():
+        client = await _client_of_run(home, conversation_id)
+        if client is None:
+            raise RunIsOver(conversation_id)
+        async with client:
+            yield client
+        return
+    async with cluster_client(settings) as client:
+        await client.log.last_id(conversation_id)
+        yield client
+
+
+class RunIsOver(UnknownConversation):
+    """The conversation was a run of its own, which is not under way."""
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(conversation_id)
+        self.message = f"The run {conversation_id} is not under way."
+        self.remedy = f"`deckhands run --resume {conversation_id}` goes on with it."
+
+
+async def read_events(settings: FaceSettings, conversation_id: str) -> list[Event]:
+    """Return the whole events of a conversation, wherever they are.
+
+    Raises:
+        UnknownConversation: no such conversation.
+        CorruptEntry: an event is damaged; names it.
+        StoreError: the cluster cannot be reached or used.
+    """
+    check_conversation_id(conversation_id)
+    home = Home(settings.home)
+    folder = RunFolder(home.run_folder(conversation_id))
+    client = await _client_of_run(home, conversation_id)
+    if client is not None:
+        async with client:
+            return await client.events(conversation_id, is_whole=True)
+    if folder.has_events:
+        return folder.events()
+    try:
+        async with cluster_client(settings) as client:
+            return await client.events(conversation_id, is_whole=True)
+    except NoCluster as error:
+        raise UnknownConversation(conversation_id) from error
+
+
+async def read_summary(settings: FaceSettings, conversation_id: str) -> Summary:
+    """Return the summary of a conversation, wherever it is; raises what `read_events` does."""
+    check_conversation_id(conversation_id)
+    folder = RunFolder(Home(settings.home).run_folder(conversation_id))
+    if folder.is_over:
+        return folder.summary()
+    return summarize(await read_events(settings, conversation_id))
+
+
+async def _client_of_run(home: Home, conversation_id: str) -> Client | None:
+    """Connect to the private store of a run under way; None when it is not."""
+    if not home.run_folder(conversation_id).is_dir():
+        return None
+    try:
+        return await Client.connect(home.run_url(conversation_id), patience_seconds=1.0)
+    except StoreUnavailable:
+        return None

@@ -1,0 +1,162 @@
+"""`deckhands ls`, `show`, `logs` and `export`: reading, from a cluster or from what runs have left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from broker.conversations import ConversationRow
+from broker.errors import CorruptEntry, UsageError
+from deckhands.cli.options import json_option
+from deckhands.cli.output import EventPrinter, note, print_json, summary_lines, table
+from deckhands.cli.reach import NoCluster, RunIsOver, cluster_client, conversation_client, read_events, read_summary
+from deckhands.home import Home
+from deckhands.rendering import clean
+from deckhands.runs import RunFolder, event_line
+from deckhands.settings import FaceSettings
+from deckhands.summary import Tally
+
+HEAD = ("CONVERSATION", "STATE", "STEPS", "COST", "UPDATED (UTC)", "TITLE")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A conversation or a run as a listing shows it; `updated` is a time in ISO 8601, or empty."""
+
+    conversation_id: str
+    state: str
+    wait_reason: str
+    iterations: int
+    cost_usd: float
+    updated: str
+    title: str
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of its line in the table."""
+        state = f"{self.state} ({self.wait_reason})" if self.wait_reason else self.state
+        moment = self.updated[:19].replace("T", " ")
+        return (self.conversation_id, state, str(self.iterations), f"${self.cost_usd:.4f}", moment, self.title)
+
+
+@click.command()
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@json_option
+def ls(*, limit: int, as_json: bool) -> None:
+    """List conversations of the cluster and runs, the newest first."""
+    found = asyncio.run(_listed(FaceSettings.from_env(), limit))
+    if as_json:
+        for listed in found:
+            print_json(asdict(listed))
+    elif found:
+        click.echo("\n".join(table(HEAD, [listed.cells() for listed in found])))
+    else:
+        note("There are no conversations and no runs yet. `deckhands run -t TASK` makes one.")
+
+
+@click.command()
+@click.argument("conversation_id")
+@json_option
+def show(*, conversation_id: str, as_json: bool) -> None:
+    """Show what came of a conversation."""
+    summary = asyncio.run(read_summary(FaceSettings.from_env(), conversation_id))
+    if as_json:
+        print_json(summary.as_json())
+        return
+    click.echo("\n".join(summary_lines(summary)))
+    if summary.message:
+        click.echo("\n" + clean(summary.message))
+
+
+@click.command()
+@click.argument("conversation_id")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the conversation is over.")
+@json_option
+def logs(*, conversation_id: str, follow: bool, as_json: bool) -> None:
+    """Show the events of a conversation in a readable form."""
+    settings = FaceSettings.from_env()
+    printer = EventPrinter(as_json=as_json)
+    if follow:
+        with contextlib.suppress(RunIsOver):
+            asyncio.run(_follow(settings, conversation_id, printer))
+            return
+    for event in asyncio.run(read_events(settings, conversation_id)):
+        printer.event(event)
+
+
+@click.command()
+@click.argument("conversation_id")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; standard output if none.")
+def export(*, conversation_id: str, output: Path | None) -> None:
+    """Write the events of a conversation: id, kind, source, cause_id, timestamp and more, a JSON object a line."""
+    events = asyncio.run(read_events(FaceSettings.from_env(), conversation_id))
+    text = "".join(event_line(event) + "\n" for event in events)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"The file {output} cannot be written: {error.strerror}.", remedy="Name another by -o."
+        ) from error
+
+
+async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPrinter) -> None:
+    tally = Tally()
+    async with (
+        conversation_client(settings, conversation_id) as client,
+        contextlib.aclosing(client.tail(conversation_id)) as events,
+    ):
+        async for event in events:
+            printer.event(event)
+            tally.add(event)
+            if tally.standing.is_terminal and tally.last_event_id >= await client.log.last_id(conversation_id):
+                return
+
+
+async def _listed(settings: FaceSettings, limit: int) -> list[Listed]:
+    found = list(_listed_runs(Home(settings.home), limit))
+    with contextlib.suppress(NoCluster):
+        async with cluster_client(settings) as client:
+            found += [_listed_row(row) for row in await client.recent(limit=limit)]
+    return sorted(found, key=lambda listed: listed.updated, reverse=True)[:limit]
+
+
+def _listed_row(row: ConversationRow) -> Listed:
+    return Listed(
+        conversation_id=row.conversation_id,
+        state=row.state,
+        wait_reason=row.wait_reason,
+        iterations=int(row.fields.get("iterations", 0)),
+        cost_usd=float(row.fields.get("cost_usd", 0)),
+        updated=row.updated.isoformat(),
+        title=row.title,
+    )
+
+
+def _listed_runs(home: Home, limit: int) -> Iterator[Listed]:
+    if not home.runs.is_dir():
+        return
+    for path in sorted(home.runs.iterdir(), key=lambda path: path.name, reverse=True)[:limit]:
+        folder = RunFolder(path)
+        if not folder.has_events:
+            continue
+        try:
+            summary = folder.summary()
+        except CorruptEntry as error:
+            note(str(error))
+            continue
+        yield Listed(
+            conversation_id=summary.conversation_id,
+            state=summary.state,
+            wait_reason="" if folder.is_over else "under way, or killed",
+            iterations=summary.iterations,
+            cost_usd=summary.cost_usd,
+            updated=summary.updated.isoformat() if summary.updated else "",
+            title=summary.title,
+        )

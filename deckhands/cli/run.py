@@ -1,0 +1,94 @@
+"""`deckhands run`: one task, from the command line to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from broker.errors import UsageError
+from broker.events import WorkspaceSpec
+from deckhands.cli.options import agent_of, given_text, json_option, limits_of, read_task, task_options
+from deckhands.cli.output import EventPrinter, note
+from deckhands.client import check_task
+from deckhands.headless import Ending, Task, Watcher, check_directory, run_on_cluster, run_privately
+from deckhands.home import Home
+from deckhands.settings import FaceSettings
+from deckhands.summary import ExitCode
+
+
+@click.command()
+@task_options
+@click.option(
+    "-w",
+    "--workspace",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="The directory to work on; the current one if not given.",
+)
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after so many seconds.")
+@click.option("--resume", "resumed_id", metavar="ID", help="Go on with a run that was killed, stopped or has settled.")
+@json_option
+def run(**options: Any) -> int:
+    r"""Run one task on a directory, with a private store and workers, and show what happens.
+
+    \b
+    The model is that of LLM_MODEL, LLM_API_KEY and LLM_BASE_URL. Exit codes: 0 finished, 1 error, 2 usage,
+    3 rejected by the agent, 4 out of time, 5 needs a person, 6 a limit is used up, 130 interrupted.
+    """
+    settings = FaceSettings.from_env()
+    printer = EventPrinter(as_json=options["as_json"])
+    ending = asyncio.run(_run(settings, _task(settings, options), printer))
+    printer.summary(ending.summary)
+    return int(ending.exit_code)
+
+
+def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
+    if options["resumed_id"]:
+        text = given_text(options["text"], options["file"])
+        if text is not None:
+            check_task(text)
+        return Task(text, resumed_id=options["resumed_id"], time_limit_seconds=options["timeout"])
+    text = read_task(options["text"], options["file"])
+    directory = check_directory(options["workspace"])
+    model = options["model"] or settings.model
+    if model is None:
+        raise UsageError(
+            "No model is configured.",
+            remedy="Set LLM_MODEL and LLM_API_KEY (and LLM_BASE_URL for a server of your own), or pass --model. "
+            "`deckhands demo` needs no model.",
+        )
+    return Task(
+        text,
+        agent=agent_of(options, model),
+        workspace=WorkspaceSpec(path=str(directory), sandbox=options["sandbox"], network=options["network"]),
+        limits=limits_of(options),
+        title=options["title"],
+        time_limit_seconds=options["timeout"],
+    )
+
+
+async def _run(settings: FaceSettings, task: Task, printer: EventPrinter) -> Ending:
+    home = Home(settings.home)
+    watcher = Watcher(on_event=printer.event, on_notice=note)
+    watcher.on_start = lambda conversation_id: note(f"Conversation {conversation_id}")
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, _interrupt, watcher)
+    if settings.url is not None:
+        return await run_on_cluster(settings.url, task, watcher)
+    return await run_privately(home, task, settings.environment, watcher)
+
+
+def _interrupt(watcher: Watcher) -> None:
+    """Stop in order the first time, at once the second time."""
+    if watcher.interrupted.is_set():
+        watcher.at_once()
+        sys.stdout.flush()
+        os._exit(ExitCode.INTERRUPTED)
+    watcher.interrupted.set()

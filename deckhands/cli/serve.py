@@ -1,0 +1,119 @@
+"""`deckhands up`, `controller` and `tools`: being the cluster, or a part of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from broker.errors import UsageError
+from broker.store import open_store
+from deckhands.cli.output import note
+from deckhands.cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec
+from deckhands.home import Home, supervising
+from deckhands.settings import FaceSettings
+
+
+@click.command()
+@click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
+@click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65_535), help="Offer the store on this port of 127.0.0.1 too.")
+@click.option(
+    "--sandbox", type=click.Choice(["auto", "bwrap", "none"]), help="The strongest sandbox to use; DECKHANDS_SANDBOX."
+)
+def up(*, controllers: int, tool_workers: int, port: int | None, sandbox: str | None) -> None:
+    """Keep a cluster up on this machine: a store, controller workers and tool workers.
+
+    Other terminals find it by themselves: `deckhands submit`, `ls`, `logs -f`. A worker or a store that dies is
+    started again. Ctrl-C stops it; what it knows is kept for the next time.
+    """
+    settings = FaceSettings.from_env()
+    environment = dict(settings.environment)
+    if sandbox is not None:
+        environment["DECKHANDS_SANDBOX"] = sandbox
+    home = Home(settings.home)
+    home.prepare(home.cluster)
+    spec = ClusterSpec(
+        home.cluster,
+        controllers=controllers,
+        tools=tool_workers,
+        environment=environment,
+        port=port,
+        gives_up=False,
+    )
+    with supervising(home.cluster, "A cluster"):
+        asyncio.run(_keep_up(home, spec))
+
+
+async def _keep_up(home: Home, spec: ClusterSpec) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    cluster = Cluster(spec, on_notice=note)
+    try:
+        await cluster.start()
+        with home.announced(cluster.url):
+            ready = asyncio.ensure_future(cluster.until_ready())
+            stopped = asyncio.ensure_future(stop.wait())
+            await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not stopped.done():
+                await ready
+                click.echo(_greeting(cluster))
+            await stopped
+            ready.cancel()
+    finally:
+        await cluster.stop()
+    note("Stopped.")
+
+
+def _greeting(cluster: Cluster) -> str:
+    lines = [
+        f"The cluster is up: {cluster.spec.controllers} controller and {cluster.spec.tools} tool workers.",
+        f"  store: {cluster.store.port_url or cluster.url}",
+        f"  logs:  {cluster.logs}",
+        "In another terminal: `deckhands submit -t TASK`, `deckhands ls`, `deckhands logs -f ID`. Ctrl-C stops it.",
+    ]
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option("--concurrency", type=click.IntRange(min=1), help="Conversations held at once.")
+def controller(*, concurrency: int | None) -> NoReturn:
+    """Run one controller worker in the foreground against DECKHANDS_URL."""
+    _become(CONTROLLER, {"DECKHANDS_MAX_CONVERSATIONS": concurrency})
+
+
+@click.command()
+@click.option("--pool", "pools", multiple=True, help="What this host can do; may be given several times.")
+@click.option("--concurrency", type=click.IntRange(min=1), help="Actions run at once.")
+@click.option("--sandbox", type=click.Choice(["auto", "bwrap", "none"]), help="The strongest sandbox to use.")
+def tools(*, pools: tuple[str, ...], concurrency: int | None, sandbox: str | None) -> NoReturn:
+    """Run one tool worker in the foreground against DECKHANDS_URL."""
+    chosen = {"DECKHANDS_POOLS": ",".join(pools), "DECKHANDS_CONCURRENCY": concurrency, "DECKHANDS_SANDBOX": sandbox}
+    _become(TOOLS, chosen)
+
+
+def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
+    """Turn this process into a worker, so that signals and exit codes are the worker's own."""
+    settings = FaceSettings.from_env()
+    if settings.url is None:
+        raise UsageError(
+            "DECKHANDS_URL is not set.",
+            remedy="Set it to the store, such as redis://host:6379/0; `deckhands up` runs a cluster without one.",
+        )
+    asyncio.run(_check_store(settings))
+    environment = {**settings.environment, **{name: str(value) for name, value in chosen.items() if value}}
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-P", "-m", MODULES[role]], environment)  # noqa: S606
+
+
+async def _check_store(settings: FaceSettings) -> None:
+    """Fail here, with a message, rather than in the worker's log."""
+    assert settings.url is not None
+    store = await open_store(settings.url, shards=settings.shards)
+    await store.aclose()

@@ -1,0 +1,54 @@
+"""`deckhands submit`: queue a task on a running cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from broker.events import WorkspaceSpec
+from deckhands.cli.options import agent_of, json_option, limits_of, read_task, task_options
+from deckhands.cli.output import print_json
+from deckhands.cli.reach import cluster_client
+from deckhands.headless import check_directory
+from deckhands.settings import FaceSettings
+
+
+@click.command()
+@task_options
+@click.option(
+    "-w",
+    "--workspace",
+    type=click.Path(path_type=Path),
+    help="An existing directory on the tool workers' host; an empty one is made if none is given.",
+)
+@click.option("--idempotency-key", help="The same key always gives the same conversation.")
+@json_option
+def submit(**options: Any) -> None:
+    """Queue a task on a running cluster and print the conversation's id."""
+    settings = FaceSettings.from_env()
+    task = read_task(options["text"], options["file"])
+    conversation_id = asyncio.run(_submit(settings, task, options))
+    if options["as_json"]:
+        print_json({"conversation_id": conversation_id})
+    else:
+        click.echo(conversation_id)
+
+
+async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) -> str:
+    path = options["workspace"]
+    if path is not None and settings.url is None:
+        path = check_directory(path)  # a cluster named by DECKHANDS_URL may be on other hosts
+    async with cluster_client(settings) as client:
+        return await client.submit(
+            task,
+            agent=agent_of(options, options["model"]),
+            workspace=WorkspaceSpec(
+                path=str(path) if path is not None else None, sandbox=options["sandbox"], network=options["network"]
+            ),
+            limits=limits_of(options),
+            title=options["title"],
+            idempotency_key=options["idempotency_key"],
+        )

@@ -1,0 +1,311 @@
+"""The demo: many agents at once mend real projects while their workers are killed with SIGKILL and replaced.
+
+Holds: nothing in it is pretended. The workers are processes, the projects are on disk, the tests are really run, and
+the logs are checked event by event against what was seen while they were written. Only the model follows a script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from broker.agent_state import AgentState
+from broker.child import Child
+from broker.clock import SystemClock
+from broker.conversations import Conversations
+from broker.events import AgentSpec, Event, LLMSpec, ModelReply, WorkspaceSpec
+from broker.invariants import doubled_observations, lost_events, violations
+from broker.membership import members
+from deckhands.client import Client
+from deckhands.cluster import CONTROLLER, TOOLS, Cluster, ClusterSpec, Worker
+from deckhands.example_projects import TASK, Example, examples
+from deckhands.summary import Tally
+
+TIME_LIMIT_SECONDS = 600.0
+TEST_LIMIT_SECONDS = 60.0
+TESTS_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSpec:
+    """What the demo shall do.
+
+    Attributes:
+        directory: an empty directory for the store, the logs and the projects.
+        kills: how many workers are killed, controllers and tool workers in turn.
+        seed: decides which of them, and when.
+    """
+
+    directory: Path
+    conversations: int = 20
+    controllers: int = 2
+    tools: int = 2
+    kills: int = 2
+    seed: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A worker that was killed.
+
+    Attributes:
+        takeover_seconds: for each conversation or action that another worker took over, how long after the kill.
+    """
+
+    worker: str
+    pid: int
+    at: datetime
+    worker_ids: frozenset[str]
+    takeover_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """What came of the demo."""
+
+    conversations: int
+    finished: int
+    tests_passing: int
+    events: int
+    events_lost: int
+    observations_doubled: int
+    violations: list[str]
+    kills: list[str]
+    takeovers: int
+    takeover_median_seconds: float | None
+    takeover_longest_seconds: float | None
+    wall_seconds: float
+    seed: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all conversations finished, all tests pass, and every log is whole."""
+        return self.finished == self.tests_passing == self.conversations and not (
+            self.events_lost or self.observations_doubled or self.violations
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self) | {"is_whole": self.is_whole}
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far it is, for whoever looks on."""
+
+    conversations: int
+    replies_expected: int
+    finished: int = 0
+    events: int = 0
+    replies: int = 0
+    killed: int = 0
+
+
+@dataclass(slots=True)
+class _Patient:
+    """One conversation, its copy of a project, and what was seen of its log."""
+
+    example: Example
+    directory: Path
+    conversation_id: str = ""
+    seen: list[Event] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+
+
+class Demo:
+    """One run of the demo."""
+
+    def __init__(
+        self,
+        spec: DemoSpec,
+        *,
+        on_notice: Callable[[str], None] = lambda _: None,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._spec = spec
+        self._on_notice = on_notice
+        self._on_progress = on_progress
+        self._clock = SystemClock()
+        choice = examples()
+        self._patients = [
+            _Patient(
+                example := choice[number % len(choice)], spec.directory / "projects" / f"{number:02}-{example.name}"
+            )
+            for number in range(spec.conversations)
+        ]
+        turns = {example.name: example.turns for example in choice}
+        self.progress = Progress(spec.conversations, sum(turns[patient.example.name] for patient in self._patients))
+        self._moved = asyncio.Condition()
+        # The face decides which model is used and the example scripts need no key: settings of the user's own stay out.
+        environment = {
+            name: value for name, value in spec.environment.items() if not name.startswith(("LLM_", "LITELLM_"))
+        }
+        self.cluster = Cluster(
+            ClusterSpec(spec.directory, controllers=spec.controllers, tools=spec.tools, environment=environment),
+            on_notice=on_notice,
+        )
+
+    async def run(self) -> DemoReport:
+        """Run it to the end.
+
+        Raises:
+            DeckhandsError: the cluster cannot be started or kept up.
+        """
+        started = self._clock.monotonic()
+        (self._spec.directory / "projects").mkdir(parents=True)
+        for patient in self._patients:
+            patient.example.copy_to(patient.directory)
+        try:
+            await self.cluster.start()
+            await self.cluster.until_ready()
+            async with await Client.connect(self.cluster.url) as client:
+                kills = await self._treat_all(client)
+                wall_seconds = self._clock.monotonic() - started
+                passing = await self._count_passing()
+                return await self._report(client, kills, passing, wall_seconds)
+        finally:
+            await self.cluster.stop()
+
+    async def _treat_all(self, client: Client) -> list[Kill]:
+        """Let every conversation come to its end, and kill workers meanwhile."""
+        broken = asyncio.ensure_future(self.cluster.until_broken())
+        killing = asyncio.ensure_future(self._kill_workers(client))
+        treating = asyncio.gather(*(self._treat(client, patient) for patient in self._patients))
+        everything = asyncio.gather(treating, killing)
+        try:
+            await asyncio.wait((broken, everything), timeout=TIME_LIMIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if broken.done():
+                await broken
+            if everything.done():
+                await everything
+            return killing.result() if killing.done() else []
+        finally:
+            for task in (broken, everything, treating, killing):
+                task.cancel()
+            await asyncio.gather(broken, everything, return_exceptions=True)
+
+    async def _treat(self, client: Client, patient: _Patient) -> None:
+        patient.conversation_id = await client.submit(
+            TASK,
+            agent=AgentSpec(llm=LLMSpec(model=patient.example.model)),
+            workspace=WorkspaceSpec(path=str(patient.directory)),
+            title=patient.directory.name,
+        )
+        async with contextlib.aclosing(client.tail(patient.conversation_id)) as events:
+            async for event in events:
+                patient.seen.append(event)
+                patient.tally.add(event)
+                is_over = patient.tally.standing.is_settled
+                async with self._moved:
+                    self.progress.events += 1
+                    self.progress.replies += isinstance(event, ModelReply)
+                    self.progress.finished += is_over and patient.tally.standing.state is AgentState.FINISHED
+                    self._moved.notify_all()
+                self._on_progress(self.progress)
+                if is_over:
+                    return
+
+    async def _kill_workers(self, client: Client) -> list[Kill]:
+        kills: list[Kill] = []
+        for number in range(self._spec.kills):
+            share = (number + 0.5 + 0.5 * self._draw(f"moment {number}")) / (self._spec.kills + 0.5)
+            due = int(share * self.progress.replies_expected)
+            async with self._moved:
+                await self._moved.wait_for(lambda: self.progress.replies >= due)  # noqa: B023  (awaited at once)
+            role = (CONTROLLER, TOOLS)[number % 2]
+            places = [worker for worker in self.cluster.workers.values() if worker.role == role]
+            kills.append(await self._kill(client, places[int(self._draw(f"victim {number}") * len(places))]))
+        return kills
+
+    async def _kill(self, client: Client, worker: Worker) -> Kill:
+        assert worker.child is not None
+        pid = worker.child.pid
+        known = [member.worker_id for member in await members(client.store) if member.about.get("pid") == str(pid)]
+        at = self._clock.now()
+        worker.child.send(signal.SIGKILL)
+        self.progress.killed += 1
+        self._on_notice(f"killed {worker.name} (pid {pid}) with SIGKILL")
+        return Kill(worker.name, pid, at, frozenset(known))
+
+    def _draw(self, purpose: str) -> float:
+        """Return a number from 0 up to 1, the same for the same seed and purpose."""
+        return int.from_bytes(sha256(f"{self._spec.seed} {purpose}".encode()).digest()[:6], "big") / (1 << 48)
+
+    async def _count_passing(self) -> int:
+        """Run every project's tests, here, and count the projects where they pass."""
+        slots = asyncio.Semaphore(TESTS_AT_ONCE)
+
+        async def passes(patient: _Patient) -> bool:
+            async with slots:
+                log = self._spec.directory / "logs" / f"tests-{patient.directory.name}.log"
+                command = (sys.executable, "-m", "unittest", "-q")
+                tests = Child.start(command, log=log, directory=patient.directory)
+                try:
+                    async with asyncio.timeout(TEST_LIMIT_SECONDS):
+                        return await tests.wait() == 0
+                except TimeoutError:
+                    tests.send(signal.SIGKILL)
+                    return False
+
+        return sum(await asyncio.gather(*(passes(patient) for patient in self._patients)))
+
+    async def _report(self, client: Client, kills: list[Kill], passing: int, wall_seconds: float) -> DemoReport:
+        events = lost = doubled = 0
+        broken: list[str] = []
+        conversations = Conversations(client.store)
+        for patient in self._patients:
+            log = await client.events(patient.conversation_id)
+            row = await conversations.row(patient.conversation_id)
+            events += len(log)
+            lost += lost_events(log, patient.seen)
+            doubled += doubled_observations(log)
+            found = violations(
+                log, conversation_id=patient.conversation_id, last_event_id=row.last_event_id, seen=patient.seen
+            )
+            broken += [f"{patient.conversation_id}: {item.invariant}: {item.text}" for item in found]
+            await conversations.close(patient.conversation_id)
+        seconds = [
+            second for kill in await self._with_takeovers(conversations, kills) for second in kill.takeover_seconds
+        ]
+        return DemoReport(
+            conversations=self._spec.conversations,
+            finished=self.progress.finished,
+            tests_passing=passing,
+            events=events,
+            events_lost=lost,
+            observations_doubled=doubled,
+            violations=broken,
+            kills=[kill.worker for kill in kills],
+            takeovers=len(seconds),
+            takeover_median_seconds=round(statistics.median(seconds), 3) if seconds else None,
+            takeover_longest_seconds=round(max(seconds), 3) if seconds else None,
+            wall_seconds=round(wall_seconds, 3),
+            seed=self._spec.seed,
+        )
+
+    async def _with_takeovers(self, conversations: Conversations, kills: list[Kill]) -> list[Kill]:
+        takeovers = await conversations.takeovers()
+        return [
+            Kill(
+                kill.worker,
+                kill.pid,
+                kill.at,
+                kill.worker_ids,
+                tuple(
+                    (takeover.at - kill.at).total_seconds()
+                    for takeover in takeovers
+                    if takeover.from_worker in kill.worker_ids
+                ),
+            )
+            for kill in kills
+        ]

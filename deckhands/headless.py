@@ -1,0 +1,230 @@
+"""One task carried to its end: what `deckhands run` does, with its own cluster or on one that is running.
+
+Holds: the run ends when the conversation settles, when its time is up, or when somebody interrupts it; in every case
+the conversation is stopped in order first, and its summary and events are on disk if the store was the run's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.agent_state import AgentState
+from broker.errors import UnknownConversation, UsageError
+from broker.events import AgentSpec, Event, Limits, WorkspaceSpec
+from broker.ids import new_conversation_id
+from deckhands.client import Client
+from deckhands.cluster import Cluster, ClusterSpec, Notice
+from deckhands.home import Home, supervising
+from deckhands.runs import RunFolder
+from deckhands.summary import ExitCode, Summary, Tally
+
+STOP_LIMIT_SECONDS = 15.0
+"""How long an interrupted conversation may take to stop before it is left as it is."""
+PATIENCE_SECONDS = 10.0
+"""How long the store may be silent; a private one is started anew in far less."""
+
+_GOES_ON_WHEN_ASKED = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
+
+OnEvent = Callable[[Event], None]
+OnStart = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be done, and by whom.
+
+    Attributes:
+        text: the task; for a run that is resumed, what to say to it, or None to say nothing.
+        resumed_id: the conversation to go on with; None for a new one.
+        time_limit_seconds: None: no limit.
+    """
+
+    text: str | None
+    agent: AgentSpec = field(default_factory=AgentSpec)
+    workspace: WorkspaceSpec = field(default_factory=WorkspaceSpec)
+    limits: Limits = field(default_factory=Limits)
+    title: str = ""
+    resumed_id: str | None = None
+    time_limit_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended."""
+
+    summary: Summary
+    exit_code: ExitCode
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Who looks on, and may interrupt.
+
+    Attributes:
+        interrupted: set it to stop the conversation in order.
+        at_once: replaced by what ends every process at once.
+    """
+
+    on_start: OnStart = lambda _: None
+    on_event: OnEvent = lambda _: None
+    on_notice: Notice = lambda _: None
+    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+    at_once: Callable[[], None] = lambda: None
+
+
+async def run_privately(home: Home, task: Task, environment: Mapping[str, str], watcher: Watcher) -> Ending:
+    """Run a task with a store, a controller worker and a tool worker of its own.
+
+    Raises:
+        UsageError: the task, the directory or the run to resume cannot be used.
+        DeckhandsError: the store or the workers cannot be started or kept up.
+    """
+    conversation_id = task.resumed_id or new_conversation_id()
+    folder = RunFolder(home.run_folder(conversation_id))
+    if task.resumed_id and not folder.path.is_dir():
+        raise UnknownConversation(conversation_id)
+    home.prepare(folder.path)
+    with supervising(folder.path, "A run"):
+        sandbox = {"DECKHANDS_SANDBOX": task.workspace.sandbox}
+        spec = ClusterSpec(folder.path, environment={**environment, **sandbox})
+        cluster = Cluster(spec, on_notice=watcher.on_notice)
+        watcher.at_once = cluster.kill_all
+        try:
+            await cluster.start()
+            async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:
+                seen_id = await _begin(client, task, conversation_id)
+                watcher.on_start(conversation_id)
+                with folder.recording() as recording:
+
+                    def on_event(event: Event) -> None:
+                        recording.add(event)
+                        if event.id > seen_id:
+                            watcher.on_event(event)
+
+                    ending = await carry_out(
+                        client, conversation_id, task, watcher, on_event=on_event, broken=cluster.until_broken()
+                    )
+                folder.finish(ending.summary)
+        finally:
+            await cluster.stop()
+    return ending
+
+
+async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
+    """Run a task on a cluster that is running; raises what `run_privately` does."""
+    conversation_id = task.resumed_id or new_conversation_id()
+    async with await Client.connect(url, patience_seconds=PATIENCE_SECONDS) as client:
+        seen_id = await _begin(client, task, conversation_id)
+        watcher.on_start(conversation_id)
+
+        def on_event(event: Event) -> None:
+            if event.id > seen_id:
+                watcher.on_event(event)
+
+        return await carry_out(client, conversation_id, task, watcher, on_event=on_event)
+
+
+async def carry_out(
+    client: Client,
+    conversation_id: str,
+    task: Task,
+    watcher: Watcher,
+    *,
+    on_event: OnEvent,
+    broken: Awaitable[None] | None = None,
+) -> Ending:
+    """Follow a conversation until it settles, its time is up, or somebody interrupts it.
+
+    Args:
+        on_event: gets every event, from the first one on.
+        broken: raises when the cluster cannot be kept up.
+    """
+    tally = Tally()
+    following = asyncio.ensure_future(_follow(client, conversation_id, tally, on_event))
+    interruption = asyncio.ensure_future(watcher.interrupted.wait())
+    breakage = asyncio.ensure_future(broken) if broken is not None else asyncio.get_running_loop().create_future()
+    waiting: list[asyncio.Future[Any]] = [following, interruption, breakage]
+    try:
+        await asyncio.wait(waiting, timeout=task.time_limit_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if breakage.done():
+            await breakage
+        if following.done():
+            await following
+            summary = tally.summary()
+            return Ending(summary, summary.exit_code)
+        code = ExitCode.INTERRUPTED if interruption.done() else ExitCode.OUT_OF_TIME
+        watcher.on_notice("interrupted; stopping" if interruption.done() else "out of time; stopping")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_LIMIT_SECONDS):
+                await client.cancel(conversation_id)
+                await following
+        summary = await _summary(client, conversation_id, tally)
+        return Ending(summary, ExitCode.FINISHED if summary.state == AgentState.FINISHED else code)
+    finally:
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summary:
+    return tally.summary() if tally.last_event_id else await client.summary(conversation_id)
+
+
+async def _follow(client: Client, conversation_id: str, tally: Tally, on_event: OnEvent) -> None:
+    async with contextlib.aclosing(client.tail(conversation_id)) as events:
+        async for event in events:
+            on_event(event)
+            tally.add(event)
+            if tally.standing.is_settled and tally.last_event_id >= await client.log.last_id(conversation_id):
+                return
+
+
+async def _begin(client: Client, task: Task, conversation_id: str) -> int:
+    """Begin or resume the conversation; return the id of the last event that is old news."""
+    if task.resumed_id is None:
+        assert task.text is not None
+        await client.submit(
+            task.text,
+            agent=task.agent,
+            workspace=task.workspace,
+            limits=task.limits,
+            title=task.title,
+            conversation_id=conversation_id,
+        )
+        return 0
+    tally = Tally()
+    for event in await client.events(conversation_id):
+        tally.add(event)
+    if task.text is not None:
+        await client.send_message(conversation_id, task.text)
+    elif tally.standing.state in _GOES_ON_WHEN_ASKED and tally.standing.is_settled:
+        await client.resume(conversation_id)
+    elif tally.standing.is_settled:
+        raise UsageError(
+            f"The run {conversation_id} has settled ({tally.standing.state}); there is nothing to go on with.",
+            remedy="Say by -t what it is to do next.",
+        )
+    return tally.last_event_id
+
+
+def check_directory(path: Path) -> Path:
+    """Return the absolute path of a directory an agent can work on.
+
+    Raises:
+        UsageError: there is no such directory, or it cannot be written.
+    """
+    absolute = path.absolute()
+    if not absolute.is_dir():
+        what = "is not a directory" if absolute.exists() else "does not exist"
+        raise UsageError(f"The directory {absolute} {what}.", remedy="Name an existing directory by -w.")
+    if not os.access(absolute, os.R_OK | os.W_OK | os.X_OK):
+        raise UsageError(
+            f"The directory {absolute} cannot be written.", remedy="Make it writable, or name another by -w."
+        )
+    return absolute

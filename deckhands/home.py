@@ -1,0 +1,97 @@
+"""The directory where embedded clusters and runs live, `~/.deckhands` unless DECKHANDS_HOME says otherwise.
+
+    cluster/            what `deckhands up` keeps: its store, logs, workspaces; `url` while it is up
+    runs/<id>/          one run: its store, logs, and what it leaves: events.jsonl, summary.json
+    errors.log          tracebacks of unexpected errors
+
+Holds: only its user can enter it; a directory has one supervisor at a time, known by its pid.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from broker.embedded import EmbeddedValkey
+from broker.errors import UsageError
+
+
+class Home:
+    """A home of embedded clusters and runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cluster = path / "cluster"
+        self.runs = path / "runs"
+        self.errors = path / "errors.log"
+        self._url = self.cluster / "url"
+
+    def run_folder(self, conversation_id: str) -> Path:
+        """Return where the run of a conversation is kept, whether there is one or not."""
+        return self.runs / conversation_id
+
+    def prepare(self, folder: Path) -> None:
+        """Make a folder in it.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            writable = os.access(folder, os.W_OK | os.X_OK)
+            reason = "it cannot be written"
+        except OSError as error:
+            writable, reason = False, error.strerror or str(error)
+        if not writable:
+            raise UsageError(
+                f"The directory {folder} cannot be used: {reason}.",
+                remedy="Make it writable, or choose another one by DECKHANDS_HOME.",
+            )
+
+    @property
+    def cluster_url(self) -> str | None:
+        """The URL of the cluster that `deckhands up` keeps here; None when none was left by it."""
+        with suppress(FileNotFoundError):
+            return self._url.read_text().strip()
+        return None
+
+    @contextmanager
+    def announced(self, url: str) -> Iterator[None]:
+        """Tell other terminals where the cluster is, as long as the block lasts."""
+        with os.fdopen(os.open(self._url, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(url + "\n")
+        try:
+            yield
+        finally:
+            self._url.unlink(missing_ok=True)
+
+    def run_url(self, conversation_id: str) -> str:
+        """The URL of a run's private store, whether it is up or not."""
+        return EmbeddedValkey(self.run_folder(conversation_id) / "valkey").url
+
+
+@contextmanager
+def supervising(folder: Path, what: str) -> Iterator[None]:
+    """Be the only supervisor of a folder as long as the block lasts; the kernel lets go of it if we die.
+
+    Raises:
+        UsageError: another one is at work; names its pid.
+    """
+    lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.pread(lock, 16, 0).decode().strip()
+            raise UsageError(
+                f"{what} is at work in {folder} already (pid {pid}).",
+                remedy=f"Stop it with `kill {pid}`, or choose another directory by DECKHANDS_HOME.",
+            ) from error
+        os.pwrite(lock, f"{os.getpid()}\n".encode().ljust(16), 0)
+        yield
+    finally:
+        os.close(lock)
