@@ -36,6 +36,8 @@ from controller_worker.state import State, snapshot_of, state_from
 
 SNAPSHOT_EVERY_EVENTS = 50
 MAX_CRASHES = 3
+NOT_IN_PROMPTS = frozenset({"old_content", "new_content"})
+"""Fields of observations that no model sees; the rest of a shortened event is fetched for the prompt."""
 MAX_EFFECTS_A_TURN = 64
 """A settled log needs two or three; more means that the core asks for the same thing again and again."""
 
@@ -166,7 +168,8 @@ class ConversationLoop:
         if self._has_news:
             self._has_news = False
             self.waiting_since = self._services.store.clock.monotonic()
-            self._take_in(await self._services.log.news(self.ownership, after=self.state.version))
+            news = await self._services.log.news(self.ownership, after=self.state.version)
+            await self._take_in(news, fold(self.state, news))
 
     async def _restore(self) -> None:
         """Fold the log from the latest snapshot, or from its beginning."""
@@ -183,15 +186,18 @@ class ConversationLoop:
         self._agent = create_agent(self.state.agent)
         self._is_restored = True
 
-    def _take_in(self, events: list[Event]) -> None:
-        self.state = fold(self.state, events)
-        if self._memory is None:
-            return
-        if any(event.blobs for event in events):
-            self._memory = None  # made anew, with the whole texts, when it is needed
-            return
-        for event in events:
-            self._memory.add(event)
+    async def _take_in(self, events: list[Event], state: State) -> None:
+        """Go on to the state after these events, and remember them for the next prompt."""
+        if self._memory is not None:
+            for event in events:
+                self._memory.add(await self._for_prompt(event))
+        self.state = state
+
+    async def _for_prompt(self, event: Event) -> Event:
+        """Return an event with the texts a prompt needs, fetched if they are kept beside the log."""
+        if not event.blobs or event.blobs.keys() <= NOT_IN_PROMPTS:
+            return event
+        return await self._services.log.blobs.whole(self.conversation_id, event)
 
     async def _commit(self, wanted: Append) -> None:
         """Append events and all that follows from them at once; if the log has grown, only read on."""
@@ -221,7 +227,7 @@ class ConversationLoop:
     async def _after_commit(self, commit: Commit) -> None:
         first_id = self.state.version + 1
         self._is_marked = False  # an append takes the mark away
-        self._take_in(commit.events)
+        await self._take_in(commit.events, commit.state)
         self._dispatched |= {first_id + position for position in commit.dispatch}
         if self.state.agent_state in (AgentState.STOPPED, AgentState.ERROR) and self._call is not None:
             self._call.cancel()
@@ -265,10 +271,9 @@ class ConversationLoop:
 
     async def _read_memory(self) -> ConversationMemory:
         """Make the messages anew from the whole log."""
-        log, cid = self._services.log, self.conversation_id
         memory = ConversationMemory()
-        for event in await log.read(cid, until=self.state.version):
-            memory.add(await log.blobs.whole(cid, event))
+        for event in await self._services.log.read(self.conversation_id, until=self.state.version):
+            memory.add(await self._for_prompt(event))
         return memory
 
     async def _ask_model(self, effect: CallModel, request: ModelRequest, seen_id: int) -> None:
@@ -328,9 +333,13 @@ class ConversationLoop:
 
     async def _fail(self, error: Exception) -> None:
         """Make an error that nobody foresaw the conversation's last event for now, and let it rest."""
-        text = str(error) if isinstance(error, DeckhandsError) else (
-            "There was an unexpected error while running the agent: "
-            f"{type(error).__name__}. You can ask the agent to try again."
+        text = (
+            str(error)
+            if isinstance(error, DeckhandsError)
+            else (
+                "There was an unexpected error while running the agent: "
+                f"{type(error).__name__}. You can ask the agent to try again."
+            )
         )
         reason = f"{'RuntimeError' if not isinstance(error, DeckhandsError) else type(error).__name__}: {text}"
         log, owners = self._services.log, self._services.owners
