@@ -1,24 +1,23 @@
 """A child process that ends with its parent.
 
-Holds: the child gets a signal from the kernel when its parent dies, however that died; it leads a session of its own,
-so Ctrl-C at a terminal reaches only the parent, which decides what its children do.
+Holds: the child gets a signal from the kernel when its parent dies, however that died (see `leash`); it leads a session
+of its own, so Ctrl-C at a terminal reaches only the parent, which decides what its children do.
 Does not: reach the child's own children. Linux only (PR_SET_PDEATHSIG, pidfd).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+_LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))
 
 
 class Child:
@@ -51,18 +50,12 @@ class Child:
             directory: where it works; where we do, if None.
 
         Raises:
-            OSError: the program cannot be started or the log not be written.
+            OSError: no process can be started, or the log not be written. If the program is not there, the child ends
+                with status 1.
         """
-        parent = os.getpid()
-
-        def tie() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, int(last_signal), 0, 0, 0)
-            if os.getppid() != parent:  # it died before the line above could ask to be told
-                os._exit(1)
-
         with log.open("ab") as output:
             popen = subprocess.Popen(  # noqa: S603  (the caller's own command)
-                [str(part) for part in command],
+                [*_LEASH, str(os.getpid()), str(int(last_signal)), *(str(part) for part in command)],
                 stdin=subprocess.PIPE if written_to_it else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -70,7 +63,6 @@ class Child:
                 cwd=directory,
                 start_new_session=True,
                 pass_fds=inherited,
-                preexec_fn=tie,  # noqa: PLW1509  (one system call, resolved before the fork)
             )
         if popen.stdin is not None:
             with popen.stdin:

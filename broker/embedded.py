@@ -33,6 +33,7 @@ PREDECESSOR_LIMIT_SECONDS = 10.0
 STOP_GRACE_SECONDS = 10.0
 SOCKET_PATH_LIMIT_BYTES = 100
 """The kernel's limit is 107; what is left is for the server's own temporary names."""
+SPACE_FOR_LOG_BYTES = 64 * 1024
 
 _POLL_SECONDS = 0.01
 
@@ -41,7 +42,12 @@ class EmbeddedValkey:
     """A Valkey server on a directory of ours."""
 
     def __init__(
-        self, directory: Path, *, port: int | None = None, append_fsync: Literal["everysec", "always"] = "everysec"
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        append_fsync: Literal["everysec", "always"] = "everysec",
+        predecessor_limit_seconds: float = PREDECESSOR_LIMIT_SECONDS,
     ) -> None:
         """Describe the server.
 
@@ -50,12 +56,14 @@ class EmbeddedValkey:
             port: also listen on this port of 127.0.0.1, behind a password.
             append_fsync: `always` loses nothing even when the machine loses power, at the price of a disk write for
                 each append.
+            predecessor_limit_seconds: how long to wait for another server on the directory to end.
         """
         self.directory = directory.absolute()
         self.socket = _socket_path(self.directory)
         self.log = self.directory / "valkey.log"
         self._port = port
         self._append_fsync = append_fsync
+        self._predecessor_limit_seconds = predecessor_limit_seconds
         self._password = ""
         self._child: Child | None = None
 
@@ -138,7 +146,7 @@ class EmbeddedValkey:
             raise self._unusable(error) from error
         try:
             # The server of a parent that was killed a moment ago may still be writing its last second to disk.
-            async with asyncio.timeout(PREDECESSOR_LIMIT_SECONDS):
+            async with asyncio.timeout(self._predecessor_limit_seconds):
                 while not _try_lock(lock):  # noqa: ASYNC110  (a lock of the kernel's; nobody tells when it is free)
                     await asyncio.sleep(_POLL_SECONDS)
             if self._port and not self._password:
@@ -196,7 +204,11 @@ class EmbeddedValkey:
     def _why_it_ended(self, last_words: str) -> DeckhandsError:
         if "Address already in use" in last_words:
             return UsageError(f"The port {self._port} is in use.", remedy="Choose another one by `--port`.")
-        if "No space left on device" in last_words:
+        # A disk that is quite full takes not even the server's last words.
+        is_full = (
+            "No space left on device" in last_words or shutil.disk_usage(self.directory).free < SPACE_FOR_LOG_BYTES
+        )
+        if is_full:
             return StoreUnavailable(
                 f"The disk is full: the store in {self.directory} cannot be opened.",
                 remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",

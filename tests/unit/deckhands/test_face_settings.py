@@ -1,0 +1,40 @@
+"""What the face reads from the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.errors import UsageError
+from deckhands.settings import FaceSettings
+
+
+def test_nothing_set():
+    settings = FaceSettings.from_env({})
+    assert (settings.url, settings.model, settings.debug) == (None, None, False)
+    assert settings.home == Path.home() / ".deckhands"
+
+
+def test_everything_set():
+    environment = {
+        "DECKHANDS_URL": "redis://store:6379/0",
+        "DECKHANDS_HOME": "/srv/deck",
+        "DECKHANDS_DEBUG": "1",
+        "DECKHANDS_SHARDS": "4",
+        "LLM_MODEL": "acme/large",
+    }
+    settings = FaceSettings.from_env(environment)
+    assert (settings.url, settings.home) == ("redis://store:6379/0", Path("/srv/deck"))
+    assert (settings.model, settings.debug, settings.shards) == ("acme/large", True, 4)
+    assert settings.environment == environment
+
+
+def test_empty_values_count_as_unset():
+    settings = FaceSettings.from_env({"DECKHANDS_URL": " ", "LLM_MODEL": "", "LITELLM_MODEL": "acme/small"})
+    assert (settings.url, settings.model) == (None, "acme/small")
+
+
+def test_a_misspelt_name_is_not_ignored():
+    with pytest.raises(UsageError, match=r"DECKHANDS_HOM is not known.*DECKHANDS_HOME"):
+        FaceSettings.from_env({"DECKHANDS_HOM": "/srv"})

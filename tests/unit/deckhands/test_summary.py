@@ -1,0 +1,96 @@
+"""The summary of a log and the exit code that follows from it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from broker.actions import AgentRejectAction, ChangeAgentStateAction, MessageAction
+from broker.events import ModelCallFailed
+from deckhands.summary import Summary, summarize
+from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
+
+
+def test_a_finished_conversation_in_numbers():
+    assert summarize(finished_log()).as_json() == {
+        "summary": True,
+        "conversation_id": "c1-sample",
+        "state": "finished",
+        "iterations": 2,
+        "cost_usd": 0.5,
+        "prompt_tokens": 2200,
+        "completion_tokens": 80,
+        "duration_seconds": 10.0,
+        "last_event_id": 11,
+        "has_unknown_cost": False,
+        "title": "Mend it",
+        "agent": "CodeActAgent",
+        "model": "acme/large",
+        "workspace": "/srv/project",
+        "started": "2026-05-01T12:00:00+00:00",
+        "updated": "2026-05-01T12:00:10+00:00",
+        "last_error": "",
+        "message": "All tests pass.",
+    }
+
+
+def test_it_comes_back_from_json():
+    summary = summarize(finished_log())
+    assert Summary.from_json(json.loads(json.dumps(summary.as_json()))) == summary
+
+
+def test_an_unknown_cost_is_said_to_be_unknown():
+    summary = summarize(numbered(created(), reply(cost=0.25), reply(cost=None)))
+    assert (summary.cost_usd, summary.has_unknown_cost) == (0.25, True)
+
+
+def test_the_last_error_is_that_of_the_state():
+    failed = ModelCallFailed(code="authentication", content="401", last_error="AuthenticationError: wrong key")
+    summary = summarize(numbered(created(), user("go"), failed, state("error", "STATUS$ERROR_LLM_AUTHENTICATION")))
+    assert summary.last_error == "STATUS$ERROR_LLM_AUTHENTICATION"
+
+
+def test_an_error_without_a_reason_shows_the_failed_call():
+    failed = ModelCallFailed(code="not_found", content="no such model", last_error="NotFoundError: no such model")
+    assert summarize(numbered(created(), failed, state("error"))).last_error == "NotFoundError: no such model"
+
+
+def test_a_reply_makes_up_for_a_failed_call():
+    failed = ModelCallFailed(code="rate_limit", last_error="RateLimitError: slow down")
+    assert summarize(numbered(created(), failed)).last_error == "RateLimitError: slow down"
+    assert summarize(numbered(created(), failed, reply())).last_error == ""
+
+
+def test_work_that_goes_on_after_an_error_forgets_it():
+    assert summarize(numbered(created(), state("error", "boom"), state("running"))).last_error == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "code"),
+    [
+        ("finished", "", 0),
+        ("error", "AuthenticationError: wrong key", 1),
+        ("error", "RuntimeError: Agent reached maximum iteration. Current iteration: 3, max iteration: 3", 6),
+        ("error", "RuntimeError: Agent reached maximum budget for conversation. Current budget: 1.00", 6),
+        ("rejected", "", 3),
+        ("awaiting_user_input", "", 5),
+        ("awaiting_user_confirmation", "", 5),
+        ("paused", "", 5),
+        ("stopped", "", 130),
+    ],
+)
+def test_exit_codes(name, reason, code):
+    assert summarize(numbered(created(), state(name, reason))).exit_code == code
+
+
+def test_the_message_is_what_the_agent_said_last():
+    asked = numbered(created(), user("hi"), MessageAction(content="Which one?", source="agent"))
+    assert summarize(asked).message == "Which one?"
+    rejected = numbered(created(), AgentRejectAction(outputs={"reason": "It would delete data."}))
+    assert summarize(rejected).message == "It would delete data."
+
+
+def test_a_request_alone_changes_no_state():
+    summary = summarize(numbered(created(), state("running"), ChangeAgentStateAction(agent_state="stopped")))
+    assert summary.state == "running"
