@@ -20,13 +20,13 @@ consumer = ControllerConsumer(settings)
 loop_thread = add_loop(app, consumer)
 
 
-@inspect_command()  # type: ignore[misc]
-def conversations(state: Any) -> list[str]:
+@inspect_command()  # type: ignore[untyped-decorator]
+def conversations(_state: Any) -> list[str]:
     """List the conversations this worker owns."""
     return consumer.conversation_ids()
 
 
-@control_command()  # type: ignore[misc]
-def drain(state: Any) -> dict[str, int]:
+@control_command()  # type: ignore[untyped-decorator]
+def drain(_state: Any) -> dict[str, int]:
     """Take no more conversations and give back those that only wait."""
     return {"left": loop_thread.call(consumer.drain())}

@@ -3,11 +3,12 @@
 `apply` folds an event into the state, `next_effect` says what should happen now. Neither does I/O, draws a random
 number or reads a clock (the time is a parameter), so the same log leads to the same decision on every machine.
 
-Order of decisions, after OpenHands section 1.8: greet, recall a person's message, announce a state that was asked for,
-then, while running: wait for tools, wait for a retry, check the limits, call the model.
+Order of decisions, after OpenHands section 1.8: greet, recall a person's message, announce a state that a person asked
+for, announce how the agent ended its turn; then, while running: wait for tools, wait for a retry, check the limits,
+call the model.
 
 Holds: every runnable action is settled by exactly one observation; a refused step consumes nothing; a state is
-announced by one `AgentStateChangedObservation`.
+announced by one `AgentStateChangedObservation`, and whatever a person asked for is announced before anything else.
 Does not: know agents, tools or models; the shell (`conversation_loop`) performs what is wanted.
 """
 
@@ -26,7 +27,7 @@ from broker.actions import (
     RecallType,
     SystemMessageAction,
 )
-from broker.agent_state import AgentState
+from broker.agent_state import TERMINAL_STATES, AgentState
 from broker.events import (
     ConversationCreated,
     Event,
@@ -36,13 +37,11 @@ from broker.events import (
     Observation,
 )
 from broker.observations import AgentStateChangedObservation, ErrorObservation, NullObservation
+from broker.standing import REQUESTABLE_STATES
 from controller_worker.memory.recall import recall
 from controller_worker.state import PendingAction, State, UnansweredMessage, Wait, without_pending
 
 RATE_LIMIT_CODE = "rate_limit"
-
-REQUESTABLE = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})
-"""What a person may ask for at any time; other requests change nothing."""
 
 NOT_EXECUTED = {
     AgentState.STOPPED: (
@@ -133,18 +132,18 @@ def apply(state: State, event: Event) -> State:
         case MessageAction(source=EventSource.USER):
             return _after_message(state, event)
         case MessageAction(wait_for_response=True):
-            return _wish(state, AgentState.AWAITING_USER_INPUT)
+            return _end_turn(state, AgentState.AWAITING_USER_INPUT)
         case AgentFinishAction():
-            return _wish(state, AgentState.FINISHED)
+            return _end_turn(state, AgentState.FINISHED)
         case AgentRejectAction():
-            return _wish(state, AgentState.REJECTED)
-        case ChangeAgentStateAction(agent_state=wanted) if wanted in REQUESTABLE:
+            return _end_turn(state, AgentState.REJECTED)
+        case ChangeAgentStateAction(agent_state=wanted) if wanted in REQUESTABLE_STATES:
             return _request(state, wanted)
         case RecallAction():
             return replace(state, message=None)
         case SystemMessageAction():
             return replace(state, has_system_message=True)
-        case ConversationCreated():
+        case ConversationCreated() if event.id == 1:
             return replace(
                 state,
                 conversation_id=event.conversation_id,
@@ -156,7 +155,7 @@ def apply(state: State, event: Event) -> State:
                 max_budget_usd=event.limits.max_budget_usd,
             )
     if event.runnable:
-        pending = PendingAction(event.id, event.kind, event.tool_call_metadata)
+        pending = PendingAction(event.id, event.tool_call_metadata)
         return replace(state, pending=(*state.pending, pending))
     return state
 
@@ -173,23 +172,30 @@ def next_effect(state: State, now: datetime) -> Effect:
         return Greet()
     if state.message is not None:
         return Append(_recall_events(state, state.message))
-    if state.requested is not None and not _must_settle_first(state):
+    if state.requested is not None:
         return _announce(state, state.requested)
+    if state.ending is not None and _has_ended(state):
+        return _announce(state, state.ending, state.last_error)
+    waiting = _wait_for_retry(state, now)
     if state.agent_state is AgentState.RATE_LIMITED:
-        return _retry(state, now) or Append((_announcement(state, AgentState.RUNNING),))
+        return waiting or _announce(state, AgentState.RUNNING)
     if state.agent_state is not AgentState.RUNNING:
         return Rest()
     if state.pending:
         return AwaitTools(tuple(action.id for action in state.pending[: state.agent.tool_concurrency]))
     if state.last_message_id == 0:
         return Rest()
-    waiting = _retry(state, now)
     if waiting is not None:
-        return waiting
+        return waiting if waiting.reason != RATE_LIMIT_CODE else _announce(state, AgentState.RATE_LIMITED)
     refusal = limit_reached(state)
     if refusal:
         return _announce(state, AgentState.ERROR, refusal)
     return CallModel(state.iteration + 1, state.attempt + 1)
+
+
+def end_in_error(state: State, reason: str) -> Append:
+    """Return what ends the work for now: nothing pending is executed, and the error is announced."""
+    return _announce(state, AgentState.ERROR, reason)
 
 
 def limit_reached(state: State) -> str:
@@ -225,27 +231,30 @@ def _after_reply(state: State, reply: ModelReply) -> State:
 def _after_failure(state: State, failure: ModelCallFailed) -> State:
     state = replace(state, attempt=failure.attempt, last_error=failure.last_error)
     if failure.retry_at is None:
-        return replace(state, attempt=0, wait=None, requested=AgentState.ERROR, requested_reason=failure.last_error)
-    state = replace(state, wait=Wait(failure.code, failure.retry_at))
-    if failure.code == RATE_LIMIT_CODE and state.agent_state is AgentState.RUNNING:
-        return replace(state, requested=AgentState.RATE_LIMITED)
-    return state
+        return replace(state, attempt=0, wait=None, ending=AgentState.ERROR)
+    return replace(state, wait=Wait(failure.code, failure.retry_at))
 
 
 def _after_message(state: State, message: MessageAction) -> State:
-    unanswered = UnansweredMessage(message.id, message.content, message.timestamp, state.last_message_id == 0)
-    state = replace(state, message=unanswered, last_message_id=message.id, attempt=0, wait=None)
-    return _request(state, AgentState.RUNNING)
+    """Take note of a message: it ends every wait, and the agent may not end its turn before it was answered.
+
+    Differs: messages that arrive together share one recall, the latest's, because they are answered together.
+    """
+    is_first = state.last_message_id == 0 or (state.message is not None and state.message.is_first)
+    unanswered = UnansweredMessage(message.id, message.content, message.timestamp, is_first)
+    return _request(replace(state, message=unanswered, last_message_id=message.id, ending=None), AgentState.RUNNING)
 
 
 def _after_state_change(state: State, change: AgentStateChangedObservation) -> State:
-    was = state.agent_state
-    state = replace(state, agent_state=change.agent_state)
-    if state.requested is change.agent_state:
-        state = replace(state, requested=None, requested_reason="")
-    if change.agent_state is AgentState.ERROR:
+    was, now = state.agent_state, change.agent_state
+    state = replace(state, agent_state=now)
+    if state.requested is now:
+        state = replace(state, requested=None)
+    if now is state.ending or now in TERMINAL_STATES:
+        state = replace(state, ending=None)
+    if now is AgentState.ERROR:
         return replace(state, last_error=change.reason)
-    if change.agent_state is AgentState.RUNNING and was is AgentState.ERROR:
+    if now is AgentState.RUNNING and was is AgentState.ERROR:
         return _extend_limits(state)
     return state
 
@@ -261,33 +270,30 @@ def _extend_limits(state: State) -> State:
 
 
 def _request(state: State, wanted: AgentState) -> State:
-    """Note that a person wants a state; the same state again only takes back an earlier wish."""
-    if wanted is state.agent_state:
-        return replace(state, requested=None, requested_reason="")
-    return replace(state, requested=wanted, requested_reason="")
+    """Note that a person wants a state; the same state again only takes back what was asked before."""
+    if wanted is AgentState.RUNNING:
+        state = replace(state, attempt=0, wait=None)
+    return replace(state, requested=None if wanted is state.agent_state else wanted)
 
 
-def _wish(state: State, wanted: AgentState) -> State:
-    """Note that the agent wants to end its turn, unless a person has spoken since its prompt was made.
+def _end_turn(state: State, ending: AgentState) -> State:
+    """Note that the agent ends its turn, unless a person has spoken since its prompt was made.
 
     Differs: the original finishes all the same, and the person's message stays unanswered.
     """
     if state.is_reply_outdated or state.message is not None:
         return state
-    if state.requested in (AgentState.STOPPED, AgentState.PAUSED):
-        return state
-    return replace(state, requested=wanted)
+    return replace(state, ending=ending)
 
 
-_TURN_ENDS = (AgentState.FINISHED, AgentState.REJECTED, AgentState.AWAITING_USER_INPUT)
+def _has_ended(state: State) -> bool:
+    """Say whether the end of the turn can be announced: unless it is an error, the turn's other calls come first."""
+    if state.agent_state not in (AgentState.RUNNING, AgentState.PAUSED):
+        return False
+    return state.ending is AgentState.ERROR or not state.pending
 
 
-def _must_settle_first(state: State) -> bool:
-    """Say whether the agent's wish to end its turn waits for the other calls of the same turn."""
-    return bool(state.pending) and state.requested in _TURN_ENDS and state.agent_state is AgentState.RUNNING
-
-
-def _retry(state: State, now: datetime) -> Park | None:
+def _wait_for_retry(state: State, now: datetime) -> Park | None:
     if state.wait is not None and now < state.wait.until:
         return Park(state.wait.until, state.wait.reason)
     return None
@@ -299,7 +305,7 @@ def _recall_events(state: State, message: UnansweredMessage) -> tuple[Event, ...
     events: list[Event] = [RecallAction(recall_type=recall_type, query=message.content)]
     recall_id = state.version + 1
     if state.requested is AgentState.RUNNING:
-        events.append(_announcement(state, AgentState.RUNNING))
+        events.append(AgentStateChangedObservation(agent_state=AgentState.RUNNING))
     found = recall(state, message, recall_type) or NullObservation()
     events.append(found.model_copy(update={"cause": recall_id}))
     return tuple(events)
@@ -324,11 +330,6 @@ def _announce(state: State, wanted: AgentState, reason: str = "") -> Append:
                 )
             )
         cancels = tuple(action.id for action in state.pending)
-    events.append(_announcement(state, wanted, reason or state.requested_reason))
+    reason = reason if wanted is AgentState.ERROR else ""
+    events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason))
     return Append(tuple(events), tuple(answers), cancels)
-
-
-def _announcement(state: State, wanted: AgentState, reason: str = "") -> AgentStateChangedObservation:
-    return AgentStateChangedObservation(
-        agent_state=wanted, reason=(reason or state.last_error) if wanted is AgentState.ERROR else ""
-    )

@@ -10,9 +10,16 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from broker.clock import Clock
-from broker.codec import replace_surrogates
 from broker.errors import DeckhandsError
-from broker.events import EventSource, LLMSpec, ModelCallFailed, ModelReply, ModelToolCall, TokenUsage
+from broker.events import (
+    EventSource,
+    LLMSpec,
+    ModelCallFailed,
+    ModelReply,
+    ModelToolCall,
+    TokenUsage,
+    replace_surrogates,
+)
 from broker.ids import jitter
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import ModelError

@@ -25,7 +25,6 @@ class PendingAction:
     """An action in the log that has no observation yet."""
 
     id: int
-    kind: str
     tool_call_metadata: ToolCallMetadata | None = None
 
 
@@ -53,10 +52,10 @@ class State:
 
     Attributes:
         version: id of the last event folded in; 0 for an empty log.
-        requested: a state somebody asked for and the controller has not announced yet.
-        requested_reason: the error that goes with a requested `error`.
+        requested: a state a person asked for and the controller has not announced yet.
+        ending: how the agent ends its turn (finished, rejected, a question, an error), not announced yet.
         pending: actions without observation, in the order of the log.
-        message: a person's message to be recalled.
+        message: a person's latest message, to be recalled.
         last_message_id: the latest message of a person.
         is_reply_outdated: a person spoke after the latest reply's prompt was made, so that reply may not end anything.
         iteration: model replies so far.
@@ -72,7 +71,7 @@ class State:
     headless: bool = True
     agent_state: AgentState = AgentState.LOADING
     requested: AgentState | None = None
-    requested_reason: str = ""
+    ending: AgentState | None = None
     last_error: str = ""
     has_system_message: bool = False
     message: UnansweredMessage | None = None

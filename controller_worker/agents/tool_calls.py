@@ -1,7 +1,9 @@
 """What a model's tool calls mean: a reply to actions and observations (OpenHands 9.1).
 
 Holds: every tool call of a reply leads to an action or, when it cannot be understood, to an `ErrorObservation` that
-tells the model why; nothing a model writes raises.
+tells the model why; nothing a model writes raises, and nothing it writes is too large or too deep for the log.
+Differs: a call that cannot be understood is answered by itself and the reply's other calls are carried out, because
+the original throws the whole reply away.
 """
 
 from __future__ import annotations
@@ -22,9 +24,22 @@ from broker.actions import (
     FileReadSource,
     MessageAction,
 )
-from broker.events import Action, ActionSecurityRisk, Event, EventSource, ModelReply, ModelToolCall, ToolCallMetadata
+from broker.events import (
+    Action,
+    ActionSecurityRisk,
+    Event,
+    EventSource,
+    ModelReply,
+    ModelToolCall,
+    ToolCallMetadata,
+    replace_surrogates,
+)
 from broker.observations import AgentThinkObservation, ErrorObservation
 
+MAX_CALLS = 128
+MAX_ARGUMENTS_CHARS = 4_000_000
+MAX_INTEGER_DIGITS = 18
+SHOWN_CHARS = 1_000
 THOUGHT_LOGGED = "Your thought has been logged."
 EDITOR_ARGUMENTS = frozenset({"file_text", "old_str", "new_str", "insert_line"})
 
@@ -39,7 +54,7 @@ def events_of_reply(reply: ModelReply, tool_names: frozenset[str]) -> list[Event
         return [MessageAction(content=reply.content, source=EventSource.AGENT, wait_for_response=True)]
     events: list[Event] = []
     thought = reply.content
-    for call in reply.tool_calls:
+    for position, call in enumerate(reply.tool_calls):
         metadata = ToolCallMetadata(
             function_name=call.name,
             tool_call_id=call.id,
@@ -47,11 +62,9 @@ def events_of_reply(reply: ModelReply, tool_names: frozenset[str]) -> list[Event
             total_calls_in_response=len(reply.tool_calls),
         )
         try:
-            action = _action_of(call, tool_names)
+            action = _action_of(call, position, tool_names)
         except ToolCallError as error:
-            events.append(
-                ErrorObservation(content=str(error), source=EventSource.AGENT, tool_call_metadata=metadata)
-            )
+            events.append(ErrorObservation(content=str(error), source=EventSource.AGENT, tool_call_metadata=metadata))
             continue
         if thought:
             joined = f"{thought}\n{action.thought}" if action.thought else thought
@@ -70,18 +83,25 @@ def events_of_reply(reply: ModelReply, tool_names: frozenset[str]) -> list[Event
     return events
 
 
-def _action_of(call: ModelToolCall, tool_names: frozenset[str]) -> Action:
+def _action_of(call: ModelToolCall, position: int, tool_names: frozenset[str]) -> Action:
+    if position >= MAX_CALLS:
+        raise ToolCallError(f"Not carried out: a reply may hold {MAX_CALLS} tool calls. Call it again.")
+    shown = call.arguments[:SHOWN_CHARS]
     convert = _CONVERTERS.get(call.name)
     if convert is None or call.name not in tool_names:
         raise ToolCallError(
-            f"Tool {call.name} is not registered. (arguments: {call.arguments[:1000]}). "
+            f"Tool {call.name[:100]} is not registered. (arguments: {shown}). "
             "Please check the tool name and retry with an existing tool."
         )
+    if len(call.arguments) > MAX_ARGUMENTS_CHARS:
+        raise ToolCallError(f"The arguments of {call.name} have more than {MAX_ARGUMENTS_CHARS:,} characters.")
     try:
-        arguments = json.loads(call.arguments or "{}", parse_constant=_refuse_constant)
+        arguments = replace_surrogates(
+            json.loads(call.arguments or "{}", parse_constant=_refuse_constant, parse_int=_integer)
+        )
     except (ValueError, RecursionError) as error:
         raise ToolCallError(
-            f"Failed to parse tool call arguments: {error}. Arguments: {call.arguments[:1000]}. "
+            f"Failed to parse tool call arguments: {error}. Arguments: {shown}. "
             "Please write them again as one complete JSON object."
         ) from error
     if not isinstance(arguments, dict):
@@ -89,25 +109,18 @@ def _action_of(call: ModelToolCall, tool_names: frozenset[str]) -> Action:
     try:
         return convert(arguments)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        first = error.errors(include_input=False)[0]
+        where = first["loc"][0]
         raise ToolCallError(f"Invalid argument {where!r} in tool call {call.name}: {first['msg']}.") from error
 
 
 def _run(arguments: Mapping[str, Any]) -> Action:
-    timeout = arguments.get("timeout")
-    if timeout is not None:
-        try:
-            timeout = float(timeout)
-        except (TypeError, ValueError) as error:
-            raise ToolCallError(
-                f"Invalid float passed to 'timeout' argument: {arguments['timeout']!r}."
-            ) from error
-        if not 0 < timeout < float("inf"):
-            raise ToolCallError(f"'timeout' must be a positive number of seconds, not {timeout}.")
+    timeout = _seconds(arguments.get("timeout"))
+    is_input = arguments.get("is_input")
     return CmdRunAction(
         command=_required(arguments, "command", "execute_bash"),
-        is_input=str(arguments.get("is_input", "false")).lower() == "true",
+        # Differs: true itself counts too, because a model that writes it does not mean a new command.
+        is_input=is_input is True or is_input == "true",
         timeout=timeout,
         blocking=timeout is not None,
         security_risk=_risk(arguments),
@@ -128,7 +141,7 @@ def _edit(arguments: Mapping[str, Any]) -> Action:
     unknown = sorted(set(arguments) - EDITOR_ARGUMENTS - ignored)
     if unknown:
         raise ToolCallError(
-            f"Unexpected argument {unknown[0]!r} in tool call str_replace_editor. "
+            f"Unexpected argument {unknown[0][:100]!r} in tool call str_replace_editor. "
             f"Allowed arguments are: {', '.join(sorted(EDITOR_ARGUMENTS | ignored))}."
         )
     return FileEditAction(
@@ -156,15 +169,38 @@ _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
 }
 
 
-def _required(arguments: Mapping[str, Any], name: str, tool: str) -> Any:
+def _required(arguments: Mapping[str, Any], name: str, tool: str) -> str:
     if name not in arguments:
         raise ToolCallError(f'Missing required argument "{name}" in tool call {tool}')
-    return arguments[name]
+    value = arguments[name]
+    if not isinstance(value, str):
+        raise ToolCallError(f"Invalid argument '{name}' in tool call {tool}: Input should be a valid string.")
+    return value
+
+
+def _seconds(value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = float(value) if isinstance(value, int | float | str) else float("nan")
+    except ValueError as error:
+        raise ToolCallError(f"Invalid float passed to 'timeout' argument: {value[:100]!r}.") from error
+    if not 0 < seconds < float("inf"):
+        raise ToolCallError("'timeout' must be a positive number of seconds.")
+    return seconds
 
 
 def _risk(arguments: Mapping[str, Any]) -> ActionSecurityRisk:
     """Return the model's own estimate; what is missing or invalid is unknown (OpenHands 9.1)."""
-    return ActionSecurityRisk.__members__.get(str(arguments.get("security_risk")), ActionSecurityRisk.UNKNOWN)
+    risk = arguments.get("security_risk")
+    named = ActionSecurityRisk.__members__.get(risk) if isinstance(risk, str) else None
+    return ActionSecurityRisk.UNKNOWN if named is None else named
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_INTEGER_DIGITS:  # more than the log's integers can hold
+        raise ValueError(f"the integer {digits[:20]}… is too large")
+    return int(digits)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -3,10 +3,12 @@
 A `ConversationMemory` is fed the log's events in order and keeps the messages made from them, so that a step costs
 what is new since the last one, not the whole history.
 
-Holds: every tool call that is shown has its result right behind it, in the order of the calls; a message is made once
-and kept, so that a provider's prompt cache and a backend's memo stay warm.
-Differs: a person's message that arrives between a call and its result comes after the result, because the original
-puts it before the call it came after; a finish keeps its tool call, with a result, for the same reason.
+Holds: every tool call that is shown has its result right behind it, in the order of the calls; what a request has
+shown, later requests show again unchanged, so that a provider's prompt cache and a backend's memo stay warm.
+Differs: a message that a reply could not know, because it came after the prompt was made, or between a call and its
+result, comes after them; the original puts it before, and the model takes what it said for the answer. A finish keeps
+its tool call, with a result, because the original's later prompts show a call without one. A turn that is resumed
+without a word is told so, because providers refuse a prompt that ends with the model's own words.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
+from broker.agent_state import AgentState
 from broker.events import Event, EventSource, ModelReply, Observation
 from broker.observations import (
     AgentDelegateObservation,
@@ -32,28 +35,55 @@ from broker.observations import (
 )
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
 
+MAX_MESSAGE_CHARS = 30_000
 FINISH_RESULT = "The task was reported as finished."
+NO_RESULT = "Done; there is nothing to show."
+GO_ON = "Please go on."
 
 
 @dataclass(slots=True)
 class _OpenTurn:
-    """A reply whose tool calls do not all have results yet, and what came meanwhile."""
+    """A reply whose tool calls do not all have results yet, and what came meanwhile, with its event ids."""
 
     reply: ModelReply
+    meanwhile: list[tuple[int, Message]]
     results: dict[str, str] = field(default_factory=dict)
-    meanwhile: list[Message] = field(default_factory=list)
 
     def is_complete(self) -> bool:
         return len(self.results) == len(self.reply.tool_calls)
+
+    def messages(self) -> list[Message]:
+        """Return the reply with those of its calls that have results, and the results; nothing if none has."""
+        reply = self.reply
+        calls = tuple(
+            ToolCall(call.id, call.name, call.arguments) for call in reply.tool_calls if call.id in self.results
+        )
+        content = (TextPart(reply.content),) if reply.content.strip() else ()
+        if not calls and (reply.tool_calls or not content):
+            return []
+        return [
+            Message("assistant", content, tool_calls=calls, thinking_blocks=reply.thinking_blocks),
+            *(
+                Message("tool", (TextPart(self.results[call.id]),), tool_call_id=call.id, name=call.name)
+                for call in calls
+            ),
+        ]
 
 
 class ConversationMemory:
     """The messages of one conversation."""
 
-    def __init__(self, *, max_message_chars: int = 30_000) -> None:
+    def __init__(self, *, max_message_chars: int = MAX_MESSAGE_CHARS) -> None:
+        """Begin with an empty log.
+
+        Args:
+            max_message_chars: longest text of one observation; longer ones lose their middle.
+        """
         self._max_message_chars = max_message_chars
         self._messages: list[Message] = []
         self._turn: _OpenTurn | None = None
+        # What the next reply may not have seen, as it was before it was joined on: the tail of the messages.
+        self._since_reply: list[tuple[int, Message]] = []
         self.version = 0
 
     def add(self, event: Event) -> None:
@@ -61,64 +91,52 @@ class ConversationMemory:
         assert event.id == self.version + 1, f"event {event.id} after version {self.version}"
         self.version = event.id
         if isinstance(event, ModelReply):
-            self._close_turn()
             self._open_turn(event)
             return
-        metadata = event.tool_call_metadata
-        turn = self._turn
+        metadata, turn = event.tool_call_metadata, self._turn
         if turn is not None and metadata is not None and metadata.reply_id == turn.reply.id:
-            result = FINISH_RESULT if isinstance(event, AgentFinishAction) else self._text_of(event)
-            if result is not None and not (isinstance(event, Observation) and event.kind in _SILENT):
+            result = self._result_of(event)
+            if result is not None:
                 turn.results[metadata.tool_call_id] = result
-                if turn.is_complete():
-                    self._close_turn()
+            if turn.is_complete():
+                self._close_turn()
             return
         message = self._message_of(event)
         if message is None:
             return
         if turn is not None:
-            turn.meanwhile.append(message)
+            turn.meanwhile.append((event.id, message))
         else:
-            self._emit(message)
+            self._keep_since_reply([(event.id, message)])
 
     def messages(self) -> list[Message]:
         """Return the messages so far; of a turn with open calls, only the calls that have results."""
-        if self._turn is None:
-            return list(self._messages)
-        before, turn = len(self._messages), self._turn
-        self._close_turn()
         whole = list(self._messages)
-        del self._messages[before:]
-        self._turn = turn
+        if self._turn is not None:
+            for message in (*self._turn.messages(), *(message for _, message in self._turn.meanwhile)):
+                _join(whole, message)
         return whole
 
     def _open_turn(self, reply: ModelReply) -> None:
-        if reply.tool_calls:
-            self._turn = _OpenTurn(reply)
-        else:
-            self._emit(_assistant(reply, ()))
+        self._close_turn()
+        unseen = [(event_id, message) for event_id, message in self._since_reply if event_id > reply.seen_id]
+        if unseen:
+            del self._messages[-len(unseen) :]
+        self._since_reply = []
+        self._turn = _OpenTurn(reply, unseen)
+        if self._turn.is_complete():
+            self._close_turn()
 
     def _close_turn(self) -> None:
         turn, self._turn = self._turn, None
-        if turn is None:
-            return
-        calls = tuple(
-            ToolCall(call.id, call.name, call.arguments) for call in turn.reply.tool_calls if call.id in turn.results
-        )
-        if calls:
-            self._emit(_assistant(turn.reply, calls))
-        for call in calls:
-            text = TextPart(turn.results[call.id])
-            self._emit(Message("tool", (text,), tool_call_id=call.id, name=call.name))
-        for message in turn.meanwhile:
-            self._emit(message)
+        if turn is not None:
+            self._messages += turn.messages()
+            self._keep_since_reply(turn.meanwhile)
 
-    def _emit(self, message: Message) -> None:
-        if message.role == "user" and self._messages and self._messages[-1].role == "user" and message.content:
-            first, *rest = message.content
-            if isinstance(first, TextPart):
-                message = Message("user", (TextPart("\n\n" + first.text), *rest))
-        self._messages.append(message)
+    def _keep_since_reply(self, came: list[tuple[int, Message]]) -> None:
+        self._since_reply += came
+        for _, message in came:
+            _join(self._messages, message)
 
     def _message_of(self, event: Event) -> Message | None:
         """Return the message of an event that belongs to no open tool call."""
@@ -129,19 +147,31 @@ class ConversationMemory:
                 images = tuple(ImagePart(url) for url in event.image_urls or ())
                 return Message("user", (TextPart(event.content), *images))
             case CmdRunAction(source=EventSource.USER):
-                return Message("user", (TextPart(f"User executed the command:\n{event.command}"),))
+                return _said(f"User executed the command:\n{event.command}")
             case CmdOutputObservation(tool_call_metadata=None):
-                heading = "\nObserved result of command executed by user:\n"
-                return Message("user", (TextPart(self._cut(heading + event.agent_text)),))
+                return _said(self._cut(f"\nObserved result of command executed by user:\n{event.agent_text}"))
+            case AgentStateChangedObservation(agent_state=AgentState.RUNNING) if self._is_silence():
+                return _said(GO_ON)
             case Observation(tool_call_metadata=None):
                 text = self._text_of(event)
-                return Message("user", (TextPart(text),)) if text else None
+                return _said(text) if text else None
         return None
 
-    def _text_of(self, event: Event) -> str | None:
-        """Return what the model reads of an observation; None for what it never sees."""
+    def _is_silence(self) -> bool:
+        """Say whether the model spoke last, and nobody has answered."""
+        return self._turn is None and bool(self._messages) and self._messages[-1].role == "assistant"
+
+    def _result_of(self, event: Event) -> str | None:
+        """Return the result of the tool call the event belongs to, or None if it brings none."""
+        if isinstance(event, AgentFinishAction):
+            return FINISH_RESULT
         if not isinstance(event, Observation):
             return None
+        text = self._text_of(event)
+        return text if text.strip() else NO_RESULT
+
+    def _text_of(self, event: Observation) -> str:
+        """Return what the model reads of an observation; empty for what it never sees."""
         render = _RENDERINGS.get(type(event))
         text = render(event) if render else event.content
         return text if isinstance(event, FileReadObservation) else self._cut(text)
@@ -150,9 +180,17 @@ class ConversationMemory:
         return truncate_content(text, self._max_message_chars)
 
 
-def _assistant(reply: ModelReply, calls: tuple[ToolCall, ...]) -> Message:
-    content = (TextPart(reply.content),) if reply.content.strip() else ()
-    return Message("assistant", content, tool_calls=calls, thinking_blocks=reply.thinking_blocks)
+def _said(text: str) -> Message:
+    return Message("user", (TextPart(text),))
+
+
+def _join(messages: list[Message], message: Message) -> None:
+    """Append a message; a person's second in a row begins with a blank line (OpenHands 7.3)."""
+    if message.role == "user" and messages and messages[-1].role == "user":
+        first, *rest = message.content
+        if isinstance(first, TextPart):
+            message = Message("user", (TextPart("\n\n" + first.text), *rest))
+    messages.append(message)
 
 
 def _recall(event: RecallObservation) -> str:
@@ -171,26 +209,19 @@ def _delegate(event: AgentDelegateObservation) -> str:
     return str(event.outputs.get("content") or event.content)
 
 
-_SILENT = frozenset(
-    {
-        NullObservation.model_fields["kind"].default,
-        SuccessObservation.model_fields["kind"].default,
-        AgentStateChangedObservation.model_fields["kind"].default,
-        LoopDetectionObservation.model_fields["kind"].default,
-    }
-)
-"""Observations that no model sees."""
+def _nothing(_: Observation) -> str:
+    return ""
+
 
 _RENDERINGS: Mapping[type[Observation], Callable[[Any], str]] = {
     CmdOutputObservation: lambda event: event.agent_text,
     ErrorObservation: lambda event: f"{event.content}\n[Error occurred in processing last action]",
-    UserRejectObservation: lambda event: (
-        f"OBSERVATION:\n{event.content}\n[Last action has been rejected by the user]"
-    ),
+    UserRejectObservation: lambda event: f"OBSERVATION:\n{event.content}\n[Last action has been rejected by the user]",
     RecallObservation: _recall,
     AgentDelegateObservation: _delegate,
-    NullObservation: lambda _: "",
-    SuccessObservation: lambda _: "",
-    AgentStateChangedObservation: lambda _: "",
-    LoopDetectionObservation: lambda _: "",
+    NullObservation: _nothing,
+    SuccessObservation: _nothing,
+    AgentStateChangedObservation: _nothing,
+    LoopDetectionObservation: _nothing,
 }
+"""How a model reads what is not just its content; every other observation is."""
