@@ -38,8 +38,9 @@ class Standing:
         """Return the standing after one more event."""
         match event:
             case AgentStateChangedObservation(agent_state=state):
-                requested = None if self.requested is state else self.requested
-                return replace(self, state=state, reason=event.reason, requested=requested)
+                # An error ends whatever was asked for; another state only what it answers.
+                is_answer = state in (self.requested, AgentState.ERROR)
+                return Standing(state, event.reason, None if is_answer else self.requested)
             case MessageAction(source=EventSource.USER):
                 return replace(self._asked_for(AgentState.RUNNING), has_unread_message=True)
             case RecallAction():

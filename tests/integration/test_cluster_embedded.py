@@ -16,7 +16,7 @@ import pytest
 from broker.child import Child, last_lines, rotate
 from broker.connection import MultiplexedConnection
 from broker.embedded import EmbeddedValkey
-from broker.errors import CorruptEntry, StoreMisconfigured, StoreUnavailable, UsageError
+from broker.errors import CorruptEntry, StoreMisconfigured, UsageError
 from broker.store import open_store
 from tests.polling import until
 

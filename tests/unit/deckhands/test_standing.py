@@ -63,3 +63,13 @@ def test_asking_for_the_state_it_is_in_takes_an_earlier_request_back():
 
 def test_requests_that_nobody_may_make_change_nothing():
     assert standing(numbered(created(), state("finished"), ask("error"))).is_settled
+
+
+def test_an_error_answers_whatever_was_asked():
+    found = standing(numbered(created(), user("go"), state("error", "RuntimeError: unknown agent")))
+    assert (found.is_settled, found.is_terminal, found.reason) == (True, True, "RuntimeError: unknown agent")
+
+
+def test_a_pause_that_was_asked_for_is_not_answered_by_the_start():
+    found = standing(numbered(created(), user("go"), ask("paused"), state("running")))
+    assert (found.requested, found.is_settled) == ("paused", False)

@@ -1,0 +1,167 @@
+"""The client against a real store, with the controller's part played by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.actions import ChangeAgentStateAction, MessageAction
+from broker.conversations import Conversations
+from broker.embedded import EmbeddedValkey
+from broker.errors import StoreUnavailable, UnknownConversation, UsageError
+from broker.events import AgentSpec, LLMSpec, WorkspaceSpec
+from deckhands import Client
+from deckhands.client import check_task, conversation_id_of, title_of
+from tests.unit.deckhands.sample_log import command, output, reply, state
+
+
+@pytest.fixture
+async def client(tmp_path):
+    server = EmbeddedValkey(tmp_path)
+    await server.start()
+    async with await Client.connect(server.url) as found:
+        yield found
+    await server.stop()
+
+
+async def settle(client: Client, cid: str, name: str) -> None:
+    """Read the messages and announce a state, as a controller would."""
+    await client.log.append(cid, [state("running"), state(name)])
+
+
+async def test_a_task_begins_a_conversation(client):
+    agent = AgentSpec(llm=LLMSpec(model="acme/large"))
+    cid = await client.submit("Mend it.\nPlease.", agent=agent, workspace=WorkspaceSpec(path="/srv/p"))
+    created, message = await client.events(cid)
+    assert (created.conversation_id, created.title, created.agent, created.headless) == (cid, "Mend it.", agent, True)
+    assert (message.content, message.source) == ("Mend it.\nPlease.", "user")
+    assert [row.conversation_id for row in await client.recent()] == [cid]
+
+
+async def test_the_same_key_is_the_same_conversation(client):
+    first = await client.submit("Mend it.", idempotency_key="ticket 17")
+    assert (
+        await client.submit("Something else.", idempotency_key="ticket 17") == first == conversation_id_of("ticket 17")
+    )
+    assert await client.submit("Mend it.", idempotency_key="ticket 18") != first
+    assert len(await client.events(first)) == 2
+
+
+async def test_an_id_that_is_taken_is_refused(client):
+    await client.submit("Mend it.", conversation_id="mine")
+    with pytest.raises(UsageError, match="'mine'"):
+        await client.submit("Mend it.", conversation_id="mine")
+
+
+@pytest.mark.parametrize(
+    ("task", "message"), [(" \n", "The task is empty"), ("x" * 100_001, "has 100,001 characters; the limit is 100,000")]
+)
+async def test_a_task_that_cannot_be_used(client, task, message):
+    with pytest.raises(UsageError, match=message):
+        await client.submit(task)
+    check_task("x" * 100_000)
+
+
+async def test_a_message_is_appended_once_under_its_key(client):
+    cid = await client.submit("Mend it.")
+    for _ in range(2):
+        await client.send_message(cid, "Faster.", idempotency_key="m1")
+    assert [event.content for event in await client.events(cid, after=2)] == ["Faster."]
+
+
+async def test_an_empty_message_is_refused(client):
+    with pytest.raises(UsageError, match="The message is empty"):
+        await client.send_message(await client.submit("Mend it."), "")
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "cancel", "summary", "events", "row"])
+async def test_an_unknown_conversation_is_named(client, verb):
+    with pytest.raises(UnknownConversation, match=r"'nope'.*deckhands ls"):
+        await getattr(client, verb)("nope")
+
+
+async def test_pausing_and_resuming_ask_the_agent(client):
+    cid = await client.submit("Mend it.")
+    await client.pause(cid)
+    await client.resume(cid)
+    asked = await client.events(cid, after=2)
+    assert [(type(event), event.agent_state, event.source) for event in asked] == [
+        (ChangeAgentStateAction, "paused", "user"),
+        (ChangeAgentStateAction, "running", "user"),
+    ]
+
+
+async def test_what_is_over_cannot_be_paused(client):
+    cid = await client.submit("Mend it.")
+    await settle(client, cid, "finished")
+    with pytest.raises(UsageError, match="is finished; it cannot be paused"):
+        await client.pause(cid)
+
+
+async def test_cancelling_waits_until_the_agent_has_stopped(client):
+    cid = await client.submit("Mend it.")
+    await client.log.append(cid, [state("running")])
+    cancelling = asyncio.ensure_future(client.cancel(cid, wait_seconds=10))
+    async for event in client.tail(cid, after=3):
+        assert isinstance(event, ChangeAgentStateAction)
+        break
+    assert not cancelling.done()
+    await settle(client, cid, "stopped")
+    assert (await cancelling).state == "stopped"
+
+
+async def test_cancelling_without_waiting_only_asks(client):
+    cid = await client.submit("Mend it.")
+    assert (await client.cancel(cid)).state == "loading"
+    assert [event.kind for event in await client.events(cid, after=2)] == ["action.change_agent_state"]
+
+
+async def test_cancelling_what_is_over_changes_nothing(client):
+    cid = await client.submit("Mend it.")
+    await settle(client, cid, "finished")
+    assert (await client.cancel(cid, wait_seconds=10)).state == "finished"
+    assert len(await client.events(cid)) == 4
+
+
+async def test_cancelling_says_when_nobody_listens(client):
+    cid = await client.submit("Mend it.")
+    with pytest.raises(StoreUnavailable, match=r"has not stopped within 0\.05 s\..*controller worker"):
+        await client.cancel(cid, wait_seconds=0.05)
+
+
+async def test_a_closed_conversation_takes_no_messages(client):
+    cid = await client.submit("Mend it.")
+    await Conversations(client.store).close(cid)
+    with pytest.raises(UsageError, match="is closed"):
+        await client.send_message(cid, "Hello?")
+
+
+async def test_waiting_until_it_settles(client):
+    cid = await client.submit("Mend it.")
+    waiting = asyncio.ensure_future(client.wait_until_settled(cid, timeout_seconds=10))
+    await client.log.append(cid, [state("running"), reply(), command("make"), output(5)])
+    await settle(client, cid, "finished")
+    summary = await waiting
+    assert (summary.state, summary.iterations, summary.last_event_id) == ("finished", 1, 8)
+
+
+async def test_a_message_on_the_heels_of_the_end_is_waited_for(client):
+    cid = await client.submit("Mend it.")
+    await client.log.append(cid, [state("running"), state("finished"), MessageAction(content="And that.", source="user")])
+    with pytest.raises(TimeoutError):
+        await client.wait_until_settled(cid, timeout_seconds=0.1)
+
+
+async def test_long_texts_are_whole_when_asked_for(client):
+    cid = await client.submit("Mend it.")
+    text = "0123456789" * 10_000
+    await client.log.append(cid, [MessageAction(content=text, source="agent")])
+    (short,) = await client.events(cid, after=2)
+    assert len(short.content) < 20_000
+    assert (await client.events(cid, is_whole=True))[2].content == text
+
+
+def test_titles_are_one_line():
+    assert title_of("\n  Mend it.  \nNow.") == "Mend it."
+    assert title_of("x" * 100) == "x" * 79 + "…"
