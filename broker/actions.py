@@ -6,12 +6,12 @@ Holds: `runnable` says which actions a tool worker executes; each of those gets 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from broker.agent_state import AgentState
-from broker.events import Action, ActionSecurityRisk, ConfirmationStatus, EventSource, Part
+from broker.events import Action, ActionSecurityRisk, ConfirmationStatus, EventSource, JsonObject, Part
 
 
 class RecallType(StrEnum):
@@ -182,7 +182,7 @@ class MCPAction(RiskyAction):
 
     kind: Literal["action.call_tool_mcp"] = "action.call_tool_mcp"
     name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: JsonObject = Field(default_factory=dict)
 
 
 class AgentThinkAction(Action):
@@ -203,7 +203,7 @@ class AgentFinishAction(Action):
     kind: Literal["action.finish"] = "action.finish"
     source: EventSource = EventSource.AGENT
     final_thought: str = ""
-    outputs: dict[str, Any] = Field(default_factory=dict)
+    outputs: JsonObject = Field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
@@ -216,7 +216,7 @@ class AgentRejectAction(Action):
 
     kind: Literal["action.reject"] = "action.reject"
     source: EventSource = EventSource.AGENT
-    outputs: dict[str, Any] = Field(default_factory=dict)
+    outputs: JsonObject = Field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
@@ -231,7 +231,7 @@ class AgentDelegateAction(Action):
     kind: Literal["action.delegate"] = "action.delegate"
     source: EventSource = EventSource.AGENT
     agent: str
-    inputs: dict[str, Any] = Field(default_factory=dict)
+    inputs: JsonObject = Field(default_factory=dict)
 
 
 class RecallAction(Action):

@@ -1,16 +1,17 @@
 """Events to bytes and back.
 
-An entry is one byte of schema version, one of flags (1: zstd), four of CRC-32 over the payload, then the payload:
-the event's wire form in msgpack, compressed when larger than 1 KiB.
+An entry is one byte of schema version, one of flags (1: zstd), four of CRC-32 over those two and the payload, then the
+payload: the event's wire form in msgpack, compressed when larger than 1 KiB.
 
-Holds: whatever `encode` made, every later version decodes; a flipped bit is found; hostile bytes raise `CorruptEntry`
-and nothing else; lone surrogates are replaced once, here, at the edge.
+Holds: whatever `encode` made, every later version decodes; a flipped bit is found; hostile bytes raise `CorruptEntry`,
+`StoreTooNew` or `UnknownKind` and cost 16 MiB at most; lone surrogates are replaced once, here, at the edge.
 Does not: know pickles, extension types or a fallback decoder.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,15 +22,15 @@ import zstandard
 
 import broker.actions
 import broker.observations  # noqa: F401  (both enter their classes into the table of kinds)
-from broker.errors import CorruptEntry, StoreTooNew, UnknownKind
-from broker.events import Event
+from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
+from broker.events import Event, replace_surrogates
 
 SCHEMA_VERSION = 1
 COMPRESS_ABOVE_BYTES = 1024
 SHORTEN_ABOVE_BYTES = 32 * 1024
 SHORTENED_END_CHARS = 7_500
-MAX_PAYLOAD_BYTES = 1 << 20
-MAX_DEPTH = 32
+MAX_ENTRY_BYTES = 1 << 20
+MAX_UNPACKED_BYTES = 16 << 20
 
 _HEADER_BYTES = 6
 _ZSTD = 1
@@ -40,26 +41,57 @@ Upcaster = Callable[[Wire], Wire]
 UPCASTERS: Mapping[int, Upcaster] = {}
 """From schema version n to n + 1, by n."""
 
-_compressor = zstandard.ZstdCompressor(level=1)
-_decompressor = zstandard.ZstdDecompressor()
+
+class _Zstd(threading.local):
+    """A compressor must not be used by two threads at once, and is too dear to be made for each event."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor()
 
 
-def encode(wire: Wire) -> bytes:
+_zstd = _Zstd()
+
+
+def to_entry(wire: Wire) -> tuple[bytes, dict[str, bytes]]:
+    """Turn an event's wire form into the bytes of an entry and the blobs it refers to; see `shorten` and `encode`."""
+    packed = _pack(wire)
+    if len(packed) <= SHORTEN_ABOVE_BYTES:  # most events: packed once, and not walked through
+        return _seal(packed, SCHEMA_VERSION), {}
+    wire, contents = shorten(wire)
+    return encode(wire), contents
+
+
+def encode(wire: Wire, *, schema_version: int = SCHEMA_VERSION) -> bytes:
     """Turn an event's wire form into the bytes of an entry.
 
     Raises:
-        ValueError: larger than 1 MiB even after `shorten`.
+        EventUnfit: larger than 1 MiB (compressed) or 16 MiB, nested too deeply, or with numbers beyond 64 bits.
     """
+    return _seal(_pack(wire), schema_version)
+
+
+def _pack(wire: Wire) -> bytes:
     try:
-        payload: bytes = msgpack.packb(wire)
-    except UnicodeEncodeError:
-        payload = msgpack.packb(replace_surrogates(wire))
+        try:
+            packed: bytes = msgpack.packb(wire)
+        except UnicodeEncodeError:
+            packed = msgpack.packb(replace_surrogates(wire))
+    except (ValueError, OverflowError, TypeError, RecursionError) as error:
+        raise EventUnfit(f"An event of the kind {wire.get('kind')!r} cannot be stored: {error}.") from error
+    if len(packed) > MAX_UNPACKED_BYTES:
+        raise EventUnfit(f"An event of the kind {wire.get('kind')!r} has {len(packed)} bytes; the limit is 16 MiB.")
+    return packed
+
+
+def _seal(payload: bytes, schema_version: int) -> bytes:
     flags = 0
     if len(payload) > COMPRESS_ABOVE_BYTES:
-        flags, payload = _ZSTD, _compressor.compress(payload)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise ValueError(f"An event of kind {wire.get('kind')!r} is {len(payload)} bytes; the limit is 1 MiB.")
-    return bytes((SCHEMA_VERSION, flags)) + zlib.crc32(payload).to_bytes(4, "big") + payload
+        flags, payload = _ZSTD, _zstd.compressor.compress(payload)
+    if len(payload) > MAX_ENTRY_BYTES:
+        raise EventUnfit(f"An event has {len(payload)} bytes even when compressed; the limit is 1 MiB.")
+    head = bytes((schema_version, flags))
+    return head + zlib.crc32(payload, zlib.crc32(head)).to_bytes(4, "big") + payload
 
 
 def decode_wire(entry: bytes, *, upcasters: Mapping[int, Upcaster] = UPCASTERS, current: int = SCHEMA_VERSION) -> Wire:
@@ -73,25 +105,34 @@ def decode_wire(entry: bytes, *, upcasters: Mapping[int, Upcaster] = UPCASTERS, 
         raise CorruptEntry(f"An entry of {len(entry)} bytes is too short to be an event.")
     version, flags = entry[0], entry[1]
     payload = entry[_HEADER_BYTES:]
-    if zlib.crc32(payload) != int.from_bytes(entry[2:_HEADER_BYTES], "big"):
+    if zlib.crc32(payload, zlib.crc32(entry[:2])) != int.from_bytes(entry[2:_HEADER_BYTES], "big"):
         raise CorruptEntry("An entry does not match its checksum.")
     if version > current:
         raise StoreTooNew(
             f"An event was written with schema version {version}; this version of Deckhands reads up to {current}.",
             remedy="Upgrade Deckhands on this machine.",
         )
+    if version < 1 or flags & ~_ZSTD:
+        raise CorruptEntry(f"An entry claims schema version {version} and flags {flags}, which never existed.")
     try:
-        if flags & _ZSTD:
-            payload = _decompressor.decompress(payload, max_output_size=16 * MAX_PAYLOAD_BYTES)
-        wire: Any = msgpack.unpackb(payload, ext_hook=_refuse_extension)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException, zstandard.ZstdError) as error:
+        wire: Any = _unpack(payload, flags)
+        if not isinstance(wire, dict):
+            raise CorruptEntry(f"An entry holds a {type(wire).__name__}, not an event.")
+        for step in range(version, current):
+            wire = upcasters[step](wire)
+    except (LookupError, ValueError, TypeError, msgpack.UnpackException, zstandard.ZstdError) as error:
         raise CorruptEntry(f"An entry cannot be unpacked: {error}") from error
-    if not isinstance(wire, dict):
-        raise CorruptEntry(f"An entry holds a {type(wire).__name__}, not an event.")
-    upcast: Wire = wire
-    for step in range(version, current):
-        upcast = upcasters[step](upcast)
-    return upcast
+    found: Wire = wire
+    return found
+
+
+def _unpack(payload: bytes, flags: int) -> Any:
+    if flags & _ZSTD:
+        # The size is the frame's own claim; without this check a few bytes could ask for all the memory there is.
+        if not 0 <= zstandard.frame_content_size(payload) <= MAX_UNPACKED_BYTES:
+            raise CorruptEntry("An entry claims to be larger than any event.")
+        payload = _zstd.decompressor.decompress(payload)
+    return msgpack.unpackb(payload, ext_hook=_refuse_extension)
 
 
 def event_from_wire(wire: Wire, event_id: int) -> Event:
@@ -126,7 +167,8 @@ def shorten(wire: Wire) -> tuple[Wire, dict[str, bytes]]:
 
     Returns:
         The wire form to store, and blobs by their SHA-256. Shortened fields keep head and tail and are named in
-        `blobs` by their dotted path. An event of up to 32 KiB comes back as it is, with no blobs.
+        `blobs` by their dotted path (a dot in a name is written `~1`, a tilde `~0`). An event of up to 32 KiB comes
+        back as it is, with no blobs.
     """
     total = _text_bytes(wire)
     if total <= SHORTEN_ABOVE_BYTES:
@@ -163,26 +205,19 @@ def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
         content = contents.get(ref["sha256"])
         if content is None or hashlib.sha256(content).hexdigest() != ref["sha256"]:
             raise CorruptEntry(f"The blob of the field {path!r} is missing or damaged.")
-        _put(wire, path, content.decode())
+        try:
+            _put(wire, path, content.decode())
+        except (LookupError, TypeError, ValueError) as error:
+            raise CorruptEntry(f"There is no field {path!r} to put a blob back into.") from error
     return wire
-
-
-def replace_surrogates(value: Any) -> Any:
-    """Copy JSON values, replacing lone surrogates by U+FFFD."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    if isinstance(value, dict):
-        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [replace_surrogates(item) for item in value]
-    return value
 
 
 def _texts(value: Any, path: str) -> list[tuple[str, str]]:
     if isinstance(value, str):
         return [(path, value)] if len(value) > 2 * SHORTENED_END_CHARS else []
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [found for key, child in children for found in _texts(child, f"{path}.{key}" if path else str(key))]
+    names = ((str(key).replace("~", "~0").replace(".", "~1"), child) for key, child in children)
+    return [found for name, child in names for found in _texts(child, f"{path}.{name}" if path else name)]
 
 
 def _text_bytes(value: Any) -> int:
@@ -196,7 +231,7 @@ def _text_bytes(value: Any) -> int:
 
 
 def _put(wire: Any, path: str, text: str) -> None:
-    *parents, last = path.split(".")
+    *parents, last = (name.replace("~1", ".").replace("~0", "~") for name in path.split("."))
     for key in parents:
         wire = wire[int(key)] if isinstance(wire, list) else wire[key]
     wire[int(last) if isinstance(wire, list) else last] = text

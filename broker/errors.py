@@ -3,7 +3,8 @@
     DeckhandsError                 code, retryable, remedy
     ├── UsageError                 bad input of a person or a producer: names the input and the remedy
     │   ├── UnknownConversation
-    │   └── UnknownKind            an event kind that this version does not know
+    │   ├── UnknownKind            an event kind that this version does not know
+    │   └── EventUnfit             an event too large or too deep for the log
     ├── StoreError
     │   ├── StoreUnavailable       cannot connect, or the store refuses writes (disk full, loading)   [retryable]
     │   ├── OutcomeUnknown         the connection was lost between command and reply                  [retryable]
@@ -63,6 +64,12 @@ class UnknownKind(UsageError):
     """An event kind that this version does not know."""
 
     code = "unknown_kind"
+
+
+class EventUnfit(UsageError):
+    """An event that the log cannot keep: too large even with its large texts moved out, or nested too deeply."""
+
+    code = "event_unfit"
 
 
 class StoreError(DeckhandsError):

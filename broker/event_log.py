@@ -15,9 +15,9 @@ from typing import Any
 from broker import codec
 from broker.blobs import Blobs
 from broker.connection import Argument
-from broker.errors import CorruptEntry, StoreError, UnknownConversation, UsageError
-from broker.events import ConversationCreated, Event
-from broker.ids import new_key
+from broker.errors import CorruptEntry, EventsLost, StoreError, StoreTooNew, UnknownConversation, UsageError
+from broker.events import ConversationCreated, Event, replace_surrogates
+from broker.ids import check_conversation_id, new_key
 from broker.ownership import Ownership
 from broker.store import Store
 
@@ -79,9 +79,14 @@ class EventLog:
             key: idempotency key; the same key for the same id is a `Duplicate`.
 
         Raises:
-            UsageError: the id is taken by another conversation.
+            UsageError: the id cannot be used, or is taken by another conversation.
         """
-        cid = created.conversation_id
+        return await self._create([created, *events], key=key or new_key(), answers={})
+
+    async def _create(self, events: Sequence[Event], *, key: str, answers: Mapping[int, int]) -> Appended | Duplicate:
+        created = events[0]
+        assert isinstance(created, ConversationCreated)
+        cid = check_conversation_id(created.conversation_id)
         fields = {
             "title": created.title,
             "agent": created.agent.name,
@@ -90,8 +95,9 @@ class EventLog:
         }
         outcome = await self._append(
             cid,
-            ("create", key or new_key(), created.workspace.pool, ""),
-            [created, *events],
+            ("create", key, created.workspace.pool, ""),
+            events,
+            answers=answers,
             fields=fields,
         )
         if outcome is None:
@@ -150,6 +156,9 @@ class EventLog:
             answers: position in `events` → the runnable action that this observation settles.
             cancels: ids of running actions to be stopped.
             fields: what a listing shows of the conversation.
+
+        Raises:
+            EventsLost: the log ends before `expected_last_id`.
         """
         guard = ("owner", ownership.worker_id, ownership.token, str(expected_last_id))
         outcome = await self._append(
@@ -162,6 +171,8 @@ class EventLog:
             fields=fields or {},
         )
         assert outcome is not None
+        if isinstance(outcome, Conflict) and outcome.last_id < expected_last_id:
+            raise EventsLost(ownership.conversation_id, outcome.last_id, expected_last_id)
         return outcome
 
     async def read(self, conversation_id: str, *, after: int = 0, until: int | None = None) -> list[Event]:
@@ -259,7 +270,10 @@ class EventLog:
                 remedy=f"Choose an event from 1 to {len(events)}.",
             )
         whole = [await self.blobs.whole(source_id, event) for event in events[1:]]
-        return await self.create(target, whole, key=f"fork:{source_id}@{at}")
+        runnable = {event.id for event in events if event.runnable}
+        # What has run in the source must not run again here.
+        answers = {n: event.cause for n, event in enumerate(whole, 1) if event.cause in runnable}
+        return await self._create([target, *whole], key=f"fork:{source_id}@{at}", answers=answers)
 
     async def _append(
         self,
@@ -276,7 +290,7 @@ class EventLog:
         names = self._store.keys(conversation_id)
         arguments: list[Argument] = [conversation_id, *guard, flags, len(fields or {})]
         for field, value in (fields or {}).items():
-            arguments += (field, value)
+            arguments += (field, replace_surrogates(value))
         arguments += (len(cancels), *cancels, len(events))
         for position, event in enumerate(events):
             entry = await self._entry(conversation_id, event)
@@ -303,10 +317,10 @@ class EventLog:
     async def _entry(self, conversation_id: str, event: Event) -> bytes:
         if event.timestamp is None:
             event = event.model_copy(update={"timestamp": self._store.clock.now()})
-        wire, contents = codec.shorten(event.wire())
+        entry, contents = codec.to_entry(event.wire())
         if contents:
             await self.blobs.keep(conversation_id, contents)
-        return codec.encode(wire)
+        return entry
 
 
 def _decode(entry_id: bytes, fields: list[Any], expected_id: int) -> Event:
@@ -314,8 +328,12 @@ def _decode(entry_id: bytes, fields: list[Any], expected_id: int) -> Event:
     if event_id != expected_id:
         raise CorruptEntry(f"Event {expected_id} is missing from the log; the next one is {event_id}.")
     try:
+        if len(fields) != 2 or fields[0] != b"e":
+            raise CorruptEntry("Its entry has not the one field that an event has.")
         return codec.decode(fields[1], event_id)
     except CorruptEntry as error:
         raise CorruptEntry(
             f"Event {event_id} cannot be read: {error.message}", remedy="Restore the store from its last good copy."
         ) from error
+    except StoreTooNew as error:
+        raise StoreTooNew(f"Event {event_id} cannot be read: {error.message}", remedy=error.remedy) from error

@@ -21,8 +21,30 @@ local function get(key, field)
   return value
 end
 
+-- A deadline of 0 says that the worker is being buried, which is final: it must not come back half robbed.
 local function alive(shard, worker)
-  return redis.call('ZSCORE', shard .. ':workers', worker) ~= false
+  local deadline = redis.call('ZSCORE', shard .. ':workers', worker)
+  return deadline ~= false and tonumber(deadline) > 0
+end
+
+local function pairs_of(flat)
+  local found = {}
+  for i = 1, #flat, 2 do found[flat[i]] = flat[i + 1] end
+  return found
+end
+
+-- What the server says of a consumer group; nil when there is none.
+local function group_of(stream, name)
+  if redis.call('EXISTS', stream) == 0 then return nil end
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local group = pairs_of(flat)
+    if group['name'] == name then return group end
+  end
+  return nil
+end
+
+local function make_group(stream, name)
+  if not group_of(stream, name) then redis.call('XGROUP', 'CREATE', stream, name, '0', 'MKSTREAM') end
 end
 
 -- Tell whoever must know that a conversation has news: its owner's mailbox, or the ready stream when nobody owns it.
@@ -85,17 +107,11 @@ end
 -- or is in nobody's hands ('lost').
 local function whereabouts(shard, stream, group, entry)
   if redis.call('EXISTS', stream) == 0 or #redis.call('XRANGE', stream, entry, entry) == 0 then return 'lost' end
-  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local about = {}
-    for i = 1, #flat, 2 do about[flat[i]] = flat[i + 1] end
-    if about['name'] == group then
-      if id_after(entry, about['last-delivered-id']) then return 'queued' end
-      local pending = redis.call('XPENDING', stream, group, entry, entry, 1)
-      if #pending == 1 and alive(shard, pending[1][2]) then return 'delivered' end
-      return 'lost'
-    end
-  end
-  return 'queued'
+  local found = group_of(stream, group)
+  if not found or id_after(entry, found['last-delivered-id']) then return 'queued' end
+  local pending = redis.call('XPENDING', stream, group, entry, entry, 1)
+  if #pending == 1 and alive(shard, pending[1][2]) then return 'delivered' end
+  return 'lost'
 end
 
 -- append: the only way into a log.
@@ -187,7 +203,10 @@ local function append(keys, args)
   update[#update + 1] = 'last_id'
   update[#update + 1] = last
   if guard == 'owner' then
-    for _, value in ipairs({'append_key', b .. ':' .. c, 'append_ids', ids}) do update[#update + 1] = value end
+    -- An append without events leaves the last id where it was: it must not pass for the append that moves it.
+    if n > 0 then
+      for _, value in ipairs({'append_key', b .. ':' .. c, 'append_ids', ids}) do update[#update + 1] = value end
+    end
   else
     redis.call('HSET', once, remember, ids)
   end
@@ -310,42 +329,39 @@ local function dispatch(keys, args)
   return {'enqueued'}
 end
 
--- claim_action: take an action up before its side effect.
+-- claim_action: take an action up before its side effect. The entry it is claimed with (q:<action>) carries it from
+-- then on; copies of it are dropped.
 -- ARGV  cid, action id, worker, node, stream, entry
 -- returns  {'claimed', attempt} {'reclaimed', attempt, previous worker}   run it, or ask the journal first
 --          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
---          {'settled'} {'busy', worker} {'forwarded', node} {'missing'}   acknowledged; nothing to do
+--          {'settled'} {'busy', worker} {'forwarded', node} {'missing'} {'closed'}   acknowledged; nothing to do
+--          {'swept'}   nothing was touched: the entry has been handed on
 local function claim_action(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once = base .. ':meta', base .. ':once'
   local cid, action, worker, node, stream, entry = unpack(args)
-  if not get(meta, 'last_id') then
-    redis.call('XACK', stream, TOOLS, entry)
-    return {'missing'}
-  end
-  if get(once, 'o:' .. action) then
-    redis.call('XACK', stream, TOOLS, entry)
-    return {'settled'}
+  if not alive(shard, worker) then return {'swept'} end
+  local place, before = stream .. '|' .. entry, get(once, 'w:' .. action)
+  local idle
+  if not get(meta, 'last_id') then idle = {'missing'}
+  elseif get(once, 'o:' .. action) then idle = {'settled'}
+  elseif get(meta, 'closed') then idle = {'closed'}
+  elseif before and before ~= worker and alive(shard, before) then idle = {'busy', before} end
+  if idle then
+    acknowledge(place)
+    return idle
   end
   local bound = get(meta, 'node')
   if bound and bound ~= node then
     local found = redis.call('XRANGE', stream, entry, entry)
-    if #found == 1 then
-      local fields = found[1][2]
-      for i = 1, #fields, 2 do
-        if fields[i] == 'e' then enqueue(shard, meta, once, cid, action, fields[i + 1]) end
-      end
-    end
-    redis.call('XACK', stream, TOOLS, entry)
+    if #found == 1 then enqueue(shard, meta, once, cid, action, pairs_of(found[1][2])['e']) end
+    acknowledge(place)
     return {'forwarded', bound}
   end
-  local before = get(once, 'w:' .. action)
-  if before and before ~= worker and alive(shard, before) then
-    if get(once, 'q:' .. action) ~= stream .. '|' .. entry then redis.call('XACK', stream, TOOLS, entry) end
-    return {'busy', before}
-  end
+  local copy = get(once, 'q:' .. action)
+  if before == worker and copy and copy ~= place then acknowledge(copy) end
   if not bound then redis.call('HSET', meta, 'node', node) end
-  redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, stream .. '|' .. entry)
+  redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, place)
   if before == worker then return {'reclaimed', tonumber(get(once, 'n:' .. action)), worker} end
   local attempt = redis.call('HINCRBY', once, 'n:' .. action, 1)
   if not before then return {'claimed', attempt} end
@@ -360,59 +376,66 @@ local function register(keys, args)
   local shard, worker, ttl, role = keys[1], args[1], tonumber(args[2]), args[3]
   local about = shard .. ':worker:' .. worker .. ':about'
   redis.call('ZADD', shard .. ':workers', now_ms() + ttl, worker)
-  redis.call('HSET', about, 'role', role, 'since_ms', now_ms())
-  if redis.call('EXISTS', shard .. ':ready') == 0
-    or #redis.call('XINFO', 'GROUPS', shard .. ':ready') == 0 then
-    redis.call('XGROUP', 'CREATE', shard .. ':ready', CONTROLLERS, '0', 'MKSTREAM')
-  end
+  redis.call('HSET', about, 'role', role, 'since_ms', now_ms(), 'ttl_ms', ttl)
+  make_group(shard .. ':ready', CONTROLLERS)
   local n, streams = tonumber(args[4]), {}
   for i = 1, n do
-    local stream = args[4 + i]
-    streams[i] = stream
-    if redis.call('EXISTS', stream) == 0 or #redis.call('XINFO', 'GROUPS', stream) == 0 then
-      redis.call('XGROUP', 'CREATE', stream, TOOLS, '0', 'MKSTREAM')
-    end
+    streams[i] = args[4 + i]
+    make_group(streams[i], TOOLS)
   end
   redis.call('HSET', about, 'streams', table.concat(streams, ' '))
   for i = 5 + n, #args, 2 do redis.call('HSET', about, args[i], args[i + 1]) end
   return {'registered'}
 end
 
--- Give back what a dead worker was handed and did not acknowledge. Returns whether nothing is left.
-local function give_back(shard, stream, group, worker, limit)
-  if redis.call('EXISTS', stream) == 0 then return true end
-  local pending = redis.call('XPENDING', stream, group, '-', '+', limit, worker)
-  for _, item in ipairs(pending) do
-    local entry = item[1]
-    local found = redis.call('XRANGE', stream, entry, entry)
-    if #found == 1 then
-      local fields = found[1][2]
-      local anew = redis.call('XADD', stream, '*', unpack(fields))
-      local about = {}
-      for i = 1, #fields, 2 do about[fields[i]] = fields[i + 1] end
-      if about['e'] then
-        redis.call('HSET', shard .. ':c:' .. about['c'] .. ':once', 'q:' .. about['a'], stream .. '|' .. anew)
-      elseif group == CONTROLLERS then
-        redis.call('HSET', shard .. ':c:' .. about['c'] .. ':meta', 'ready_id', anew)
-      end
-    end
-    redis.call('XACK', stream, group, entry)
+-- Put an entry that a dead worker held back at the end of its stream, unless what it carries is settled, answered, or
+-- carried by another entry.
+local function give_entry_back(shard, stream, group, entry, fields)
+  local about = pairs_of(fields)
+  if about['x'] then
+    redis.call('XADD', stream, '*', unpack(fields))
+    return
   end
-  if #pending < limit then
-    redis.call('XGROUP', 'DELCONSUMER', stream, group, worker)
-    return true
+  local base, before = shard .. ':c:' .. about['c'], stream .. '|'
+  local key, field = base .. ':once', 'q:' .. (about['a'] or '')
+  if group == CONTROLLERS then key, field, before = base .. ':meta', 'ready_id', '' end
+  local carrier = get(key, field)
+  if not carrier then return end
+  if carrier ~= before .. entry then
+    local other, its_entry = string.match(carrier, '^(.*)|(.*)$')
+    if whereabouts(shard, other or stream, group, its_entry or carrier) ~= 'lost' then return end
   end
-  return false
+  redis.call('HSET', key, field, before .. redis.call('XADD', stream, '*', unpack(fields)))
 end
 
--- Hand back everything a worker had, at most `limit` things at a time. Returns whether it is done. A crash counts
--- against a conversation the first time, and after that only if the worker died while stepping it (meta.mark).
-local function bury(shard, worker, now, limit, is_crash)
+-- Give back what a dead worker was handed and did not acknowledge. Returns whether nothing is left.
+local function give_back(shard, stream, group, worker, limit)
+  if not group_of(stream, group) then return true end
+  local pending = redis.call('XPENDING', stream, group, '-', '+', limit, worker)
+  for _, item in ipairs(pending) do
+    local found = redis.call('XRANGE', stream, item[1], item[1])
+    if #found == 1 then give_entry_back(shard, stream, group, item[1], found[1][2]) end
+    redis.call('XACK', stream, group, item[1])
+  end
+  if #pending == limit then return false end
+  redis.call('XGROUP', 'DELCONSUMER', stream, group, worker)
+  return true
+end
+
+-- Hand back everything a worker had, at most `limit` things at a time. Returns whether it is done.
+-- how  'crash' counts against a conversation the first time, and after that only if the worker died while stepping it
+--      (meta.mark); 'leave' does not. What a burial began with is how it ends, whoever goes on with it.
+local function bury(shard, worker, now, limit, how)
   local me = shard .. ':worker:' .. worker
-  for _, cid in ipairs(redis.call('SPOP', me .. ':owned', limit)) do
+  redis.call('ZADD', shard .. ':workers', 0, worker)
+  redis.call('HSETNX', me .. ':about', 'end', how)
+  how = get(me .. ':about', 'end')
+  local owned = redis.call('SPOP', me .. ':owned', limit)
+  table.sort(owned)  -- so that a simulation repeats itself
+  for _, cid in ipairs(owned) do
     local meta = shard .. ':c:' .. cid .. ':meta'
     if get(meta, 'owner') == worker then
-      if is_crash then
+      if how == 'crash' then
         local crashes = tonumber(get(meta, 'crashes') or 0)
         if crashes == 0 or get(meta, 'mark') then crashes = crashes + 1 end
         redis.call('HSET', meta, 'crashes', crashes, 'orphan_of', worker)
@@ -432,19 +455,19 @@ local function bury(shard, worker, now, limit, is_crash)
   return true
 end
 
--- Drop entries that every group has acknowledged.
-local function trim(stream, group)
-  if redis.call('EXISTS', stream) == 0 then return end
-  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local about = {}
-    for i = 1, #flat, 2 do about[flat[i]] = flat[i + 1] end
-    if about['name'] == group then
-      local oldest = about['last-delivered-id']
-      local pending = redis.call('XPENDING', stream, group)
-      if pending[1] > 0 then oldest = pending[2] end
-      redis.call('XTRIM', stream, 'MINID', oldest)
+-- Look after a stream: make its group anew if it was lost, give back what a worker was handed after its burial (a
+-- server goes on serving the blocked read of a process that is stopped), drop entries that all have acknowledged.
+local function tend(shard, stream, group)
+  make_group(stream, group)
+  local oldest = group_of(stream, group)['last-delivered-id']
+  local pending = redis.call('XPENDING', stream, group)
+  if pending[1] > 0 then
+    oldest = pending[2]
+    for _, holder in ipairs(pending[4]) do
+      if not alive(shard, holder[1]) then give_back(shard, stream, group, holder[1], 256) end
     end
   end
+  redis.call('XTRIM', stream, 'MINID', oldest)
 end
 
 -- tick: beat, and do what is due for everybody: bury the dead, wake the parked, ring again where a ring was lost.
@@ -459,13 +482,21 @@ local function tick(keys, args)
 
   local buried = 0
   for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
-    if bury(shard, dead, now, 256, true) then buried = buried + 1 end
+    if bury(shard, dead, now, 256, 'crash') then buried = buried + 1 end
+  end
+  -- A deadline further off than any beat can have set it comes from a clock that has been set back.
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', workers, now + 2 * ttl, '+inf', 'LIMIT', 0, 64)) do
+    local theirs = tonumber(get(shard .. ':worker:' .. other .. ':about', 'ttl_ms') or ttl)
+    if tonumber(redis.call('ZSCORE', workers, other)) > now + theirs then
+      redis.call('ZADD', workers, now + theirs, other)
+    end
   end
 
   local due = redis.call('ZRANGEBYSCORE', shard .. ':parked', '-inf', now, 'LIMIT', 0, 256)
   for _, cid in ipairs(due) do
+    local meta = shard .. ':c:' .. cid .. ':meta'
     redis.call('ZREM', shard .. ':parked', cid)
-    ring_anew(shard, shard .. ':c:' .. cid .. ':meta', cid, now)
+    if get(meta, 'last_id') then ring_anew(shard, meta, cid, now) end
   end
 
   local rung = 0
@@ -474,27 +505,28 @@ local function tick(keys, args)
     local entry = get(meta, 'ready_id')
     if get(meta, 'owner') or not get(meta, 'last_id') then
       redis.call('ZREM', shard .. ':unread', cid)
-    elseif entry and whereabouts(shard, shard .. ':ready', CONTROLLERS, entry) ~= 'lost' then
+    elseif entry and whereabouts(shard, shard .. ':ready', CONTROLLERS, entry) == 'queued' then
       redis.call('ZADD', shard .. ':unread', now, cid)
     else
+      -- Lost, or delivered and not answered: its reader may never have seen the reply that delivered it.
+      if entry then redis.call('XACK', shard .. ':ready', CONTROLLERS, entry) end
       ring_anew(shard, meta, cid, now)
       rung = rung + 1
     end
   end
 
-  trim(shard .. ':ready', CONTROLLERS)
+  tend(shard, shard .. ':ready', CONTROLLERS)
   for stream in string.gmatch(get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
-    trim(stream, TOOLS)
+    tend(shard, stream, TOOLS)
   end
   return {'alive', buried, #due, rung}
 end
 
--- leave: a worker that ends in order hands back all it has at once.  KEYS shard base. ARGV worker.  returns {'left'}
+-- leave: a worker that ends in order hands back all it has, a thousand things at a time.
+-- KEYS shard base.  ARGV worker.  returns {'left'} {'leaving'}   leaving: call again
 local function leave(keys, args)
-  local shard, worker, now = keys[1], args[1], now_ms()
-  if alive(shard, worker) then redis.call('ZADD', shard .. ':workers', 0, worker) end
-  bury(shard, worker, now, 1000, false)
-  return {'left'}
+  if bury(keys[1], args[1], now_ms(), 1000, 'leave') then return {'left'} end
+  return {'leaving'}
 end
 
 redis.register_function('deck_append', append)

@@ -97,7 +97,8 @@ class Membership:
     async def leave(self) -> None:
         """Hand everything back at once.  Idempotent."""
         for names in self._store.all_shards:
-            await self._store.function("deck_leave", (names.root,), self._worker_id)
+            while await self._store.function("deck_leave", (names.root,), self._worker_id) != ["left"]:
+                pass  # each call hands back a thousand things
 
 
 async def members(store: Store) -> list[Member]:

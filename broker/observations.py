@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from broker.actions import FileEditSource, FileReadSource, RecallType, TaskItem
 from broker.agent_state import AgentState
-from broker.events import Observation, Part
+from broker.events import JsonObject, Observation, Part
 
 MAX_COMMAND_OUTPUT_CHARS = 30_000
 TRUNCATION_MARKER = "\n[... Observation truncated due to length ...]\n"
@@ -95,7 +95,7 @@ class CmdOutputObservation(Observation):
     @classmethod
     def _cut(cls, fields: Any) -> Any:
         content = fields.get("content", "") if isinstance(fields, dict) else ""
-        if len(content) <= MAX_COMMAND_OUTPUT_CHARS or fields.get("hidden"):
+        if not isinstance(content, str) or len(content) <= MAX_COMMAND_OUTPUT_CHARS or fields.get("hidden"):
             return fields
         return fields | {"content": truncate_content(content, MAX_COMMAND_OUTPUT_CHARS)}
 
@@ -144,9 +144,9 @@ class BrowserOutputObservation(Observation):
     goal_image_urls: tuple[str, ...] = ()
     open_pages_urls: tuple[str, ...] = ()
     active_page_index: int = -1
-    dom_object: dict[str, Any] = Field(default_factory=dict)
-    axtree_object: dict[str, Any] = Field(default_factory=dict)
-    extra_element_properties: dict[str, Any] = Field(default_factory=dict)
+    dom_object: JsonObject = Field(default_factory=dict)
+    axtree_object: JsonObject = Field(default_factory=dict)
+    extra_element_properties: JsonObject = Field(default_factory=dict)
     last_browser_action: str = ""
     last_browser_action_error: str = ""
     focused_element_bid: str = ""
@@ -194,7 +194,7 @@ class AgentDelegateObservation(Observation):
     """What a delegate brought back."""
 
     kind: Literal["observation.delegate"] = "observation.delegate"
-    outputs: dict[str, Any] = Field(default_factory=dict)
+    outputs: JsonObject = Field(default_factory=dict)
 
 
 class AgentStateChangedObservation(Observation):
@@ -241,7 +241,7 @@ class MCPObservation(Observation):
 
     kind: Literal["observation.mcp"] = "observation.mcp"
     name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: JsonObject = Field(default_factory=dict)
 
 
 class FileDownloadObservation(Observation):

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from broker.clock import to_millis
-from broker.errors import StoreError
+from broker.errors import EventsLost, StoreError
 from broker.store import Store
 
 
@@ -104,9 +104,17 @@ class Owners:
 
         Returns:
             None when it is given up or was no longer ours; otherwise the id of its last event.
+
+        Raises:
+            EventsLost: the log ends before `seen_id`.
         """
         reply = await self._under_token("deck_release", ownership, seen_id, "" if due_ms is None else due_ms)
-        return int(reply[1]) if reply[0] == "news" else None
+        if reply[0] != "news":
+            return None
+        last_id = int(reply[1])
+        if last_id < seen_id:
+            raise EventsLost(ownership.conversation_id, last_id, seen_id)
+        return last_id
 
     async def mark(self, ownership: Ownership, *, is_stepping: bool) -> bool:
         """Say that the conversation is being stepped, so that a crash now counts against it. False when fenced."""

@@ -75,7 +75,7 @@ async def act(store: Store, worker_id: str, conversation_id: str = CID) -> tuple
 
 
 def queue(store: Store, worker_id: str, *, node: str, pools: Sequence[str] = ("bash",)) -> ActionQueue:
-    return ActionQueue(store, store.all_shards[0], worker_id, node=node, pools=pools)
+    return ActionQueue(store, store.all_shards[0], worker_id=worker_id, node=node, pools=pools)
 
 
 async def take(actions: ActionQueue) -> ActionDelivery:
@@ -136,5 +136,18 @@ def every_first(name: str) -> Callable[[Sequence[Argument]], bool]:
             return False
         tries["n"] += 1
         return tries["n"] % 2 == 1
+
+    return loses
+
+
+def first_only(name: str) -> Callable[[Sequence[Argument]], bool]:
+    """Pick the first command of a name only."""
+    seen: list[str] = []
+
+    def loses(sent: Sequence[Argument]) -> bool:
+        if sent[0] != name or seen:
+            return False
+        seen.append(name)
+        return True
 
     return loses

@@ -1,0 +1,264 @@
+"""How an action reaches a tool worker: dispatched, claimed, handed on, settled; one carrier at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery, NothingToDo
+from broker.connection import Connection
+from broker.conversations import Conversations
+from broker.event_log import Appended, EventLog
+from broker.events import ConversationCreated, WorkspaceSpec
+from broker.ownership import DispatchOutcome, Owners
+from broker.store import Store, open_store
+from tests.broker_parts import (
+    CID,
+    LosingConnection,
+    act,
+    begin,
+    claim,
+    command,
+    enter,
+    every_first,
+    first_only,
+    lapse,
+    message,
+    output,
+    pending,
+    queue,
+    take,
+)
+
+
+async def test_an_action_is_delivered_with_what_it_takes_to_run_it(store: Store) -> None:
+    log = EventLog(store)
+    workspace = WorkspaceSpec(path="/srv/project", network=True, pool="gpu")
+    await log.create(ConversationCreated(conversation_id=CID, workspace=workspace), key="k")
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1", pools=("gpu",))
+    await act(store, "w1")
+    reader = queue(store, "t1", node="n1", pools=("gpu",))
+    delivery = await take(reader)
+    assert (delivery.conversation_id, delivery.action_id, delivery.workspace) == (CID, 2, workspace)
+    assert delivery.entry == await log.entry(CID, 2)
+    assert delivery.place.startswith("deck:{0}:act:pool:gpu|")
+    await reader.aclose()
+
+
+async def test_the_observation_settles_and_acknowledges(store: Store) -> None:
+    log = await begin(store)
+    names = store.all_shards[0]
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    ownership, action_id = await act(store, "w1")
+    reader = queue(store, "t1", node="n1")
+    delivery = await take(reader)
+    assert await reader.claim(delivery) == ActionClaimed(1)
+    assert await pending(store, names.actions("pool:bash"), "tools") == 1
+    observed = await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.place)
+    assert observed == Appended(3, 3)
+    assert await pending(store, names.actions("pool:bash"), "tools") == 0
+    assert await reader.claim(delivery) == NothingToDo("settled")
+    assert await Owners(store).dispatch(ownership, action_id, delivery.entry) is DispatchOutcome.SETTLED
+    await reader.aclose()
+
+
+async def test_dispatch_knows_where_an_action_is(store: Store) -> None:
+    log = await begin(store)
+    owners = Owners(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    ownership = await claim(store, "w1")
+    await log.append_as_owner(ownership, [command()], expected_last_id=1)
+    entry = await log.entry(CID, 2)
+    found = [await owners.dispatch(ownership, 2, entry), await owners.dispatch(ownership, 2, entry)]
+    assert found == [DispatchOutcome.ENQUEUED, DispatchOutcome.QUEUED]
+    reader = queue(store, "t1", node="n1")
+    delivery = await take(reader)
+    assert await owners.dispatch(ownership, 2, entry) is DispatchOutcome.RUNNING
+    await reader.claim(delivery)
+    assert await owners.dispatch(ownership, 2, entry) is DispatchOutcome.RUNNING
+    await log.append_observation(CID, output(2), worker_id="t1", place=delivery.place)
+    assert await owners.dispatch(ownership, 2, entry) is DispatchOutcome.SETTLED
+    await owners.release(ownership, seen_id=3)
+    assert await owners.dispatch(ownership, 2, entry) is DispatchOutcome.FENCED
+    await reader.aclose()
+
+
+async def test_a_lost_entry_is_enqueued_again(store: Store) -> None:
+    await begin(store)
+    names = store.all_shards[0]
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    ownership, action_id = await act(store, "w1")
+    entry = await EventLog(store).entry(CID, action_id)
+    await store.connection.call("XTRIM", names.actions("pool:bash"), "MAXLEN", "=", 0)
+    assert await Owners(store).dispatch(ownership, action_id, entry) is DispatchOutcome.ENQUEUED
+    reader = queue(store, "t1", node="n1")
+    assert await reader.claim(await take(reader)) == ActionClaimed(1)
+    await store.connection.call("DEL", names.actions("pool:bash"))
+    assert await Owners(store).dispatch(ownership, action_id, entry) is DispatchOutcome.RUNNING
+    await reader.aclose()
+
+
+async def test_an_entry_in_a_dead_workers_hands_is_enqueued_again(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    ownership, action_id = await act(store, "w1")
+    reader = queue(store, "t1", node="n1")
+    await take(reader)
+    await store.connection.call("ZREM", store.all_shards[0].workers, "t1")
+    entry = await EventLog(store).entry(CID, action_id)
+    assert await Owners(store).dispatch(ownership, action_id, entry) is DispatchOutcome.ENQUEUED
+    await reader.aclose()
+
+
+async def test_later_actions_go_to_the_node_of_the_first(store: Store) -> None:
+    log = await begin(store)
+    names = store.all_shards[0]
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    ownership, action_id = await act(store, "w1")
+    reader = queue(store, "t1", node="n1")
+    delivery = await take(reader)
+    await reader.claim(delivery)
+    await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.place)
+    await log.append_as_owner(ownership, [command()], expected_last_id=3, dispatch=[0])
+    assert (await take(reader)).place.startswith(f"{names.actions('node:n1')}|")
+    assert (await Conversations(store).row(CID)).node == "n1"
+    await reader.aclose()
+
+
+async def test_an_action_taken_up_on_the_wrong_node_is_forwarded(store: Store) -> None:
+    log = await begin(store)
+    names = store.all_shards[0]
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    await enter(store, "t2", node="n2")
+    ownership = await claim(store, "w1")
+    await log.append_as_owner(ownership, [command("a"), command("b")], expected_last_id=1, dispatch=[0, 1])
+    one, two = queue(store, "t1", node="n1"), queue(store, "t2", node="n2")
+    (first,) = await one.read(limit=1)
+    (second,) = await two.read(limit=1)
+    assert isinstance(first, ActionDelivery)
+    assert isinstance(second, ActionDelivery)
+    assert await one.claim(first) == ActionClaimed(1)
+    assert await two.claim(second) == NothingToDo("forwarded")
+    forwarded = await take(one)
+    assert (forwarded.action_id, forwarded.entry, forwarded.workspace) == (3, second.entry, second.workspace)
+    assert await one.claim(forwarded) == ActionClaimed(1)
+    assert await pending(store, names.actions("pool:bash"), "tools") == 1  # the first, still running
+    for reader in (one, two):
+        await reader.aclose()
+
+
+async def test_a_running_action_is_run_by_nobody_else(store: Store) -> None:
+    await begin(store)
+    names = store.all_shards[0]
+    await enter(store, "w1")
+    for worker, node in (("t1", "n1"), ("t2", "n2"), ("t3", "n1")):
+        await enter(store, worker, node=node)
+    await act(store, "w1")
+    stream = names.actions("pool:bash")
+    ((_, fields),) = await store.connection.call("XRANGE", stream, "-", "+")
+    one, two, three = (queue(store, name, node=node) for name, node in (("t1", "n1"), ("t2", "n2"), ("t3", "n1")))
+    running = await take(one)
+    assert await one.claim(running) == ActionClaimed(1)
+    for reader in (two, three):  # on another node, on the same node
+        await store.connection.call("XADD", stream, "*", *fields)
+        assert await reader.claim(await take(reader)) == NothingToDo("busy")
+    assert await pending(store, stream, "tools") == 1
+    assert await store.connection.call("HGET", store.keys(CID).once, "q:2") == running.place.encode()
+    assert await store.connection.call("XLEN", names.actions("node:n1")) == 0
+    for reader in (one, two, three):
+        await reader.aclose()
+
+
+async def test_an_action_of_no_conversation_or_a_closed_one_is_dropped(store: Store) -> None:
+    await begin(store)
+    names = store.all_shards[0]
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    await act(store, "w1")
+    reader = queue(store, "t1", node="n1")
+    delivery = await take(reader)
+    await Conversations(store).close(CID)
+    assert await reader.claim(delivery) == NothingToDo("closed")
+    await store.connection.call("DEL", store.keys(CID).meta)
+    assert await reader.claim(delivery) == NothingToDo("missing")
+    assert await pending(store, names.actions("pool:bash"), "tools") == 0
+    await reader.aclose()
+
+
+async def test_orders_reach_the_node(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    ownership, action_id = await act(store, "w1")
+    reader = queue(store, "t1", node="n1")
+    await reader.claim(await take(reader))
+    await log.append_as_owner(ownership, [message("stop")], expected_last_id=2, cancels=[action_id])
+    await Conversations(store).close(CID)
+    orders = await reader.read(limit=5)
+    assert [isinstance(order, ControlDelivery) and (order.action_id, order.order) for order in orders] == [
+        (action_id, "cancel"),
+        (0, "close"),
+    ]
+    for order in orders:
+        await reader.acknowledge(order)
+    assert await pending(store, store.all_shards[0].actions("node:n1"), "tools") == 0
+    await reader.aclose()
+
+
+async def test_a_worker_that_claims_twice_goes_on_with_its_first_claim(store: Store) -> None:
+    await begin(store)
+    stream = store.all_shards[0].actions("pool:bash")
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    await act(store, "w1")
+    ((_, fields),) = await store.connection.call("XRANGE", stream, "-", "+")
+    reader = queue(store, "t1", node="n1")
+    delivery = await take(reader)
+    assert await reader.claim(delivery) == ActionClaimed(1)
+    assert await reader.claim(delivery) == ActionReclaimed(1, "t1")
+    await store.connection.call("XADD", stream, "*", *fields)
+    copy = await take(reader)
+    assert await reader.claim(copy) == ActionReclaimed(1, "t1")
+    assert await pending(store, stream, "tools") == 1
+    await EventLog(store).append_observation(CID, output(2), worker_id="t1", place=copy.place)
+    assert await pending(store, stream, "tools") == 0
+    await reader.aclose()
+
+
+async def test_a_claim_whose_reply_was_lost_is_still_a_claim(store: Store, connect: Callable[[], Connection]) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    second = await enter(store, "t2", node="n1")
+    await act(store, "w1")
+    losing = await open_store(LosingConnection(connect(), every_first("FCALL")))
+    first, heir = queue(losing, "t1", node="n1"), queue(losing, "t2", node="n1")
+    assert await first.claim(await take(first)) == ActionReclaimed(1, "t1")
+    await lapse(store, "t1")
+    await second.tick(1)
+    assert await heir.claim(await take(heir)) == ActionReclaimed(2, "t2")
+    for reader in (first, heir):
+        await reader.aclose()
+    await losing.aclose()
+
+
+async def test_actions_whose_delivery_was_lost_are_read_again(store: Store, connect: Callable[[], Connection]) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    ownership = await claim(store, "w1")
+    actions = [command(str(n)) for n in range(5)]
+    await log.append_as_owner(ownership, actions, expected_last_id=1, dispatch=range(5))
+    losing = await open_store(LosingConnection(connect(), first_only("XREADGROUP")))
+    reader = queue(losing, "t1", node="n1")
+    # What the lost reply delivered comes first, and is paged through; then what is new.
+    found = [delivery.action_id for _ in range(4) for delivery in await reader.read(limit=2)]
+    assert found == [2, 3, 4, 5, 6]
+    await reader.aclose()
+    await losing.aclose()

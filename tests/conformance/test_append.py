@@ -1,0 +1,185 @@
+"""The function append: its outcomes, its guards, and ids without gaps."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.actions import MessageAction
+from broker.conversations import Conversations
+from broker.errors import EventsLost, UnknownConversation, UsageError
+from broker.event_log import Appended, Closed, Conflict, Duplicate, EventLog, Fenced
+from broker.events import ConversationCreated
+from broker.ownership import Owners, Ownership
+from broker.store import Store
+from tests.broker_parts import CID, act, begin, claim, command, enter, lapse, message, output
+
+
+async def test_a_conversation_begins_at_event_1(store: Store) -> None:
+    log = EventLog(store)
+    created = ConversationCreated(conversation_id=CID, title="First")
+    assert await log.create(created, [message("a"), message("b")], key="k") == Appended(1, 3)
+    assert [event.id for event in await log.read(CID)] == [1, 2, 3]
+    row = await Conversations(store).row(CID)
+    assert (row.title, row.state, row.last_event_id, row.owner) == ("First", "loading", 3, "")
+
+
+async def test_the_same_key_creates_once(store: Store) -> None:
+    log = EventLog(store)
+    created = ConversationCreated(conversation_id=CID)
+    await log.create(created, [message()], key="k")
+    await log.append(CID, [message("later")])
+    assert await log.create(created, [message()], key="k") == Duplicate(1, 2)
+    assert await log.last_id(CID) == 3
+
+
+async def test_an_id_is_taken_once(store: Store) -> None:
+    await begin(store)
+    with pytest.raises(UsageError, match="There is a conversation with the id 'conversation-1' already"):
+        await EventLog(store).create(ConversationCreated(conversation_id=CID), key="another")
+
+
+async def test_a_producer_key_counts_once(store: Store) -> None:
+    log = await begin(store)
+    assert await log.append(CID, [message("a"), message("b")], key="k") == Appended(2, 3)
+    assert await log.append(CID, [message("c")]) == Appended(4, 4)
+    assert await log.append(CID, [message("a"), message("b")], key="k") == Duplicate(2, 3)
+    assert await log.last_id(CID) == 4
+
+
+async def test_nothing_is_appended_to_an_unknown_conversation(store: Store) -> None:
+    log = EventLog(store)
+    with pytest.raises(UnknownConversation):
+        await log.append("nobody", [message()])
+    with pytest.raises(UnknownConversation):
+        await log.append_as_owner(Ownership("nobody", "w", "1"), [message()], expected_last_id=0)
+    with pytest.raises(UnknownConversation):
+        await log.append_observation("nobody", output(1), worker_id="w")
+    assert await store.connection.call("EXISTS", store.keys("nobody").meta) == 0
+
+
+async def test_a_closed_conversation_takes_nothing(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    await Conversations(store).close(CID)
+    assert await log.append(CID, [message()]) == Closed()
+    assert await log.append_observation(CID, output(1), worker_id="t1") == Closed()
+    assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Closed()
+    assert await log.last_id(CID) == 1
+
+
+async def test_an_earlier_token_is_fenced(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    old = await claim(store, "w1")
+    await lapse(store, "w1")
+    second = await enter(store, "w2")
+    await second.tick(1)
+    new = await claim(store, "w2")
+    assert await log.append_as_owner(old, [message("zombie")], expected_last_id=1) == Fenced()
+    assert await log.append_as_owner(new, [message("heir")], expected_last_id=1) == Appended(2, 2)
+    assert await log.append_as_owner(old, [message("zombie")], expected_last_id=2) == Fenced()
+    assert await log.last_id(CID) == 2
+
+
+async def test_another_worker_with_a_stolen_token_is_fenced(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    stolen = Ownership(CID, "w2", ownership.token)
+    assert await log.append_as_owner(stolen, [message()], expected_last_id=1) == Fenced()
+
+
+async def test_an_outdated_decision_is_a_conflict(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    await log.append(CID, [message("wait")])
+    assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Conflict(2)
+    assert await log.append_as_owner(ownership, [message()], expected_last_id=2) == Appended(3, 3)
+
+
+async def test_a_log_that_is_shorter_than_its_owner_knows_is_an_alarm(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    with pytest.raises(EventsLost, match="ends at event 1, but event 5 had been acknowledged"):
+        await log.append_as_owner(ownership, [message()], expected_last_id=5)
+    with pytest.raises(EventsLost):
+        await Owners(store).release(ownership, seen_id=5)
+
+
+async def test_an_owner_repeats_an_append_after_the_log_has_grown(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    assert await log.append_as_owner(ownership, [message("a"), message("b")], expected_last_id=1) == Appended(2, 3)
+    await log.append(CID, [message("c")])
+    assert await log.append_as_owner(ownership, [message("a"), message("b")], expected_last_id=1) == Duplicate(2, 3)
+    assert await log.last_id(CID) == 4
+
+
+async def test_an_append_of_fields_alone_does_not_swallow_the_next_events(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    await log.append_as_owner(ownership, [], expected_last_id=1, fields={"state": "paused"})
+    assert (await Conversations(store).row(CID)).state == "paused"
+    assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Appended(2, 2)
+
+
+async def test_an_action_gets_one_observation(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    await act(store, "w1")
+    assert await log.append_observation(CID, output(2, "first"), worker_id="t1") == Appended(3, 3)
+    assert await log.append_observation(CID, output(2, "second"), worker_id="t2") == Duplicate(3, 3)
+    assert [event.id for event in await log.read(CID)] == [1, 2, 3]
+
+
+async def test_an_owner_settles_an_action_before_its_worker_does(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership, action_id = await act(store, "w1")
+    settled = await log.append_as_owner(
+        ownership, [message("stopped"), output(action_id)], expected_last_id=2, answers={1: action_id}
+    )
+    assert settled == Appended(3, 4)
+    assert await log.append_observation(CID, output(action_id), worker_id="t1") == Duplicate(4, 4)
+
+
+async def test_what_a_listing_shows_is_written_with_the_events(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    fields = {"state": "running", "iterations": 3, "cost_usd": 0.25}
+    await log.append_as_owner(ownership, [message()], expected_last_id=1, fields=fields)
+    row = await Conversations(store).row(CID)
+    assert (row.state, row.fields["iterations"], row.fields["cost_usd"]) == ("running", "3", "0.25")
+    assert row.owner == "w1"
+    assert row.updated >= row.created
+
+
+async def test_many_writers_leave_no_gap(store: Store) -> None:
+    log = await begin(store)
+    writers = [log.append(CID, [message(f"{n}-{m}") for m in range(n % 3 + 1)], key=f"k{n % 40}") for n in range(60)]
+    outcomes = await asyncio.gather(*writers)
+    assert sum(isinstance(outcome, Appended) for outcome in outcomes) == 40
+    events = await log.read(CID)
+    assert [event.id for event in events] == list(range(1, 1 + 1 + sum(n % 3 + 1 for n in range(40))))
+    for outcome in outcomes:
+        written = events[outcome.first_id - 1 : outcome.last_id]
+        contents = [event.content for event in written if isinstance(event, MessageAction)]
+        assert [content.partition("-")[2] for content in contents] == [str(m) for m in range(len(written))]
+
+
+async def test_only_dispatched_actions_are_queued(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    actions = [command("a"), command("b"), command("c")]
+    await log.append_as_owner(ownership, actions, expected_last_id=1, dispatch=[0, 2])
+    entries = await store.connection.call("XRANGE", store.all_shards[0].actions("pool:bash"), "-", "+")
+    assert [dict(zip(flat[::2], flat[1::2], strict=True))[b"a"] for _, flat in entries] == [b"2", b"4"]

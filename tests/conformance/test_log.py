@@ -1,0 +1,211 @@
+"""Reading a log: whole, in parts, as it grows; forks, blobs, damage."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker import codec
+from broker.blobs import Blobs
+from broker.errors import CorruptEntry, StoreTooNew, UnknownConversation, UnknownKind, UsageError
+from broker.event_log import Appended, Duplicate, EventLog
+from broker.events import ConversationCreated
+from broker.observations import CmdOutputObservation, FileReadObservation
+from broker.ownership import DispatchOutcome, Owners
+from broker.store import Store
+from tests.broker_parts import CID, act, begin, claim, enter, message, output
+
+BIG = "".join(f"line {n}\n" for n in range(10_000))
+
+
+async def _put(store: Store, event_id: int, entry: bytes) -> None:
+    await store.connection.call("XADD", store.keys(CID).events, f"{event_id}-0", "e", entry)
+
+
+async def test_parts_of_a_log(store: Store) -> None:
+    log = await begin(store, CID, *(message(str(n)) for n in range(2, 11)))
+    assert [event.id for event in await log.read(CID)] == list(range(1, 11))
+    assert [event.id for event in await log.read(CID, after=7)] == [8, 9, 10]
+    assert [event.id for event in await log.read(CID, after=3, until=5)] == [4, 5]
+    assert await log.read(CID, after=10) == []
+    assert await log.read(CID, after=50) == []
+    assert await log.last_id(CID) == 10
+
+
+async def test_a_log_longer_than_a_batch(store: Store) -> None:
+    log = await begin(store)
+    for _ in range(5):
+        await log.append(CID, [message("x")] * 500)
+    assert [event.id for event in await log.read(CID)] == list(range(1, 2_502))
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    assert [event.id for event in await log.news(ownership, after=1)] == list(range(2, 2_502))
+
+
+async def test_an_unknown_conversation_has_no_log(store: Store) -> None:
+    log = EventLog(store)
+    with pytest.raises(UnknownConversation):
+        await log.read("nobody")
+    with pytest.raises(UnknownConversation):
+        await log.last_id("nobody")
+    with pytest.raises(UnknownConversation):
+        await anext(log.tail("nobody"))
+
+
+async def test_an_event_comes_back_as_it_was(store: Store) -> None:
+    log = await begin(store)
+    sent = CmdOutputObservation(content="ü\0🙂\u202e", command="ls", cause=7, timestamp=store.clock.now())
+    await log.append(CID, [sent])
+    (found,) = await log.read(CID, after=1)
+    assert found == sent.model_copy(update={"id": 2})
+
+
+async def test_an_event_is_stamped_when_it_is_written(store: Store) -> None:
+    log = await begin(store)
+    (found,) = await log.read(CID)
+    assert found.timestamp is not None
+    assert abs((store.clock.now() - found.timestamp).total_seconds()) < 60
+
+
+async def test_a_tail_follows(store: Store) -> None:
+    log = await begin(store, CID, message("a"))
+    tail = log.tail(CID, after=1)
+    assert (await anext(tail)).id == 2
+    coming = asyncio.ensure_future(anext(tail))
+    await asyncio.sleep(0)
+    await log.append(CID, [message("b"), message("c")])
+    assert (await asyncio.wait_for(coming, 2)).id == 3
+    assert (await anext(tail)).id == 4
+    await tail.aclose()
+
+
+async def test_several_tails_see_the_same(store: Store) -> None:
+    log = await begin(store)
+    tails = [log.tail(CID) for _ in range(3)]
+
+    async def first(tail: object, number: int) -> list[int]:
+        return [(await anext(tail)).id for _ in range(number)]  # type: ignore[call-overload]
+
+    readers = [asyncio.ensure_future(first(tail, 21)) for tail in tails]
+    for n in range(20):
+        await log.append(CID, [message(str(n))])
+    for seen in await asyncio.wait_for(asyncio.gather(*readers), 5):
+        assert seen == list(range(1, 22))
+    for tail in tails:
+        await tail.aclose()
+
+
+async def test_a_fork_has_the_same_past_and_its_own_future(store: Store) -> None:
+    log = await begin(store, CID, message("a"), message("b"), message("c"))
+    target = ConversationCreated(conversation_id="forked", forked_from=CID)
+    assert await log.fork(CID, target, at=3) == Appended(1, 3)
+    assert await log.fork(CID, target, at=3) == Duplicate(1, 3)
+    forked, source = await log.read("forked"), await log.read(CID)
+    assert forked[1:] == source[1:3]
+    assert forked[0].conversation_id == "forked"  # type: ignore[attr-defined]
+    await log.append("forked", [message("d")])
+    assert await log.last_id(CID) == 4
+    with pytest.raises(UsageError, match="has 4 events; it cannot be forked at 9"):
+        await log.fork(CID, ConversationCreated(conversation_id="third"), at=9)
+
+
+async def test_a_fork_does_not_run_again_what_has_run(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    _, action_id = await act(store, "w1")
+    await log.append_observation(CID, output(action_id), worker_id="t1")
+    await log.fork(CID, ConversationCreated(conversation_id="forked"), at=3)
+    ownership = await claim(store, "w1", "forked")
+    entry = await log.entry("forked", action_id)
+    assert await Owners(store).dispatch(ownership, action_id, entry) is DispatchOutcome.SETTLED
+    assert await log.append_observation("forked", output(action_id), worker_id="t1") == Duplicate(3, 3)
+
+
+async def test_a_fork_carries_its_large_texts_along(store: Store) -> None:
+    log = await begin(store, CID, FileReadObservation(path="a", content=BIG))
+    await log.fork(CID, ConversationCreated(conversation_id="forked"), at=2)
+    (event,) = await log.read("forked", after=1)
+    whole = await Blobs(store).whole("forked", event)
+    assert isinstance(whole, FileReadObservation)
+    assert whole.content == BIG
+
+
+async def test_a_large_text_is_kept_beside_the_log(store: Store) -> None:
+    log = await begin(store, CID, FileReadObservation(path="a", content=BIG))
+    (event,) = await log.read(CID, after=1)
+    assert isinstance(event, FileReadObservation)
+    assert event.content.startswith("line 0\nline 1\n")
+    assert event.content.endswith("line 9998\nline 9999\n")
+    assert "characters left out; the whole is kept beside the log" in event.content
+    assert len(event.content) < 16_000
+    assert event.blobs is not None
+    assert event.blobs["content"].size_bytes == len(BIG)
+    whole = await Blobs(store).whole(CID, event)
+    assert (whole.content, whole.id, whole.blobs) == (BIG, 2, None)
+
+
+async def test_a_lost_or_changed_blob_is_named(store: Store) -> None:
+    log = await begin(store, CID, FileReadObservation(path="a", content=BIG))
+    (event,) = await log.read(CID, after=1)
+    assert event.blobs is not None
+    key = store.keys(CID).blob(event.blobs["content"].sha256)
+    await store.connection.call("SET", key, "something else")
+    with pytest.raises(CorruptEntry, match="The blob of the field 'content' is missing or damaged"):
+        await Blobs(store).whole(CID, event)
+    await store.connection.call("DEL", key)
+    with pytest.raises(CorruptEntry, match="The blob of the field 'content' is missing or damaged"):
+        await Blobs(store).whole(CID, event)
+
+
+async def test_a_damaged_entry_is_named(store: Store) -> None:
+    log = await begin(store)
+    entry = bytearray(codec.encode(message("x").wire()))
+    entry[-1] ^= 1
+    await _put(store, 2, bytes(entry))
+    with pytest.raises(CorruptEntry, match=r"Event 2 cannot be read: An entry does not match its checksum\."):
+        await log.read(CID)
+    assert [event.id for event in await log.read(CID, until=1)] == [1]
+
+
+async def test_a_gap_is_named(store: Store) -> None:
+    log = await begin(store)
+    await _put(store, 3, codec.encode(message("x").wire()))
+    with pytest.raises(CorruptEntry, match="Event 2 is missing from the log; the next one is 3"):
+        await log.read(CID)
+
+
+async def test_a_trimmed_log_is_damage(store: Store) -> None:
+    log = await begin(store, CID, message(), message())
+    await store.connection.call("XTRIM", store.keys(CID).events, "MINID", "2-0")
+    with pytest.raises(CorruptEntry, match="Event 1 is missing from the log; the next one is 2"):
+        await log.read(CID)
+    assert [event.id for event in await log.read(CID, after=1)] == [2, 3]
+
+
+async def test_an_entry_of_another_shape_is_damage(store: Store) -> None:
+    log = await begin(store)
+    await store.connection.call("XADD", store.keys(CID).events, "2-0", "other", "x")
+    with pytest.raises(CorruptEntry, match="Event 2"):
+        await log.read(CID)
+
+
+async def test_an_event_of_a_newer_version_is_told_from_damage(store: Store) -> None:
+    log = await begin(store)
+    await _put(store, 2, codec.encode(message("x").wire(), schema_version=9))
+    with pytest.raises(StoreTooNew, match="Event 2 cannot be read: An event was written with schema version 9"):
+        await log.read(CID)
+
+
+async def test_an_event_of_an_unknown_kind_is_told_from_damage(store: Store) -> None:
+    log = await begin(store)
+    await _put(store, 2, codec.encode({"kind": "action.teleport"}))
+    with pytest.raises(UnknownKind, match=r"Event 2 is of the kind 'action\.teleport'"):
+        await log.read(CID)
+
+
+async def test_one_entry_of_a_log(store: Store) -> None:
+    log = await begin(store, CID, message("x"))
+    assert codec.decode(await log.entry(CID, 2), 2) == (await log.read(CID))[1]
+    with pytest.raises(CorruptEntry, match="Event 3 is missing from the log"):
+        await log.entry(CID, 3)

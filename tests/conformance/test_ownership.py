@@ -1,0 +1,213 @@
+"""Claim, release, parking, marks, snapshots: at most one token is current."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.clock import to_millis
+from broker.conversations import Conversations
+from broker.errors import UnknownConversation
+from broker.event_log import Fenced
+from broker.ownership import Claimed, NotClaimed, Owners, Ownership
+from broker.store import Store
+from tests.broker_parts import CID, begin, claim, enter, lapse, mail_of, message, rung
+
+
+async def test_a_claim_tells_where_the_conversation_stands(store: Store) -> None:
+    await begin(store, CID, message(), message())
+    await enter(store, "w1")
+    claimed = await Owners(store).claim(CID, "w1")
+    assert isinstance(claimed, Claimed)
+    assert (claimed.last_id, claimed.crashes, claimed.node, claimed.is_closed) == (3, 0, "", False)
+    assert (claimed.ownership.conversation_id, claimed.ownership.worker_id) == (CID, "w1")
+
+
+async def test_one_of_many_claims_wins(store: Store) -> None:
+    await begin(store)
+    for n in range(8):
+        await enter(store, f"w{n}")
+    outcomes = await asyncio.gather(*(Owners(store).claim(CID, f"w{n}") for n in range(8)))
+    assert sum(isinstance(outcome, Claimed) for outcome in outcomes) == 1
+    assert outcomes.count(NotClaimed.OWNED) == 7
+
+
+async def test_who_may_not_claim(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    owners = Owners(store)
+    assert await owners.claim("nobody", "w1") is NotClaimed.MISSING
+    assert await owners.claim(CID, "unregistered") is NotClaimed.SWEPT
+    await claim(store, "w1")
+    assert await owners.claim(CID, "w1") is NotClaimed.YOURS
+
+
+async def test_a_claim_whose_reply_was_lost_is_found_again(store: Store) -> None:
+    await begin(store, CID, message())
+    await enter(store, "w1")
+    await enter(store, "w2")
+    ownership = await claim(store, "w1")
+    owners = Owners(store)
+    assert await owners.resume_claim(CID, "w1") == Claimed(ownership, 2, 0, "", is_closed=False)
+    assert await owners.resume_claim(CID, "w2") is None
+    assert await owners.resume_claim("nobody", "w1") is None
+
+
+async def test_a_claim_of_an_owned_conversation_rings_its_owner(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    await enter(store, "w2")
+    await claim(store, "w1")
+    await Owners(store).claim(CID, "w2")
+    assert await mail_of(store, "w1") == [CID]
+
+
+async def test_tokens_rise_even_when_the_clock_is_behind(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    owners = Owners(store)
+    tokens = []
+    for _ in range(3):
+        ownership = await claim(store, "w1")
+        tokens.append(int(ownership.token))
+        await owners.release(ownership, seen_id=1)
+    assert tokens[0] < tokens[1] < tokens[2]
+    far_ahead = 9_999_999_999_999
+    await store.connection.call("HSET", store.keys(CID).meta, "token", far_ahead)
+    assert (await claim(store, "w1")).token == str(far_ahead + 1)
+
+
+async def test_release_gives_up_only_what_is_read_to_its_end(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    owners = Owners(store)
+    ownership = await claim(store, "w1")
+    await log.append(CID, [message()])
+    assert await owners.release(ownership, seen_id=1) == 2
+    assert (await Conversations(store).row(CID)).owner == "w1"
+    assert await owners.release(ownership, seen_id=2) is None
+    assert (await Conversations(store).row(CID)).owner == ""
+
+
+async def test_a_released_token_writes_nothing(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    owners = Owners(store)
+    ownership = await claim(store, "w1")
+    await owners.release(ownership, seen_id=1)
+    assert await owners.release(ownership, seen_id=1) is None
+    assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Fenced()
+    assert not await owners.mark(ownership, is_stepping=True)
+    assert await owners.dispatch(ownership, 2, b"") == "fenced"
+
+
+async def test_news_after_a_release_rings_the_ready_stream(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    await Owners(store).release(ownership, seen_id=1)
+    before = await rung(store)
+    await log.append(CID, [message()])
+    assert await rung(store) == [*before, CID]
+
+
+async def test_a_parked_conversation_wakes_when_due(store: Store) -> None:
+    await begin(store)
+    worker = await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    now = to_millis(store.clock.now())
+    await Owners(store).release(ownership, seen_id=1, due_ms=now + 3_600_000)
+    tick = await worker.tick(1)
+    assert tick is not None
+    assert tick.woken == 0
+    ownership = await claim(store, "w1")
+    await Owners(store).release(ownership, seen_id=1, due_ms=now - 1)
+    before = len(await rung(store))
+    tick = await worker.tick(2)
+    assert tick is not None
+    assert tick.woken == 1
+    assert len(await rung(store)) == before + 1
+    tick = await worker.tick(3)
+    assert tick is not None
+    assert tick.woken == 0
+
+
+async def test_a_claim_takes_a_conversation_out_of_the_parked(store: Store) -> None:
+    await begin(store)
+    worker = await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    await Owners(store).release(ownership, seen_id=1, due_ms=1)
+    await claim(store, "w1")
+    tick = await worker.tick(1)
+    assert tick is not None
+    assert tick.woken == 0
+
+
+async def test_a_parked_conversation_that_is_gone_leaves_nothing_behind(store: Store) -> None:
+    worker = await enter(store, "w1")
+    await store.connection.call("ZADD", store.all_shards[0].parked, 1, "gone")
+    await worker.tick(1)
+    assert await store.connection.call("EXISTS", store.keys("gone").meta) == 0
+    assert await rung(store) == []
+
+
+async def test_a_snapshot_is_kept_under_the_current_token_only(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    owners = Owners(store)
+    assert await owners.load_snapshot(CID) is None
+    old = await claim(store, "w1")
+    assert await owners.save_snapshot(old, b"one")
+    await owners.release(old, seen_id=1)
+    new = await claim(store, "w1")
+    assert await owners.save_snapshot(new, b"two\x00\xff")
+    assert not await owners.save_snapshot(old, b"stale")
+    assert await owners.load_snapshot(CID) == b"two\x00\xff"
+
+
+async def test_last_ids_of_many(store: Store) -> None:
+    await begin(store, "one-conversation", message())
+    await begin(store, "another-conversation")
+    assert await Owners(store).last_ids(["one-conversation", "nobody", "another-conversation"]) == [2, 0, 1]
+    assert await Owners(store).last_ids([]) == []
+
+
+async def test_an_owner_that_left_the_store_without_a_trace_is_replaced(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    await enter(store, "w2")
+    old = await claim(store, "w1")
+    await store.connection.call("ZREM", store.all_shards[0].workers, "w1")
+    new = await claim(store, "w2")
+    assert int(new.token) > int(old.token)
+
+
+async def test_close_and_requeue_name_an_unknown_conversation(store: Store) -> None:
+    conversations = Conversations(store)
+    with pytest.raises(UnknownConversation):
+        await conversations.close("nobody")
+    with pytest.raises(UnknownConversation):
+        await conversations.requeue("nobody")
+    with pytest.raises(UnknownConversation):
+        await conversations.row("nobody")
+
+
+async def test_a_closed_conversation_says_so_when_claimed(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    await Conversations(store).close(CID)
+    claimed = await Owners(store).claim(CID, "w1")
+    assert isinstance(claimed, Claimed)
+    assert claimed.is_closed
+
+
+async def test_a_mark_is_refused_to_who_does_not_own(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    assert await Owners(store).mark(ownership, is_stepping=True)
+    assert not await Owners(store).mark(Ownership(CID, "w1", "1"), is_stepping=True)
+    await lapse(store, "w1")
+    await (await enter(store, "w2")).tick(1)
+    assert not await Owners(store).mark(ownership, is_stepping=False)

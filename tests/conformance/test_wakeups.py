@@ -1,0 +1,184 @@
+"""Rings: coalesced, in order, taken back when nobody answers; none is lost for good."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from broker.connection import Connection
+from broker.event_log import EventLog
+from broker.membership import Membership
+from broker.ownership import Claimed, Owners
+from broker.store import Store, open_store
+from broker.wakeups import Mailbox, ReadyStream
+from tests.broker_parts import (
+    CID,
+    LosingConnection,
+    begin,
+    claim,
+    enter,
+    every_first,
+    mail_of,
+    message,
+    pending,
+    rung,
+)
+
+
+async def tick_without_patience(store: Store, worker_id: str) -> int:
+    """Beat, and ring again whatever was rung before this moment; return how much that was."""
+    reply = await store.function("deck_tick", (store.all_shards[0].root,), worker_id, 3_600_000, 1, 0)
+    return int(reply[3])
+
+
+async def test_rings_are_coalesced_until_the_claim(store: Store) -> None:
+    log = await begin(store)
+    for _ in range(5):
+        await log.append(CID, [message()])
+    assert await rung(store) == [CID]
+
+
+async def test_a_quiet_append_rings_nobody(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    await claim(store, "w1")
+    await log.append(CID, [message()], quiet=True)
+    assert await mail_of(store, "w1") == []
+
+
+async def test_mail_is_coalesced_until_the_news_are_read(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    await log.append(CID, [message("a")])
+    await log.append(CID, [message("b")])
+    assert await mail_of(store, "w1") == [CID]
+    assert [event.id for event in await log.news(ownership, after=1)] == [2, 3]
+    await log.append(CID, [message("c")])
+    assert await mail_of(store, "w1") == [CID, CID]
+    assert [event.id for event in await log.news(ownership, after=3)] == [4]
+
+
+async def test_the_ready_stream_hands_each_conversation_to_one_worker(store: Store) -> None:
+    ids = [f"conversation-{n}" for n in range(6)]
+    for cid in ids:
+        await begin(store, cid)
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    streams = [ReadyStream(store, store.all_shards[0], worker) for worker in ("w1", "w2")]
+    first = await streams[0].read(limit=4)
+    second = await streams[1].read(limit=4)
+    assert [cid for cid, _ in first] == ids[:4]
+    assert [cid for cid, _ in second] == ids[4:]
+    for cid, entry in first:
+        assert isinstance(await Owners(store).claim(cid, "w1", ready_entry=entry), Claimed)
+    assert await pending(store, store.all_shards[0].ready, "controllers") == 2
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_a_blocked_read_wakes_with_the_ring(store: Store) -> None:
+    await enter(store, "w1")
+    stream = ReadyStream(store, store.all_shards[0], "w1")
+    reading = asyncio.create_task(stream.read(limit=1))
+    await asyncio.sleep(0)
+    await begin(store)
+    (found,) = await asyncio.wait_for(reading, 1.5)
+    assert found[0] == CID
+    await stream.aclose()
+
+
+async def test_a_mailbox_gives_each_conversation_once(store: Store) -> None:
+    log = await begin(store, "conversation-1")
+    await begin(store, "conversation-2")
+    await enter(store, "w1")
+    first = await claim(store, "w1", "conversation-1")
+    await claim(store, "w1", "conversation-2")
+    await log.append("conversation-1", [message()])
+    await log.news(first, after=1)
+    await log.append("conversation-2", [message()])
+    await log.append("conversation-1", [message()])
+    mailbox = Mailbox(store, store.all_shards[0], "w1")
+    assert await mailbox.read() == ["conversation-1", "conversation-2"]
+    await mailbox.aclose()
+
+
+async def test_a_lost_ring_is_rung_again(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    names = store.all_shards[0]
+    await store.connection.call("XTRIM", names.ready, "MAXLEN", "=", 0)
+    assert await tick_without_patience(store, "w1") == 1
+    assert await rung(store) == [CID]
+    claimed = await Owners(store).claim(CID, "w1")
+    assert isinstance(claimed, Claimed)
+    assert await tick_without_patience(store, "w1") == 0
+
+
+async def test_a_ring_that_waits_for_a_reader_is_not_repeated(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    assert await tick_without_patience(store, "w1") == 0
+    assert await rung(store) == [CID]
+
+
+async def test_a_ring_is_given_time_to_be_answered(store: Store) -> None:
+    await begin(store)
+    worker: Membership = await enter(store, "w1")
+    await store.connection.call("XTRIM", store.all_shards[0].ready, "MAXLEN", "=", 0)
+    tick = await worker.tick(1)
+    assert tick is not None
+    assert tick.rung_again == 0
+
+
+async def test_a_ring_whose_delivery_was_lost_is_read_again(store: Store, connect: Callable[[], Connection]) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    losing = await open_store(LosingConnection(connect(), every_first("XREADGROUP")))
+    stream = ReadyStream(losing, store.all_shards[0], "w1")
+    ((cid, entry),) = await stream.read(limit=1)
+    assert isinstance(await Owners(store).claim(cid, "w1", ready_entry=entry), Claimed)
+    assert await pending(store, store.all_shards[0].ready, "controllers") == 0
+    await stream.aclose()
+    await losing.aclose()
+
+
+async def test_a_ring_that_a_live_worker_does_not_answer_is_taken_back_and_rung_again(store: Store) -> None:
+    await begin(store)
+    names = store.all_shards[0]
+    readers = []
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+        readers.append(ReadyStream(store, names, worker))
+    await readers[0].read(limit=1)
+    assert await tick_without_patience(store, "w2") == 1
+    ((cid, entry),) = await readers[1].read(limit=1)
+    assert isinstance(await Owners(store).claim(cid, "w2", ready_entry=entry), Claimed)
+    assert await pending(store, names.ready, "controllers") == 0
+    for reader in readers:
+        await reader.aclose()
+
+
+async def test_answered_rings_are_trimmed(store: Store) -> None:
+    worker = await enter(store, "w1")
+    names = store.all_shards[0]
+    stream = ReadyStream(store, names, "w1")
+    for n in range(20):
+        await begin(store, f"conversation-{n}")
+    for cid, entry in await stream.read(limit=20):
+        await Owners(store).claim(cid, "w1", ready_entry=entry)
+    await worker.tick(1)
+    assert await store.connection.call("XLEN", names.ready) == 1  # the last one delivered marks the place
+    await stream.aclose()
+
+
+async def test_rings_reach_the_log_of_whoever_owns_it_now(store: Store) -> None:
+    log: EventLog = await begin(store)
+    await enter(store, "w1")
+    await enter(store, "w2")
+    first = await claim(store, "w1")
+    await Owners(store).release(first, seen_id=1)
+    await claim(store, "w2")
+    await log.append(CID, [message()])
+    assert await mail_of(store, "w1") == []
+    assert await mail_of(store, "w2") == [CID]
