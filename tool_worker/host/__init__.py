@@ -1,1 +1,4 @@
-"""What runs inside the sandbox, one process per conversation, from the standard library alone."""
+"""The workspace host: the one process of a conversation that owns its shell and edits its files.
+
+Nothing outside this folder may be imported here: the host runs inside the sandbox on the bare standard library.
+"""

@@ -1,0 +1,61 @@
+"""Starts a workspace host: `python -I -S …/tool_worker/host/__main__.py <conversation id>`.
+
+Its configuration comes on standard input; listener, journal and the lock that says it is alive come as open
+descriptors, so that nothing in the sandbox has a path to them. The argument is for whoever reads a process list.
+
+Holds: in a process namespace it is the first process. The kernel lets no program of the workspace kill or stop it, and
+kills all of them when it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+MAX_FD = 1 << 20
+
+
+def main() -> None:
+    """Serve until closed."""
+    # Isolated mode leaves our own folder out of the path, and the package may lie anywhere.
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    import json
+    import signal
+    import socket
+
+    from tool_worker.host.configuration import (
+        JOURNAL_FD,
+        LISTENER_FD,
+        PID_FD,
+        HostConfiguration,
+    )
+    from tool_worker.host.journal import Journal
+    from tool_worker.host.loop import Loop
+    from tool_worker.host.seclusion import seclude
+    from tool_worker.host.server import Server
+
+    with open(0, "rb", closefd=False) as source:
+        configuration = HostConfiguration.decode(source.read())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    seclude()
+    if configuration.announces_pid:
+        os.write(PID_FD, json.dumps({"child-pid": os.getpid()}).encode())
+    # Whatever else the tool worker was started with must not get to the programs of the workspace.
+    os.closerange(PID_FD, MAX_FD)
+    os.set_inheritable(JOURNAL_FD, False)
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot_id = file.read().strip()
+    listener = socket.socket(fileno=LISTENER_FD)
+    listener.setblocking(False)
+    listener.set_inheritable(False)
+    loop = Loop()
+    server = Server(loop, configuration, listener, Journal(JOURNAL_FD, boot_id))
+    try:
+        loop.run()
+    finally:
+        server.end()
+
+
+if __name__ == "__main__":
+    main()

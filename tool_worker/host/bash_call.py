@@ -1,0 +1,82 @@
+"""The arguments of the tool `bash`, checked."""
+
+from __future__ import annotations
+
+import re
+
+COMMAND_LIMIT_BYTES = 4 * 2**20
+
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class BashCallError(Exception):
+    """Arguments that cannot be used; nothing was begun."""
+
+
+class BashCall:
+    """One call.
+
+    Args:
+        command: What to run, or, with `is_input`, what to type for the running program; `C-c` and its like are keys.
+            Empty: just wait for more output.
+        timeout: Seconds until the call is answered at the latest; None: no limit.
+        blocking: Whether silence is no reason to answer.
+        no_change_timeout: Seconds of silence after which the call is answered.
+        cwd: Where the command runs; None: where the shell is.
+        is_static: Whether it gets a shell of its own, which ends with it.
+        env: Variables that only this command has.
+
+    Raises:
+        BashCallError: a value is not of its type, or bash could not take it.
+    """
+
+    def __init__(
+        self,
+        command: object,
+        *,
+        is_input: object = False,
+        timeout: object = None,
+        blocking: object = False,
+        no_change_timeout: object,
+        cwd: object = None,
+        is_static: object = False,
+        env: object = None,
+    ) -> None:
+        self.command = _text("command", command).strip()
+        if len(self.command.encode("utf-8", "replace")) > COMMAND_LIMIT_BYTES:
+            raise BashCallError(f"`command` may have {COMMAND_LIMIT_BYTES} bytes")
+        self.is_input = bool(is_input)
+        self.timeout = None if timeout is None else _seconds("timeout", timeout)
+        self.no_change_timeout = None if blocking else _seconds("no_change_timeout", no_change_timeout)
+        self.cwd = None if cwd is None else _text("cwd", cwd)
+        self.is_static = bool(is_static)
+        self.env = _variables(env or {})
+
+    @property
+    def key(self) -> str | None:
+        """The key of an input like `C-c`."""
+        is_key = self.is_input and len(self.command) == 3 and self.command.startswith("C-")
+        return self.command[2].upper() if is_key else None
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise BashCallError(f"`{name}` is not a text")
+    if "\0" in value:
+        raise BashCallError(f"`{name}` has a NUL character, which a shell cannot take")
+    return value
+
+
+def _seconds(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise BashCallError(f"`{name}` is not a number of seconds above 0")
+    return value
+
+
+def _variables(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise BashCallError("`env` is not an object")
+    for name in value:
+        if not _VARIABLE_NAME.fullmatch(name):
+            raise BashCallError(f"`env` has a name that no variable can have: {name!r}")
+    return {name: _text(f"env.{name}", text) for name, text in value.items()}

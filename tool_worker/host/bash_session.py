@@ -1,0 +1,240 @@
+r"""The tool `bash`: what a call does to the persistent shell, and what the model reads of it.
+
+States, limits and most of the wording follow OpenHands' BashSession (0.62), without a terminal multiplexer and without
+polling.
+
+Holds: each call is answered exactly once, whatever becomes of the shell; the shell outlives a command that timed out,
+and the next call can wait for it, type for it or interrupt it.
+Does not: run two commands at once.
+"""
+
+# Differs: TERM is dumb and escape sequences are taken out, because the reader is a model and not a screen.
+# Differs: output between two commands, and the rest of a command that ended unobserved, come with the next answer,
+#   because the original loses them.
+# Differs: of long output the head and the tail are kept, because errors stand at both ends; the original keeps the
+#   last 10,000 lines.
+# Differs: a command that ends the shell is answered with its exit code and followed by a new shell in the same
+#   directory; the original hangs.
+# Differs: blanks at the beginning of the output are kept, because they are output; the original strips them.
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable
+
+from tool_worker.host.bash_call import BashCall
+from tool_worker.host.children import Children
+from tool_worker.host.command_marks import CommandEnd
+from tool_worker.host.configuration import HostConfiguration
+from tool_worker.host.loop import Loop
+from tool_worker.host.shell import INPUT_LINE_LIMIT_BYTES, Shell, ShellEvents
+
+CANCEL_GRACE_SECONDS = 0.5
+
+COMPLETED = "completed"
+NO_CHANGE_TIMEOUT = "no_change_timeout"
+HARD_TIMEOUT = "hard_timeout"
+CANCELLED = "cancelled"
+REFUSED = "refused"
+
+NOTHING_TO_READ = "ERROR: No previous running command to retrieve logs from."
+NOTHING_TO_TYPE_FOR = "ERROR: No previous running command to interact with."
+BELOW = "[Below is the output of the previous command.]\n"
+WAYS_ON = (
+    'You may wait longer to see additional output by sending empty command \'\', send text or keys ("C-c", "C-d", '
+    '"C-z") to the running program with `is_input` set to true, or give a longer `timeout` with your next commands.'
+)
+
+Result = dict[str, object]
+
+
+class BashSession:
+    """The shell of a conversation, and the call that waits for it, if any."""
+
+    def __init__(
+        self, loop: Loop, children: Children, configuration: HostConfiguration, *, cwd: str | None = None
+    ) -> None:
+        self._loop = loop
+        self._children = children
+        self._configuration = configuration
+        self._working_dir = cwd or configuration.workspace
+        self._events = ShellEvents(on_output=self._output_came, on_end=self._ended, on_exit=self._exited)
+        self._call: BashCall | None = None
+        self._finish: Callable[[Result], None] | None = None
+        self._began_at = self._changed_at = 0.0
+        self._is_cancelled = False
+        self._unobserved: tuple[str, str, int, dict[str, object]] | None = None
+        self._notice = ""
+        self._limits = loop.alarm(self._check_limits)
+        self._last_resort = loop.alarm(self._kill_command)
+        self._shell = self._new_shell()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is in progress."""
+        return self._finish is not None
+
+    def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:
+        """Begin a call; `finish` gets its result, maybe at once. No other may be in progress."""
+        assert self._finish is None
+        self._call, self._finish = call, finish
+        self._began_at = self._changed_at = self._loop.now()
+        if self._shell.is_running:
+            self._notice = BELOW
+            self._go_on(call)
+        elif self._unobserved is not None and (call.is_input or not call.command):
+            self._report_unobserved(call)
+        elif call.is_input or not call.command:
+            self._answer(REFUSED, text=NOTHING_TO_TYPE_FOR if call.command else NOTHING_TO_READ)
+        else:
+            self._run(call)
+
+    def interrupt(self) -> bool:
+        """Stop what runs in the shell: SIGINT, and SIGKILL half a second later. Return whether anything ran."""
+        if not self._shell.is_running:
+            return False
+        self._is_cancelled = True
+        self._shell.interrupt()
+        self._last_resort.set(self._loop.now() + CANCEL_GRACE_SECONDS)
+        return True
+
+    def close(self) -> None:
+        """Kill the shell; a call in progress is not answered any more."""
+        self._finish = None
+        self._loop.drop(self._limits)
+        self._loop.drop(self._last_resort)
+        if not self._shell.has_ended:
+            self._shell.kill()
+
+    def _run(self, call: BashCall) -> None:
+        if self._shell.has_ended:
+            self._shell = self._new_shell()
+        if self._unobserved is not None:
+            content, suffix, _, _ = self._unobserved
+            self._notice = f"{BELOW}{content}{suffix}\n"
+            self._unobserved = None
+        self._is_cancelled = False
+        self._shell.submit(call.command, environment=call.env, cwd=call.cwd)
+        self._arm()
+
+    def _go_on(self, call: BashCall) -> None:
+        """Continue with the command that is running."""
+        if call.command and not call.is_input:
+            text = (
+                f'\n[Your command "{call.command}" is NOT executed. The previous command is still running - a new '
+                f"command can be sent when it has completed. {WAYS_ON}]"
+            )
+            self._answer(REFUSED, suffix=text)
+        elif call.key:
+            self._shell.press(call.key)
+            self._arm()
+        elif call.command and not self._shell.type_text(call.command):
+            text = f"\n[Your input is NOT sent: the program takes lines of up to {INPUT_LINE_LIMIT_BYTES} bytes.]"
+            self._answer(REFUSED, suffix=text)
+        else:
+            self._arm()
+
+    def _report_unobserved(self, call: BashCall) -> None:
+        """Answer with a command that ended while nobody asked."""
+        assert self._unobserved is not None
+        content, suffix, omitted_bytes, facts = self._unobserved
+        self._unobserved = None
+        if call.command:
+            suffix += f'\n[Your input "{call.command}" is NOT sent: the command had already completed.]'
+        self._notice = BELOW
+        self._deliver(COMPLETED, content, suffix, omitted_bytes, facts)
+
+    def _arm(self) -> None:
+        assert self._call is not None
+        dues = []
+        if self._call.no_change_timeout is not None:
+            dues.append(self._changed_at + self._call.no_change_timeout)
+        if self._call.timeout is not None:
+            dues.append(self._began_at + self._call.timeout)
+        self._limits.set(min(dues, default=None))
+
+    def _check_limits(self) -> None:
+        assert self._call is not None
+        now, silence, limit = self._loop.now(), self._call.no_change_timeout, self._call.timeout
+        if silence is not None and now >= self._changed_at + silence:
+            text = f"\n[The command has no new output after {silence:g} seconds. {WAYS_ON}]"
+            self._answer(NO_CHANGE_TIMEOUT, suffix=text)
+        elif limit is not None and now >= self._began_at + limit:
+            self._answer(HARD_TIMEOUT, suffix=f"\n[The command timed out after {limit:g} seconds. {WAYS_ON}]")
+        else:
+            self._arm()
+
+    def _output_came(self) -> None:
+        self._changed_at = self._loop.now()
+
+    def _ended(self, end: CommandEnd) -> None:
+        self._working_dir = end.working_dir
+        facts = {
+            "exit_code": end.exit_code,
+            "pid": end.background_pid,
+            "py_interpreter_path": _python_on(end.search_path),
+            **self._place(),
+        }
+        self._complete(facts, "")
+
+    def _exited(self, exit_code: int, was_running: bool) -> None:
+        if was_running:
+            note = f"\n[The shell has ended with it; the next command gets a new one in {self._working_dir}.]"
+            self._complete({"exit_code": exit_code, **self._place()}, note)
+        else:
+            self._notice = f"[The shell had ended with exit code {exit_code}; this is a new one.]\n"
+
+    def _place(self) -> dict[str, object]:
+        return {"username": _username(), "hostname": os.uname().nodename, "working_dir": self._working_dir}
+
+    def _complete(self, facts: dict[str, object], note: str) -> None:
+        self._last_resort.set(None)
+        key = self._call.key if self._call is not None and self._finish is not None else None
+        suffix = f"\n[The command completed with exit code {facts['exit_code']}.{f' CTRL+{key} was sent.' * bool(key)}]"
+        suffix += note + "\n[The command was cancelled.]" * self._is_cancelled
+        if self._finish is not None:
+            self._answer(CANCELLED if self._is_cancelled else COMPLETED, suffix=suffix, facts=facts)
+        else:
+            content, omitted_bytes = self._shell.output.take(is_final=True)
+            self._unobserved = (content.rstrip(), suffix, omitted_bytes, facts)
+
+    def _answer(
+        self, state: str, *, suffix: str = "", text: str | None = None, facts: dict[str, object] | None = None
+    ) -> None:
+        """Answer with the output so far, or with `text` in its place."""
+        content, omitted_bytes = (text, 0) if text is not None else self._shell.output.take(is_final=facts is not None)
+        self._deliver(state, content.rstrip(), suffix, omitted_bytes, facts or {})
+
+    def _deliver(self, state: str, content: str, suffix: str, omitted_bytes: int, facts: dict[str, object]) -> None:
+        finish, self._finish = self._finish, None
+        prefix, self._notice = self._notice, ""
+        self._limits.set(None)
+        assert finish is not None
+        # Exit code -1 stands for a command that is still running.
+        metadata = {"exit_code": -1, "pid": -1, **facts, "prefix": prefix, "suffix": suffix}
+        finish({"content": content, "state": state, "omitted_bytes": omitted_bytes, "metadata": metadata})
+
+    def _kill_command(self) -> None:
+        if self._shell.is_running:
+            self._shell.kill()
+
+    def _new_shell(self) -> Shell:
+        return Shell(self._loop, self._children, self._configuration, self._working_dir, self._events)
+
+
+def _username() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _python_on(search_path: str) -> str | None:
+    """Find what `which python` finds, or python3, which is all that some systems have."""
+    for name in ("python", "python3"):
+        for directory in search_path.split(":"):
+            candidate = os.path.join(directory, name)
+            if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+                return candidate
+    return None

@@ -1,0 +1,46 @@
+"""Ended child processes, reported by the loop.
+
+Holds: every child is reaped, also those of others that the kernel gave to this process.
+Does not: work twice in one process; signal handlers belong to the whole of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from tool_worker.host.loop import Loop
+
+
+class Children:
+    """Reaps children and tells who waits for them."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._wakeups, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+        # The handler has nothing to do: the byte that the interpreter writes to the pipe wakes the loop.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        loop.on_readable(self._wakeups, self._woken)
+
+    def watch(self, pid: int, callback: Callable[[int], None]) -> None:
+        """Call back with the exit status of this child, 128 + n if signal n killed it."""
+        self._callbacks[pid] = callback
+
+    def reap(self) -> bool:
+        """Reap who has ended; return whether children remain."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            exit_code = os.waitstatus_to_exitcode(status)
+            if callback := self._callbacks.pop(pid, None):
+                callback(exit_code if exit_code >= 0 else 128 - exit_code)
+
+    def _woken(self) -> None:
+        os.read(self._wakeups, 4096)
+        self.reap()

@@ -1,0 +1,62 @@
+"""What a workspace host is told when it is started: a JSON object on its standard input.
+
+On standard input, because a command line and an environment can be read by whoever can see the process.
+"""
+
+from __future__ import annotations
+
+import json
+
+# Descriptors that whoever starts a host leaves open in it. The sandbox has no path to any of them.
+# The lock of a living host is its standard output, because a sandbox's outer process keeps that open as well: it is
+# released when the last of them is gone.
+ALIVE_FD = 1
+LISTENER_FD = 3
+JOURNAL_FD = 4
+PID_FD = 5
+OPTIONS_FD = 6
+
+DEFAULT_NO_CHANGE_TIMEOUT_SECONDS = 30.0
+DEFAULT_OUTPUT_LIMIT_BYTES = 256 * 1024
+
+
+class HostConfiguration:
+    """How one host works.
+
+    Args:
+        workspace: Absolute path of the workspace, as the host sees it.
+        environment: The whole environment of the shell.
+        ttl_seconds: How long the host lives on with nobody attached and no action running.
+        resource_limits: Bounds for the shell and its children, by name (`RLIMIT_NOFILE`).
+        no_change_timeout_seconds: After how much silence a command's call is answered, unless the call says otherwise.
+        output_limit_bytes: Of longer output the head and the tail are kept, half of this each.
+        announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that in its place.
+    """
+
+    def __init__(
+        self,
+        *,
+        workspace: str,
+        environment: dict[str, str],
+        ttl_seconds: float,
+        resource_limits: dict[str, int],
+        no_change_timeout_seconds: float = DEFAULT_NO_CHANGE_TIMEOUT_SECONDS,
+        output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
+        announces_pid: bool = False,
+    ) -> None:
+        self.workspace = workspace
+        self.environment = environment
+        self.ttl_seconds = ttl_seconds
+        self.resource_limits = resource_limits
+        self.no_change_timeout_seconds = no_change_timeout_seconds
+        self.output_limit_bytes = output_limit_bytes
+        self.announces_pid = announces_pid
+
+    def encode(self) -> bytes:
+        """Return what `decode` reads."""
+        return json.dumps(vars(self)).encode("ascii")
+
+    @classmethod
+    def decode(cls, text: bytes) -> HostConfiguration:
+        """Read what `encode` wrote, by the same version of Deckhands."""
+        return cls(**json.loads(text))

@@ -1,0 +1,127 @@
+r"""The host's journal: what was begun, and what came of it, by action id.
+
+A file of records, appended and never changed: `boot <id>\n` when a host opens it after a reboot, `start <action>\n`
+before an effect, and `result <action> <bytes>\n<body>\n` after it.
+
+Holds:
+    - A result is answered for as long as the file lives; memory holds only where each one stands.
+    - A record that a crash cut in half is taken away before the next is appended.
+Does not:
+    - Sync to disk. The death of a process loses nothing; a power failure may lose the last records, so after a reboot
+      the absence of an action proves nothing (`is_certain`).
+    - Lock: whoever starts the host sees to it that there is one.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class JournalError(Exception):
+    """The record could not be written; nothing of it remains."""
+
+
+class Journal:
+    """A journal open on a descriptor (read, write, append).
+
+    Args:
+        boot_id: names the present boot of the machine.
+    """
+
+    def __init__(self, fd: int, boot_id: str) -> None:
+        self._fd = fd
+        self._results: dict[int, tuple[int, int]] = {}
+        self._started: set[int] = set()
+        self._unwritten: dict[int, bytes] = {}
+        self._boots: list[str] = []
+        self._size = self._load()
+        if os.fstat(fd).st_size > self._size:
+            os.ftruncate(fd, self._size)
+        if boot_id not in self._boots[-1:]:
+            self._append(f"boot {boot_id}\n".encode())
+            self._boots.append(boot_id)
+
+    @property
+    def size_bytes(self) -> int:
+        """How large the file is."""
+        return self._size
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether an action that is not here was certainly never started: false once the machine was rebooted."""
+        return len(self._boots) == 1
+
+    def has_started(self, action_id: int) -> bool:
+        """Whether the action was ever begun."""
+        return action_id in self._started
+
+    def record_start(self, action_id: int) -> None:
+        """Note that an effect is about to happen.
+
+        Raises:
+            JournalError: it could not be noted, so the effect must not happen.
+        """
+        self._append(f"start {action_id}\n".encode())
+        self._started.add(action_id)
+
+    def record_result(self, action_id: int, body: bytes) -> None:
+        """Keep what came of it.
+
+        When the disk is full the result is kept in memory: it is lost only if the host dies too.
+        """
+        header = f"result {action_id} {len(body)}\n".encode()
+        offset = self._size + len(header)
+        self._started.add(action_id)
+        try:
+            self._append(header + body + b"\n")
+        except JournalError:
+            self._unwritten[action_id] = body
+        else:
+            self._results[action_id] = (offset, len(body))
+
+    def result(self, action_id: int) -> bytes | None:
+        """Return what was kept, or None."""
+        if action_id in self._unwritten:
+            return self._unwritten[action_id]
+        if action_id not in self._results:
+            return None
+        offset, length = self._results[action_id]
+        return os.pread(self._fd, length, offset)
+
+    def _append(self, record: bytes) -> None:
+        try:
+            written = os.write(self._fd, record)
+        except OSError as error:
+            raise JournalError(str(error)) from error
+        if written < len(record):
+            os.ftruncate(self._fd, self._size)
+            raise JournalError("the disk is full")
+        self._size += written
+
+    def _load(self) -> int:
+        """Read the records and return where the last whole one ends."""
+        end = 0
+        size = os.fstat(self._fd).st_size
+        with open(self._fd, "rb", closefd=False) as file:
+            file.seek(0)
+            while True:
+                header = file.readline(256)
+                words = header.split()
+                if not header.endswith(b"\n") or len(words) != (3 if words[:1] == [b"result"] else 2):
+                    return end
+                if words[0] == b"boot":
+                    self._boots.append(words[1].decode("ascii", "replace"))
+                elif words[0] not in (b"start", b"result") or not all(word.isdigit() for word in words[1:]):
+                    return end
+                else:
+                    action_id = int(words[1])
+                    if words[0] == b"result":
+                        offset, length = file.tell(), int(words[2])
+                        if offset + length >= size:
+                            return end
+                        file.seek(length, os.SEEK_CUR)
+                        if file.read(1) != b"\n":
+                            return end
+                        self._results[action_id] = (offset, length)
+                    self._started.add(action_id)
+                end = file.tell()

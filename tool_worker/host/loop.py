@@ -1,0 +1,138 @@
+"""The host's event loop: file descriptors and alarms on one thread, without asyncio.
+
+Holds: callbacks run one at a time, in the order in which the kernel reports them; a callback that raises ends the
+loop, because a host that lost an event must not go on as if nothing had happened.
+Does not: start threads, or read a clock while nothing is due.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+from time import monotonic
+
+
+class Alarm:
+    """A deadline that can be moved as often as one likes: the loop keeps one entry however often it is set."""
+
+    __slots__ = ("callback", "due")
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.due: float | None = None
+
+    def set(self, due: float | None) -> None:
+        """Ring at this time of the loop's clock; None: never."""
+        self.due = due
+
+
+class Loop:
+    """Calls back when a descriptor is ready or an alarm is due."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._alarms: list[Alarm] = []
+        self._is_stopped = False
+
+    def now(self) -> float:
+        """Return the loop's clock in seconds (monotonic)."""
+        return monotonic()
+
+    def on_readable(self, fd: int, callback: Callable[[], None] | None) -> None:
+        """Call back whenever `fd` has something to read or has ended; None stops that."""
+        self._watch(fd, selectors.EVENT_READ, callback)
+
+    def on_writable(self, fd: int, callback: Callable[[], None] | None) -> None:
+        """Call back whenever `fd` takes more; None stops that."""
+        self._watch(fd, selectors.EVENT_WRITE, callback)
+
+    def alarm(self, callback: Callable[[], None]) -> Alarm:
+        """Return a new alarm, not yet set; it stays with the loop until `drop`."""
+        alarm = Alarm(callback)
+        self._alarms.append(alarm)
+        return alarm
+
+    def drop(self, alarm: Alarm) -> None:
+        """Forget an alarm."""
+        alarm.due = None
+        self._alarms.remove(alarm)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        while not self._is_stopped:
+            due = min((alarm.due for alarm in self._alarms if alarm.due is not None), default=None)
+            timeout = None if due is None else max(0.0, due - monotonic())
+            for key, events in self._selector.select(timeout):
+                for event in (selectors.EVENT_READ, selectors.EVENT_WRITE):
+                    # An earlier callback of this round may have given the descriptor up.
+                    callback = key.data.get(event) if events & event else None
+                    if callback is not None:
+                        callback()
+            self._ring()
+
+    def stop(self) -> None:
+        """Let `run` return after the callback that calls this."""
+        self._is_stopped = True
+
+    def _ring(self) -> None:
+        for alarm in list(self._alarms):
+            if alarm.due is not None and alarm.due <= monotonic():
+                alarm.due = None
+                alarm.callback()
+
+    def _watch(self, fd: int, event: int, callback: Callable[[], None] | None) -> None:
+        key = self._selector.get_map().get(fd)
+        callbacks: dict[int, Callable[[], None]] = key.data if key is not None else {}
+        if callback is not None:
+            callbacks[event] = callback
+        else:
+            callbacks.pop(event, None)
+        events = sum(callbacks)
+        if key is None:
+            if events:
+                self._selector.register(fd, events, callbacks)
+        elif not events:
+            self._selector.unregister(fd)
+        elif events != key.events:
+            self._selector.modify(fd, events, callbacks)
+
+
+class Outlet:
+    """Writes to a non-blocking descriptor and keeps what it does not take yet.
+
+    Does not: report a reader that is gone; who reads from the same peer sees that.
+    """
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._waiting = bytearray()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much has not been taken yet."""
+        return len(self._waiting)
+
+    def write(self, chunk: bytes) -> None:
+        """Write now what is taken now, and the rest later, in order."""
+        self._waiting += chunk
+        self._flush()
+
+    def clear(self) -> None:
+        """Forget what has not been taken; to be called before the descriptor is closed."""
+        self._waiting.clear()
+        self._loop.on_writable(self._fd, None)
+
+    def _flush(self) -> None:
+        while self._waiting:
+            try:
+                taken = os.write(self._fd, self._waiting[:65536])
+            except BlockingIOError:
+                self._loop.on_writable(self._fd, self._flush)
+                return
+            except OSError:
+                self._waiting.clear()
+                break
+            del self._waiting[:taken]
+        self._loop.on_writable(self._fd, None)

@@ -1,0 +1,90 @@
+r"""What a tool worker and a workspace host say to each other: one JSON object a line, over a unix socket.
+
+Every request carries a `request` number that its reply repeats; replies come in any order. A refused request is
+answered `{"request", "error": {"code", "message", "retryable"}}`, and then nothing was begun.
+
+    {"op": "run", "request", "action_id", "tool", "arguments", "may_repeat"}
+        Runs the action, or attaches to it if it is running, or answers what is recorded. `may_repeat` (default false):
+        begin again an action whose outcome is unknown.
+        → {"state": "recorded", "is_replayed", "result"} when it has ended
+        → {"state": "unknown"} if an earlier host began it and died, and `may_repeat` is false
+    {"op": "status", "request", "action_id"}
+        → {"state": "recorded" | "running" | "unknown" | "never_started", "is_certain", "result"?}; `is_certain` is
+        false if the machine was rebooted since the journal began: then "never_started" proves nothing
+    {"op": "interrupt", "request", "action_id"}
+        Stops the action, within a second; null: whatever runs in the shell. Who runs it gets its result as usual.
+        → {"was_running"}
+    {"op": "ping", "request"}
+        → {"protocol", "workspace", "running": [action ids]}
+    {"op": "close", "request"}
+        → {"closing": true}; then the host and everything it started end
+
+Tools and their `arguments`:
+    bash    command, is_input=false, timeout=null (seconds; the hard limit), blocking=false (no limit on silence),
+            no_change_timeout=30 (seconds of silence), cwd=null, is_static=false (a shell of its own, in cwd),
+            env={} (variables of this command only)
+            → content, command, state (continue, completed, no_change_timeout, hard_timeout, cancelled, refused),
+              omitted_bytes, metadata (exit_code, pid, username, hostname, working_dir, py_interpreter_path, prefix,
+              suffix)
+    edit    see `FileEditor.run`
+
+Holds: a peer that breaks the protocol loses its connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+
+PROTOCOL_VERSION = 1
+FRAME_LIMIT_BYTES = 64 * 2**20
+
+RECORDED = "recorded"
+RUNNING = "running"
+UNKNOWN = "unknown"
+NEVER_STARTED = "never_started"
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is not this protocol."""
+
+
+def encode(message: dict[str, object]) -> bytes:
+    """Return a message as a line; ASCII only, so that lone surrogates survive as escapes."""
+    return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def decode(line: bytes) -> dict[str, object]:
+    """Return the message of a line.
+
+    Raises:
+        ProtocolError: it is not a JSON object.
+    """
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise ProtocolError("not a JSON object")
+    return message
+
+
+class Lines:
+    """Cuts a byte stream into lines."""
+
+    def __init__(self) -> None:
+        self._partial = bytearray()
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the lines that this chunk completes.
+
+        Raises:
+            ProtocolError: a line is longer than `FRAME_LIMIT_BYTES`.
+        """
+        if b"\n" not in chunk:
+            self._partial += chunk
+            if len(self._partial) > FRAME_LIMIT_BYTES:
+                raise ProtocolError(f"a line is longer than {FRAME_LIMIT_BYTES} bytes")
+            return []
+        *lines, rest = (bytes(self._partial) + chunk).split(b"\n")
+        self._partial = bytearray(rest)
+        return lines

@@ -1,0 +1,317 @@
+"""The host's service: attached tool workers, their requests, and the actions these begin.
+
+Holds:
+    - An action is begun at most once, unless the one who asks says that an unknown outcome may be repeated.
+    - Its start is in the journal before its effect and its result before the first answer; whoever asks later, or
+      asks twice, gets the same result.
+    - Memory is bounded per client, per action and in the number of clients.
+Does not: know who its clients are; whoever can reach the socket may ask for anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from time import monotonic
+
+from tool_worker.host import protocol
+from tool_worker.host.bash_call import BashCall, BashCallError
+from tool_worker.host.bash_session import BashSession
+from tool_worker.host.children import Children
+from tool_worker.host.configuration import HostConfiguration
+from tool_worker.host.descendants import kill_descendants
+from tool_worker.host.file_editor import FileEditor
+from tool_worker.host.journal import Journal, JournalError
+from tool_worker.host.loop import Loop, Outlet
+
+CLIENT_LIMIT = 64
+UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
+QUEUE_LIMIT = 256
+JOURNAL_LIMIT_BYTES = 512 * 2**20
+LONG_TEXT_CHARS = 2**20
+SHORT_TEXT_CHARS = 2048
+END_LIMIT_SECONDS = 2.0
+
+_KEPT_TEXTS = ("content", "diff", "old_content", "new_content")
+
+
+class Refused(Exception):
+    """A request that begins nothing."""
+
+    def __init__(self, code: str, message: str, *, is_retryable: bool = False) -> None:
+        super().__init__(message)
+        self.answer: dict[str, object] = {"code": code, "message": message, "retryable": is_retryable}
+
+
+class Client:
+    """One attached tool worker."""
+
+    def __init__(self, loop: Loop, connection: socket.socket) -> None:
+        self.connection = connection
+        self.lines = protocol.Lines()
+        self.outlet = Outlet(loop, connection.fileno())
+        self.is_open = True
+
+
+class Execution:
+    """An action that has been asked for and has not ended: who waits for it, and its shell."""
+
+    def __init__(self, action_id: int, call: BashCall) -> None:
+        self.action_id = action_id
+        self.call = call
+        self.session: BashSession | None = None
+        self.waiting: list[tuple[Client, object]] = []
+
+
+class Server:
+    """Serves one workspace until it is closed, or until nobody has needed it for its time to live."""
+
+    def __init__(self, loop: Loop, configuration: HostConfiguration, listener: socket.socket, journal: Journal) -> None:
+        self._loop = loop
+        self._configuration = configuration
+        self._listener = listener
+        self._journal = journal
+        self._children = Children(loop)
+        self._session = BashSession(loop, self._children, configuration)
+        self._editor = FileEditor(configuration.workspace)
+        self._clients: set[Client] = set()
+        self._executions: dict[int, Execution] = {}
+        self._queue: deque[Execution] = deque()
+        self._idle = loop.alarm(loop.stop)
+        self._next = loop.alarm(self._begin_next)
+        loop.on_readable(listener.fileno(), self._accept)
+        self._note_activity()
+
+    def end(self) -> None:
+        """Kill everything the host has started and wait until it is gone, for two seconds at most."""
+        self._session.close()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        deadline = monotonic() + END_LIMIT_SECONDS
+        while monotonic() < deadline:
+            was_alive = kill_descendants(os.getpid())
+            if not self._children.reap() and not was_alive:
+                return
+            signal.sigtimedwait([signal.SIGCHLD], 0.01)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._clients) >= CLIENT_LIMIT:
+            connection.close()
+            return
+        connection.setblocking(False)
+        client = Client(self._loop, connection)
+        self._clients.add(client)
+        self._loop.on_readable(connection.fileno(), lambda: self._read(client))
+        self._note_activity()
+
+    def _read(self, client: Client) -> None:
+        try:
+            chunk = client.connection.recv(65536)
+            lines = client.lines.feed(chunk)
+            if not chunk:
+                self._let_go(client)
+            for line in lines:
+                self._serve(client, protocol.decode(line))
+        except BlockingIOError:
+            return
+        except (OSError, protocol.ProtocolError):
+            self._let_go(client)
+
+    def _let_go(self, client: Client) -> None:
+        if client.is_open:
+            client.is_open = False
+            self._clients.discard(client)
+            client.outlet.clear()
+            self._loop.on_readable(client.connection.fileno(), None)
+            client.connection.close()
+            self._note_activity()
+
+    def _note_activity(self) -> None:
+        """Let the time to live begin when nobody is attached and no action is running."""
+        is_needed = self._clients or self._executions
+        self._idle.set(None if is_needed else self._loop.now() + self._configuration.ttl_seconds)
+
+    def _reply(self, client: Client, request: object, fields: dict[str, object]) -> None:
+        self._send(client, protocol.encode({"request": request, **fields}))
+
+    def _reply_result(self, client: Client, request: object, body: bytes, *, is_replayed: bool) -> None:
+        # The body is JSON already: it goes out as it stands in the journal.
+        head = {"request": request, "state": protocol.RECORDED, "is_replayed": is_replayed}
+        self._send(client, protocol.encode(head)[:-2] + b',"result":' + body + b"}\n")
+
+    def _send(self, client: Client, line: bytes) -> None:
+        if client.is_open:
+            client.outlet.write(line)
+            if client.outlet.waiting_bytes > UNREAD_LIMIT_BYTES:
+                self._let_go(client)
+
+    def _serve(self, client: Client, message: dict[str, object]) -> None:
+        request = message.get("request")
+        try:
+            operation = message.get("op")
+            if operation == "run":
+                self._run(client, request, message)
+            elif operation == "status":
+                self._status(client, request, _action_id(message))
+            elif operation == "interrupt":
+                action_id = None if message.get("action_id") is None else _action_id(message)
+                self._reply(client, request, {"was_running": self._interrupt(action_id)})
+            elif operation == "ping":
+                self._reply(client, request, self._greeting())
+            elif operation == "close":
+                self._reply(client, request, {"closing": True})
+                self._loop.stop()
+            else:
+                text = f"there is no operation {operation!r}"
+                raise Refused("unknown_operation", text)  # noqa: TRY301  (one way out for all refusals)
+        except Refused as refusal:
+            self._reply(client, request, {"error": refusal.answer})
+
+    def _greeting(self) -> dict[str, object]:
+        return {
+            "protocol": protocol.PROTOCOL_VERSION,
+            "workspace": self._configuration.workspace,
+            "running": sorted(self._executions),
+        }
+
+    def _status(self, client: Client, request: object, action_id: int) -> None:
+        body = self._journal.result(action_id)
+        if body is not None:
+            self._reply_result(client, request, body, is_replayed=True)
+            return
+        state = protocol.NEVER_STARTED
+        if action_id in self._executions:
+            state = protocol.RUNNING
+        elif self._journal.has_started(action_id):
+            state = protocol.UNKNOWN
+        self._reply(client, request, {"state": state, "is_certain": self._journal.is_certain})
+
+    def _run(self, client: Client, request: object, message: dict[str, object]) -> None:
+        action_id = _action_id(message)
+        body = self._journal.result(action_id)
+        if body is not None:
+            self._reply_result(client, request, body, is_replayed=True)
+        elif action_id in self._executions:
+            self._executions[action_id].waiting.append((client, request))
+        elif self._journal.has_started(action_id) and not message.get("may_repeat"):
+            self._reply(client, request, {"state": protocol.UNKNOWN})
+        else:
+            self._begin(client, request, action_id, message)
+
+    def _begin(self, client: Client, request: object, action_id: int, message: dict[str, object]) -> None:
+        tool, arguments = message.get("tool"), message.get("arguments")
+        if not isinstance(arguments, dict):
+            raise Refused("bad_arguments", "`arguments` is not an object")
+        if tool == "edit":
+            self._edit(client, request, action_id, arguments)
+        elif tool != "bash":
+            raise Refused("unknown_tool", f"there is no tool {tool!r}")
+        elif len(self._queue) >= QUEUE_LIMIT:
+            raise Refused("too_many_actions", f"{QUEUE_LIMIT} commands are waiting", is_retryable=True)
+        else:
+            try:
+                default = self._configuration.no_change_timeout_seconds
+                call = BashCall(**{"command": None, "no_change_timeout": default, **arguments})
+            except (BashCallError, TypeError) as error:
+                raise Refused("bad_arguments", str(error)) from error
+            execution = Execution(action_id, call)
+            execution.waiting.append((client, request))
+            self._executions[action_id] = execution
+            self._queue.append(execution)
+            self._begin_next()
+
+    def _edit(self, client: Client, request: object, action_id: int, arguments: dict[str, object]) -> None:
+        self._record_start(action_id)
+        try:
+            result = self._editor.run(arguments)
+        except Exception as error:  # noqa: BLE001  (a defect of the editor is the answer to this edit, not our end)
+            sys.excepthook(*sys.exc_info())
+            result = {"content": f"ERROR:\nThe editor failed: {type(error).__name__}: {error}", "is_error": True}
+        body = self._record_result(action_id, result)
+        self._reply_result(client, request, body, is_replayed=False)
+
+    def _begin_next(self) -> None:
+        """Begin waiting commands; the shell runs one at a time, a static command has a shell of its own."""
+        for execution in list(self._queue):
+            if not execution.call.is_static and self._session.is_busy:
+                continue
+            self._queue.remove(execution)
+            self._launch(execution)
+
+    def _launch(self, execution: Execution) -> None:
+        try:
+            self._record_start(execution.action_id)
+        except Refused as refusal:
+            self._forget(execution)
+            for client, request in execution.waiting:
+                self._reply(client, request, {"error": refusal.answer})
+            return
+        session = self._session
+        if execution.call.is_static:
+            session = BashSession(self._loop, self._children, self._configuration, cwd=execution.call.cwd)
+        execution.session = session
+        session.start(execution.call, lambda result: self._finish(execution, result))
+
+    def _finish(self, execution: Execution, result: dict[str, object]) -> None:
+        body = self._record_result(execution.action_id, result)
+        self._forget(execution)
+        for client, request in execution.waiting:
+            self._reply_result(client, request, body, is_replayed=False)
+        if execution.call.is_static and execution.session is not None:
+            execution.session.close()
+        self._next.set(self._loop.now())
+
+    def _forget(self, execution: Execution) -> None:
+        del self._executions[execution.action_id]
+        self._note_activity()
+
+    def _interrupt(self, action_id: int | None) -> bool:
+        if action_id is None:
+            return self._session.interrupt()
+        execution = self._executions.get(action_id)
+        if execution is None:
+            return False
+        if execution.session is not None:
+            return execution.session.interrupt()
+        self._queue.remove(execution)
+        metadata = {"exit_code": -1, "pid": -1, "prefix": "", "suffix": "\n[The command was cancelled before it ran.]"}
+        self._finish(execution, {"content": "", "state": "cancelled", "omitted_bytes": 0, "metadata": metadata})
+        return True
+
+    def _record_start(self, action_id: int) -> None:
+        try:
+            self._journal.record_start(action_id)
+        except JournalError as error:
+            text = f"the action cannot be journalled: {error}"
+            raise Refused("journal_unavailable", text, is_retryable=True) from error
+
+    def _record_result(self, action_id: int, result: dict[str, object]) -> bytes:
+        is_full = self._journal.size_bytes > JOURNAL_LIMIT_BYTES
+        body = json.dumps(_bounded(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
+        self._journal.record_result(action_id, body)
+        return body
+
+
+def _action_id(message: dict[str, object]) -> int:
+    action_id = message.get("action_id")
+    if not isinstance(action_id, int) or isinstance(action_id, bool) or action_id < 0:
+        raise Refused("bad_arguments", "`action_id` is not a number from 0 on")
+    return action_id
+
+
+def _bounded(result: dict[str, object], limit_chars: int) -> dict[str, object]:
+    """Cut the text for the model and leave out what cannot be used in part."""
+    bounded = dict(result)
+    for name in _KEPT_TEXTS:
+        text = bounded.get(name)
+        if isinstance(text, str) and len(text) > limit_chars:
+            half = limit_chars // 2
+            bounded[name] = f"{text[:half]}\n[... truncated ...]\n{text[-half:]}" if name == "content" else None
+    return bounded

@@ -1,0 +1,237 @@
+r"""A persistent bash on a pseudo-terminal.
+
+Bash is interactive, so an interrupt ends the command and not the shell, and job control works. It reads its commands
+from a socket instead of the terminal: no line limit, no echo, and text typed for a program is never run as a command.
+Its own standard error is /dev/null, so prompts and traces of our lines are seen by nobody.
+
+Holds: one command at a time; output costs bounded memory; what a program prints cannot end a command.
+Does not: survive a command that ends it (`exit`, `exec`, `kill $$`): `on_exit` tells, and a new shell is a new object.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+import termios
+from collections.abc import Callable
+from time import monotonic
+
+from tool_worker.host.children import Children
+from tool_worker.host.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
+from tool_worker.host.configuration import HostConfiguration
+from tool_worker.host.descendants import kill, kill_descendants, present_tick
+from tool_worker.host.loop import Loop, Outlet
+from tool_worker.host.terminal_text import OutputBuffer
+
+BASH = "/bin/bash"
+ROWS = COLUMNS = 1000
+INPUT_LINE_LIMIT_BYTES = 4095
+"""What a terminal takes as one line from a program's point of view; the kernel drops the rest."""
+
+_READ_BYTES = 65536
+_MAX_FD = 1 << 20
+
+
+class ShellEvents:
+    """Whom a shell tells what happens: output, the end of a command, its own end (exit code, was a command running)."""
+
+    __slots__ = ("on_end", "on_exit", "on_output")
+
+    def __init__(
+        self,
+        *,
+        on_output: Callable[[], None],
+        on_end: Callable[[CommandEnd], None],
+        on_exit: Callable[[int, bool], None],
+    ) -> None:
+        self.on_output = on_output
+        self.on_end = on_end
+        self.on_exit = on_exit
+
+
+class Shell:
+    """One bash. It is idle, or a command is running in it, or it has ended."""
+
+    def __init__(
+        self, loop: Loop, children: Children, configuration: HostConfiguration, cwd: str, events: ShellEvents
+    ) -> None:
+        self._loop = loop
+        self._events = events
+        self._scanner = MarkScanner()
+        self.output = OutputBuffer(configuration.output_limit_bytes)
+        self._nonce = ""
+        self._has_begun = False
+        self._typed_early = b""
+        self._previous_exit_code = 0
+        self._command_tick = 0
+        self.is_running = False
+        self.has_ended = False
+        self._master, self._slave = os.openpty()
+        self._terminal = os.ttyname(self._slave)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        os.set_blocking(self._master, False)
+        self._commands, theirs = socket.socketpair()
+        self._commands.setblocking(False)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_bash(self._slave, theirs, configuration, cwd)
+        theirs.close()
+        self._to_bash = Outlet(loop, self._commands.fileno())
+        self._to_program = Outlet(loop, self._master)
+        loop.on_readable(self._master, self._read)
+        children.watch(self.pid, self._exited)
+
+    def submit(self, command: str, *, environment: dict[str, str], cwd: str | None) -> None:
+        """Run a command; the shell must be idle. `cwd` moves the shell, as `cd` would."""
+        assert not self.is_running
+        assert not self.has_ended
+        self._nonce = os.urandom(16).hex()
+        self._scanner.expect(self._nonce.encode())
+        self._has_begun = False
+        self.is_running = True
+        self._command_tick = present_tick()
+        self._settle_terminal()
+        line = begin_line(
+            self._nonce,
+            command,
+            self._terminal,
+            previous_exit_code=self._previous_exit_code,
+            environment=environment,
+            cwd=cwd,
+        )
+        self._to_bash.write(line + end_line(self._nonce, self._terminal))
+
+    def type_text(self, text: str) -> bool:
+        """Type a line for the running program; false if the terminal would cut it."""
+        line = text.encode("utf-8", "replace") + b"\n"
+        is_by_line = termios.tcgetattr(self._slave)[3] & termios.ICANON
+        if is_by_line and max(map(len, line.split(b"\n"))) > INPUT_LINE_LIMIT_BYTES:
+            return False
+        self._type(line)
+        return True
+
+    def press(self, key: str) -> None:
+        """Press Ctrl and this key, for the running program."""
+        self._type(bytes([ord(key.upper()) & 0x1F]))
+        if key.upper() == "C":
+            self._ask_for_end_again()
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the foreground, whatever state the terminal is in."""
+        foreground = os.tcgetpgrp(self._master)
+        if self._has_begun and foreground > 0:
+            try:
+                os.killpg(foreground, signal.SIGINT)
+            except ProcessLookupError:
+                return
+            self._ask_for_end_again()
+
+    def kill(self) -> None:
+        """Kill the shell and what the present command started; earlier background jobs go on."""
+        kill_descendants(self.pid, since_tick=self._command_tick)
+        kill(self.pid)
+
+    def _type(self, keys: bytes) -> None:
+        # Before the command begins, an interrupt would hit bash in the middle of reading it.
+        if self._has_begun:
+            self._to_program.write(keys)
+        else:
+            self._typed_early += keys
+
+    def _ask_for_end_again(self) -> None:
+        # The interrupt may arrive when the command has just ended and discard the line that says so.
+        self._to_bash.write(end_line(self._nonce, self._terminal))
+
+    def _settle_terminal(self) -> None:
+        """Undo what earlier programs did to the terminal: no echo, no translation, nothing left to read."""
+        attributes = termios.tcgetattr(self._slave)
+        attributes[0] = (attributes[0] | termios.ICRNL | termios.BRKINT) & ~(termios.IXON | termios.IGNCR)
+        attributes[1] &= ~termios.OPOST
+        attributes[3] |= termios.ICANON | termios.ISIG | termios.IEXTEN
+        attributes[3] &= ~(termios.ECHO | termios.ECHONL | termios.TOSTOP)
+        termios.tcsetattr(self._slave, termios.TCSANOW, attributes)
+        termios.tcflush(self._slave, termios.TCIFLUSH)
+
+    def _read(self) -> None:
+        try:
+            chunk = os.read(self._master, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            # The terminal was hung up; that the shell has ended is told by its exit status.
+            self._loop.on_readable(self._master, None)
+            return
+        self._scan(chunk)
+
+    def _scan(self, chunk: bytes) -> None:
+        for piece in self._scanner.feed(chunk):
+            if isinstance(piece, bytes):
+                self.output.add(piece)
+                self._events.on_output()
+            elif piece.nonce == self._nonce.encode() and self.is_running:
+                self._pass(piece)
+
+    def _pass(self, mark: Mark) -> None:
+        if mark.fields is None:
+            self._has_begun = True
+            typed, self._typed_early = self._typed_early, b""
+            if typed:
+                self._to_program.write(typed)
+            return
+        self.is_running = False
+        self._to_program.clear()
+        end = CommandEnd(mark.fields)
+        self._previous_exit_code = end.exit_code
+        self._events.on_end(end)
+
+    def _exited(self, exit_code: int) -> None:
+        # What the terminal still holds was written before the end; a job that goes on writing must not keep us here.
+        deadline = monotonic() + 0.5
+        while monotonic() < deadline:
+            try:
+                self._scan(os.read(self._master, _READ_BYTES))
+            except OSError:
+                break
+        was_running, self.is_running = self.is_running, False
+        self.has_ended = True
+        self._to_bash.clear()
+        self._to_program.clear()
+        self._loop.on_readable(self._master, None)
+        os.close(self._master)
+        os.close(self._slave)
+        self._commands.close()
+        self._events.on_exit(exit_code, was_running)
+
+
+def _become_bash(terminal: int, commands: socket.socket, configuration: HostConfiguration, cwd: str) -> None:
+    """Turn the forked child into bash; never returns."""
+    try:
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for source, target in ((commands.fileno(), 0), (nowhere, 1), (nowhere, 2)):
+            os.dup2(source, target)
+        os.closerange(3, _MAX_FD)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        for name, limit in configuration.resource_limits.items():
+            _lower(getattr(resource, name), limit)
+        for directory in (cwd, configuration.workspace, "/"):
+            if os.path.isdir(directory):
+                os.chdir(directory)
+                break
+        options = ["--norc", "--noprofile", "--noediting", "+H", "+o", "history", "-i"]
+        os.execve(BASH, ["bash", *options], configuration.environment)  # noqa: S606  (this is the shell)
+    finally:
+        os._exit(127)
+
+
+def _lower(kind: int, limit: int) -> None:
+    ceiling = resource.getrlimit(kind)[1]
+    if ceiling != resource.RLIM_INFINITY:
+        limit = min(limit, ceiling)
+    resource.setrlimit(kind, (limit, limit))

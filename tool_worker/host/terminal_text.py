@@ -1,0 +1,120 @@
+r"""Terminal output as plain text: what a person would have seen, without colours, spinners and cursor moves.
+
+Holds: a text takes time in proportion to its length, whatever bytes it is made of, and has no control characters but
+`\n` and `\t`.
+Does not: emulate a screen. A full-screen program comes out as its text in the order in which it was written.
+"""
+
+from __future__ import annotations
+
+import re
+
+CUT_NOTICE = "\n[... Observation truncated due to length ...]\n"
+
+_ERASE_RIGHT = "\x01"
+_ERASE_LINE = "\x02"
+_UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_MARKS = re.compile(f"[\x00{_ERASE_RIGHT}{_ERASE_LINE}]")
+_MOVE = re.compile(r"\x1b\[([0-2]?)([GK])")
+_ESCAPE = re.compile(
+    r"\x1b(?:"
+    r"\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves
+    r"|\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # OSC: titles, links
+    r"|[PX^_][^\x1b]*\x1b\\"  # DCS, SOS, PM, APC
+    r"|[ -/]+[0-~]"  # character sets
+    r"|[0-~])"
+)
+_UNFINISHED = re.compile(
+    rb"(?:\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]{0,4096}|[ -/]*)"
+    rb"|[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z"
+)
+_BROKEN_START = re.compile(rb"\A[\x80-\xbf]{1,3}")
+
+
+def plain_text(raw: bytes) -> str:
+    """Return the text of terminal output; bytes that are not UTF-8 become U+FFFD."""
+    text = raw.decode("utf-8", "replace")
+    if not _UNWANTED.search(text):
+        return text
+    text = _MARKS.sub("", text)
+    text = _MOVE.sub(_mark, text)
+    text = _ESCAPE.sub("", text)
+    text = re.sub("\r+\n", "\n", text)
+    text = "\n".join(_overwritten(line) for line in text.split("\n"))
+    return _UNWANTED.sub("", text)
+
+
+def _mark(match: re.Match[str]) -> str:
+    if match[2] == "G":
+        return "\r"
+    return _ERASE_RIGHT if match[1] in ("", "0") else _ERASE_LINE
+
+
+def _overwritten(line: str) -> str:
+    """Play carriage returns, backspaces and erasures, as progress bars use them."""
+    if not ("\r" in line or "\b" in line or _ERASE_RIGHT in line or _ERASE_LINE in line):
+        return line
+    cells: list[str] = []
+    column = 0
+    for character in line:
+        if character == "\r":
+            column = 0
+        elif character == "\b":
+            column = max(0, column - 1)
+        elif character == _ERASE_RIGHT:
+            del cells[column:]
+        elif character == _ERASE_LINE:
+            cells.clear()
+            column = 0
+        else:
+            cells[column : column + 1] = character
+            column += 1
+    return "".join(cells)
+
+
+class OutputBuffer:
+    """Output that has not been reported: its head and its tail, and how much was left out between them."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._half = limit_bytes // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._omitted = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Take more output."""
+        room = self._half - len(self._head)
+        self._head += chunk[:room]
+        self._tail += chunk[room:]
+        if len(self._tail) >= 2 * self._half:
+            self._drop_excess()
+
+    def take(self, *, is_final: bool) -> tuple[str, int]:
+        """Return the text since the last call and how many bytes it lacks in the middle.
+
+        Args:
+            is_final: Nothing follows that could complete the last character or escape sequence; otherwise a half one
+                stays for the next call.
+        """
+        self._drop_excess()
+        head, tail, omitted = bytes(self._head), bytes(self._tail), self._omitted
+        self._head.clear()
+        self._tail.clear()
+        self._omitted = 0
+        raw, unfinished = _split_unfinished(tail if omitted else head + tail, is_final)
+        self.add(unfinished)
+        if not omitted:
+            return plain_text(raw), 0
+        return plain_text(head) + CUT_NOTICE + plain_text(_BROKEN_START.sub(b"", raw)), omitted
+
+    def _drop_excess(self) -> None:
+        excess = len(self._tail) - self._half
+        if excess > 0:
+            del self._tail[:excess]
+            self._omitted += excess
+
+
+def _split_unfinished(raw: bytes, is_final: bool) -> tuple[bytes, bytes]:
+    match = None if is_final else _UNFINISHED.search(raw, max(0, len(raw) - 4200))
+    end = match.start() if match else len(raw)
+    return raw[:end], raw[end:]

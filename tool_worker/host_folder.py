@@ -1,0 +1,176 @@
+"""The files that one conversation's workspace has on this node, and the locks among them.
+
+    <root>/<conversation>/workspace/       the workspace, unless it was given from elsewhere
+    <root>/<conversation>/host/            seen by no program in the sandbox:
+        binding.json     directory, sandbox and network, fixed when the workspace is first opened
+        opening.lock     held by whoever starts or ends the host
+        alive.lock       held by the host and its sandbox as long as one of them lives
+        pid.json         the process whose death ends all others of the workspace
+        socket, journal, host.log
+
+Holds: locks are kernel locks on open files, so they end with their holder, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+LOG_TAIL_BYTES = 2000
+BACKLOG = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a workspace is for its whole life.
+
+    Attributes:
+        path: its directory on this node.
+        mount_at: the path at which its programs find it.
+        host_id: random; marks the processes of its hosts.
+    """
+
+    path: str
+    mount_at: str
+    sandbox: str
+    has_network: bool
+    host_id: str
+
+
+class HostFolder:
+    """The files of one conversation under the node's root directory."""
+
+    def __init__(self, root: Path, conversation_id: str) -> None:
+        self.conversation_id = conversation_id
+        self.workspace = root / conversation_id / "workspace"
+        self._folder = root / conversation_id / "host"
+        self.journal = self._folder / "journal"
+        self.log = self._folder / "host.log"
+        self.pid = self._folder / "pid.json"
+        self._alive = self._folder / "alive.lock"
+        self._opening = self._folder / "opening.lock"
+        self._binding = self._folder / "binding.json"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the workspace was ever opened on this node."""
+        return self._binding.exists()
+
+    def create(self) -> None:
+        """Make the folder, closed to other users.  Idempotent."""
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+
+    def read_binding(self) -> Binding | None:
+        """Return what the workspace was bound to, or None before it was first opened."""
+        if not self._binding.exists():
+            return None
+        return Binding(**json.loads(self._binding.read_text()))
+
+    def write_binding(self, binding: Binding) -> None:
+        """Bind the workspace, wholly or not at all."""
+        draft = self._binding.with_suffix(".new")
+        draft.write_text(json.dumps(asdict(binding)))
+        draft.replace(self._binding)
+
+    def main_pid(self) -> int | None:
+        """Return the process id that the last host announced, or None; whether it lives is for the lock to say."""
+        try:
+            announced = json.loads(self.pid.read_text())
+        except (OSError, ValueError):
+            return None
+        pid = announced.get("child-pid")
+        return pid if isinstance(pid, int) and pid > 1 else None
+
+    def log_tail(self) -> str:
+        """Return the end of what the last host wrote to its standard error."""
+        try:
+            return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+    def hold_alive(self) -> int | None:
+        """Take the lock of a living host and return its descriptor, or None if a host has it."""
+        return _try_lock(self._alive)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a host holds its lock."""
+        if not self._alive.exists():
+            return False
+        held = self.hold_alive()
+        if held is not None:
+            os.close(held)
+        return held is None
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncIterator[None]:
+        """Be the only one on this machine who starts or ends this host."""
+        descriptor = _try_lock(self._opening)
+        if descriptor is None:
+            # The wait is another worker's start or end of a host, which are bounded.
+            descriptor = await asyncio.to_thread(_lock, self._opening)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def listen(self) -> socket.socket:
+        """Return a listening socket at the host's address, in the place of an earlier one."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self._address() as address:
+                Path(address).unlink(missing_ok=True)
+                listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def connect(self) -> socket.socket:
+        """Return a connection to the host.
+
+        Raises:
+            OSError: nobody listens.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            with self._address() as address:
+                connection.connect(address)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _address(self) -> Iterator[str]:
+        """Yield a short path of the socket: the kernel takes 108 bytes, and folders may lie deeper."""
+        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{folder}/socket"
+        finally:
+            os.close(folder)
+
+
+def _try_lock(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor

@@ -1,0 +1,173 @@
+"""How a workspace host is started so that it outlives the tool worker, and how its death is made sure of.
+
+Holds:
+    - A host leads a session of its own and is tied to its starter by nothing: not by a signal at the parent's death,
+      not by a terminal, not by an open descriptor.
+    - It listens before it runs, so that its starter can connect at once.
+    - When `end_host` returns, no process of the workspace is left.
+Does not: keep a service manager from killing the whole control group of a tool worker; its unit must not ask for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from tool_worker.host.configuration import ALIVE_FD, JOURNAL_FD, LISTENER_FD, OPTIONS_FD, PID_FD, HostConfiguration
+from tool_worker.host_folder import HostFolder
+from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, Sandbox, interpreter
+from tool_worker.workspace_errors import WorkspaceUnavailable
+
+END_GRACE_SECONDS = 3.0
+DEATH_LIMIT_SECONDS = 10.0
+
+_DEFAULT_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ]
+_FIRST_FREE_FD = 64
+
+
+def start_host(
+    folder: HostFolder, sandbox: Sandbox, enclosure: Enclosure, configuration: HostConfiguration, alive_fd: int
+) -> int:
+    """Start a host and return the process id of what was started: the sandbox's outer process, or the host.
+
+    Args:
+        alive_fd: The held lock of a living host, which passes to it; the caller closes its own descriptor.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    main_module = f"{sandbox.code_root}/tool_worker/host/__main__.py"
+    program = [interpreter(), "-I", "-S", main_module, folder.conversation_id]
+    options = sandbox.options(enclosure)
+    command = list(sandbox.command(program, options, HostDescriptors(PID_FD, OPTIONS_FD)))
+    with ExitStack() as closing:
+        listener = closing.enter_context(folder.listen())
+        sources = {
+            0: _in_memory(closing, configuration.encode()),
+            ALIVE_FD: alive_fd,
+            2: _opened(closing, folder.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            LISTENER_FD: listener.fileno(),
+            JOURNAL_FD: _opened(closing, folder.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND),
+            PID_FD: _opened(closing, folder.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            OPTIONS_FD: _in_memory(closing, b"".join(option.encode() + b"\0" for option in options)),
+        }
+        # Out of the way of the targets first, or one would overwrite another's source.
+        moved = {
+            target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for target, source in sources.items()
+        }
+        for descriptor in moved.values():
+            closing.callback(os.close, descriptor)
+        return os.posix_spawn(
+            command[0],
+            command,
+            {},
+            file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in moved.items()],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=_DEFAULT_SIGNALS,
+        )
+
+
+async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
+    """Make sure that no process of the workspace lives; ask the host first, then kill.  Idempotent.
+
+    The caller holds `folder.opening()`.
+
+    Raises:
+        WorkspaceUnavailable: a process could not be killed; the kernel keeps it.
+    """
+    pid = folder.main_pid()
+    with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
+        # Only while the lock is held does the process id belong to the host and not to somebody who got it later.
+        if main is not None and folder.is_alive:
+            _ask_to_close(folder)
+            if not await _has_died(main, END_GRACE_SECONDS):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(main, signal.SIGKILL)
+            for descriptor in (main, outer):
+                if descriptor is not None and not await _has_died(descriptor, DEATH_LIMIT_SECONDS):
+                    raise WorkspaceUnavailable(f"The host of {folder.conversation_id} cannot be killed.")
+    sandbox.kill_stragglers(host_id)
+
+
+async def wait_until_dead(folder: HostFolder, limit_seconds: float) -> bool:
+    """Wait for a host that is ending by itself, its sandbox included; return whether it has ended."""
+    pid = folder.main_pid()
+    with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
+        if folder.is_alive:
+            for descriptor in (main, outer):
+                if descriptor is not None:
+                    await _has_died(descriptor, limit_seconds)
+    return not folder.is_alive
+
+
+def reap(pid: int) -> bool:
+    """Take the exit status of a started process; return whether there is nothing left to take."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def _opened(closing: ExitStack, path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags, 0o600)
+    closing.callback(os.close, descriptor)
+    return descriptor
+
+
+def _in_memory(closing: ExitStack, content: bytes) -> int:
+    descriptor = os.memfd_create("deckhands")
+    closing.callback(os.close, descriptor)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _ask_to_close(folder: HostFolder) -> None:
+    with suppress(OSError), folder.connect() as connection:
+        connection.send(b'{"op":"close","request":0}\n')
+
+
+def _outer_process(pid: int | None) -> int | None:
+    """Return the process outside the namespaces that waits for `pid`, if there is one."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        parent = int(fields[1])
+        is_sandbox = Path(f"/proc/{parent}/comm").read_text().strip() == "bwrap"
+    except OSError:
+        return None
+    return parent if is_sandbox else None
+
+
+@contextmanager
+def _watched(pid: int | None) -> Iterator[int | None]:
+    """Yield a descriptor that speaks of this very process, also if its id is used again, or None."""
+    try:
+        descriptor = None if pid is None else os.pidfd_open(pid)
+    except ProcessLookupError:
+        descriptor = None
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+async def _has_died(pidfd: int, limit_seconds: float) -> bool:
+    """Wait until all threads of a process have ended, and with a namespace's first process all others in it."""
+    loop = asyncio.get_running_loop()
+    died = asyncio.Event()
+    loop.add_reader(pidfd, died.set)
+    try:
+        async with asyncio.timeout(limit_seconds):
+            await died.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(pidfd)
+    return True

@@ -1,0 +1,1 @@
+"""Sandboxes around workspace hosts: which there are, how they start a program, and whether they hold."""

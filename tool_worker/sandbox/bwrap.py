@@ -1,0 +1,188 @@
+"""The bubblewrap sandbox: namespaces of its own for users, processes, files, IPC, host name and network.
+
+Holds:
+    - What can be written is the workspace and three bounded, temporary file systems (/tmp, the home, /dev/shm).
+    - All processes end with the first one, which is the host, and none of them can end, stop or trace it.
+    - No program in it has a capability or can gain one, and its environment is what it is given.
+Does not:
+    - Filter system calls, or bound memory and CPU.
+    - Keep a program with network access from the machine's own ports.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from tool_worker.sandbox.sandbox import (
+    PACKAGE_ROOT,
+    PLAIN_TERMINAL,
+    SYSTEM_PATH,
+    Enclosure,
+    HostDescriptors,
+    interpreter,
+    interpreter_prefixes,
+)
+
+HOME = "/home/agent"
+USER_ID = 1000
+HOST_NAME = "workspace"
+TEMPORARY_LIMIT_BYTES = 2 * 2**30
+TRIAL_LIMIT_SECONDS = 10.0
+
+# Of /etc only what programs need to run; keys, passwords and the machine's own names stay outside.
+ETC = (
+    *("alternatives", "ca-certificates", "crypto-policies", "fonts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
+    *("localtime", "magic", "mime.types", "os-release", "debian_version", "perl", "pki/ca-trust", "pki/tls/certs"),
+    *("protocols", "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "vim"),
+)
+ETC_WITH_NETWORK = ("resolv.conf", "gai.conf", "host.conf")
+
+# Written by root's user id without any capability, these change the whole machine; bubblewrap 0.8 covers them only
+# for users to whom the directory itself looks writable.
+DANGEROUS_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+
+_OWN_ETC = {
+    "passwd": f"root:x:0:0:root:/root:/bin/false\nagent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/bash\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
+    "group": f"root:x:0:\nagent:x:{USER_ID}:\nnogroup:x:65534:\n",
+    "hosts": f"127.0.0.1 localhost {HOST_NAME}\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+
+
+class BubblewrapSandbox:
+    """Runs programs under `bwrap`; a `Sandbox`.
+
+    Args:
+        files: Directory, made if need be, for the few files that stand in for the machine's own.
+    """
+
+    name = "bwrap"
+    code_root = "/run/deckhands"
+    is_confining = True
+
+    def __init__(self, files: Path) -> None:
+        self._files = files
+
+    def reason_unavailable(self) -> str | None:
+        """See `Sandbox.reason_unavailable`."""
+        if shutil.which("bwrap", path=SYSTEM_PATH) is None:
+            return "bwrap is not installed"
+        try:
+            self._files.mkdir(parents=True, exist_ok=True)
+            options = self.options(Enclosure(self._files, "/workspace"))
+            trial = self.command([interpreter(), "-I", "-S", "-c", "pass"], options)
+            subprocess.run(trial, env={}, check=True, capture_output=True, timeout=TRIAL_LIMIT_SECONDS)  # noqa: S603
+        except subprocess.CalledProcessError as error:
+            return f"bwrap does not work here: {error.stderr.decode('utf-8', 'replace').strip()}"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"bwrap does not work here: {error}"
+        return None
+
+    def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:  # noqa: ARG002  (the protocol's)
+        """See `Sandbox.shell_environment`."""
+        return {
+            **PLAIN_TERMINAL,
+            # Ours comes last: a system without Python lends the host's, but does not have it in the way of its own.
+            "PATH": f"{SYSTEM_PATH}:{Path(interpreter()).parent}",
+            "HOME": HOME,
+            "USER": "agent",
+            "SHELL": "/bin/bash",
+        }
+
+    def options(self, enclosure: Enclosure) -> Sequence[str]:
+        """See `Sandbox.options`."""
+        executable = _executable()
+        return [
+            *_namespaces(executable, enclosure),
+            *_system(),
+            *self._etc(enclosure),
+            *_temporary(executable),
+            *_binds(enclosure),
+            *("--remount-ro", "/", "--chdir", enclosure.mount_at),
+        ]
+
+    def command(
+        self, program: Sequence[str], options: Sequence[str], descriptors: HostDescriptors | None = None
+    ) -> Sequence[str]:
+        """See `Sandbox.command`."""
+        if descriptors is None:
+            return [_executable(), *options, "--", *program]
+        told = ("--info-fd", str(descriptors.pid), "--args", str(descriptors.options), "--as-pid-1")
+        return [_executable(), *told, "--", *program]
+
+    def kill_stragglers(self, host_id: str) -> None:
+        """See `Sandbox.kill_stragglers`."""
+
+    def _etc(self, enclosure: Enclosure) -> Iterator[str]:
+        self._files.mkdir(parents=True, exist_ok=True)
+        for name, text in _OWN_ETC.items():
+            file = self._files / name
+            if not file.exists() or file.read_text() != text:
+                file.write_text(text)
+            yield from ("--ro-bind", str(file), f"/etc/{name}")
+        for name in ETC + (ETC_WITH_NETWORK if enclosure.has_network else ()):
+            yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+
+
+def _executable() -> str:
+    return shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap"
+
+
+def _namespaces(executable: str, enclosure: Enclosure) -> Iterator[str]:
+    yield from ("--unshare-user", "--uid", str(USER_ID), "--gid", str(USER_ID), "--unshare-pid", "--unshare-ipc")
+    yield from ("--unshare-uts", "--hostname", HOST_NAME, "--unshare-cgroup-try", "--new-session", "--cap-drop", "ALL")
+    if not enclosure.has_network:
+        yield "--unshare-net"
+    if "--disable-userns" in _options(executable):
+        yield "--disable-userns"
+
+
+def _system() -> Iterator[str]:
+    yield from ("--ro-bind", "/usr", "/usr")
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/", name)
+        if path.is_symlink():
+            yield from ("--symlink", str(path.readlink()), str(path))
+        elif path.is_dir():
+            yield from ("--ro-bind", str(path), str(path))
+    yield from ("--proc", "/proc")
+    for name in DANGEROUS_PROC:
+        yield from ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")
+    yield from ("--dev", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp")  # noqa: S108
+
+
+def _temporary(executable: str) -> Iterator[str]:
+    size = ["--size", str(TEMPORARY_LIMIT_BYTES)] if "--size" in _options(executable) else []
+    for path in ("/tmp", HOME, "/dev/shm"):  # noqa: S108  (these are mounts inside the sandbox)
+        yield from (*size, "--tmpfs", path)
+    yield from ("--remount-ro", "/dev")
+
+
+def _binds(enclosure: Enclosure) -> Iterator[str]:
+    """Yield the mounts of directories, outer ones first, so that none covers one inside it."""
+    host = PACKAGE_ROOT / "tool_worker"
+    code = PurePosixPath(BubblewrapSandbox.code_root, "tool_worker")
+    binds = [
+        (PurePosixPath(enclosure.mount_at), "--bind", enclosure.workspace),
+        (code / "__init__.py", "--ro-bind", host / "__init__.py"),
+        (code / "host", "--ro-bind", host / "host"),
+    ]
+    readable = (*interpreter_prefixes(), *enclosure.read_only)
+    binds += [(PurePosixPath(path), "--ro-bind", path) for path in readable if not path.is_relative_to("/usr")]
+    for path in enclosure.hidden:
+        inside = PurePosixPath(enclosure.mount_at, path.relative_to(enclosure.workspace))
+        binds.append((inside, "--tmpfs", path))
+    for target, option, source in sorted(binds, key=lambda bind: len(bind[0].parts)):
+        yield from (option, str(target)) if option == "--tmpfs" else (option, str(source), str(target))
+
+
+@functools.cache
+def _options(executable: str) -> frozenset[str]:
+    """Return the options of the installed version: 0.6 has neither `--size` nor `--disable-userns`."""
+    text = subprocess.run([executable, "--help"], capture_output=True, check=True, timeout=TRIAL_LIMIT_SECONDS).stdout  # noqa: S603
+    return frozenset(word for word in text.decode().split() if word.startswith("--"))

@@ -1,0 +1,70 @@
+"""No sandbox: programs run as the tool worker's user, with all that this user can reach.
+
+Holds: it is used only where somebody asked for it by name; orphans of a dead host are found by a mark in their
+environment and killed.
+Does not: protect anything, the host's own journal and socket included, or find an orphan that dropped its environment.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tool_worker.sandbox.sandbox import (
+    HOST_ID_VARIABLE,
+    PACKAGE_ROOT,
+    PLAIN_TERMINAL,
+    SYSTEM_PATH,
+    Enclosure,
+    HostDescriptors,
+    interpreter,
+)
+
+
+class NoSandbox:
+    """Runs programs as they are; a `Sandbox`."""
+
+    name = "none"
+    code_root = str(PACKAGE_ROOT)
+    is_confining = False
+
+    def reason_unavailable(self) -> str | None:
+        """See `Sandbox.reason_unavailable`."""
+        return None
+
+    def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:  # noqa: ARG002  (the protocol's)
+        """See `Sandbox.shell_environment`."""
+        account = pwd.getpwuid(os.getuid())
+        return {
+            **PLAIN_TERMINAL,
+            "PATH": f"{SYSTEM_PATH}:{Path(interpreter()).parent}",
+            "HOME": account.pw_dir,
+            "USER": account.pw_name,
+            "SHELL": "/bin/bash",
+        }
+
+    def options(self, enclosure: Enclosure) -> Sequence[str]:  # noqa: ARG002  (the protocol's)
+        """See `Sandbox.options`."""
+        return ()
+
+    def command(
+        self,
+        program: Sequence[str],
+        options: Sequence[str],  # noqa: ARG002  (the protocol's)
+        descriptors: HostDescriptors | None = None,  # noqa: ARG002  (the protocol's)
+    ) -> Sequence[str]:
+        """See `Sandbox.command`."""
+        return program
+
+    def kill_stragglers(self, host_id: str) -> None:
+        """See `Sandbox.kill_stragglers`."""
+        mark = f"{HOST_ID_VARIABLE}={host_id}".encode()
+        for environment in Path("/proc").glob("[0-9]*/environ"):
+            # Processes of others, and those that have just ended, cannot be read.
+            with suppress(OSError):
+                if mark in environment.read_bytes().split(b"\0"):
+                    os.kill(int(environment.parent.name), signal.SIGKILL)

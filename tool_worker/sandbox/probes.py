@@ -1,0 +1,114 @@
+"""Attempts to get out of a sandbox, run inside it: `python -I -S probes.py '{"canary": …, "outside": …, "port": …}'`.
+
+Each probe returns what it reached, or None. On standard output: a JSON object of probe name to that.
+
+Holds: a probe that succeeds reads, or opens for writing and writes nothing; the machine is as before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def read_password_hashes(_: dict[str, str]) -> str | None:
+    """Read the machine's password file."""
+    return _can_open("/etc/shadow", os.O_RDONLY)
+
+
+def read_environments(settings: dict[str, str]) -> str | None:
+    """Find the environment of a process outside, by a value that only it has."""
+    canary = settings["canary"].encode()
+    return next((str(path) for path, content in _in_proc("environ") if canary in content), None)
+
+
+def read_first_environment(_: dict[str, str]) -> str | None:
+    """Read the environment of the first process, which may hold what the tool worker was started with."""
+    return next((content.decode("utf-8", "replace") for content in _contents(Path("/proc/1/environ"))), None)
+
+
+def see_processes(settings: dict[str, str]) -> str | None:
+    """See a process outside, by an argument that only it has."""
+    argument = settings["argument"].encode()
+    return next((str(path) for path, content in _in_proc("cmdline") if argument in content.split(b"\0")), None)
+
+
+def write_outside(settings: dict[str, str]) -> str | None:
+    """Open a file outside the workspace for writing."""
+    return _can_open(settings["outside"], os.O_WRONLY)
+
+
+def write_system(_: dict[str, str]) -> str | None:
+    """Open a file for writing in a directory of the system."""
+    return next((path for path in ("/usr", "/etc", "/usr/bin") if os.access(path, os.W_OK)), None)
+
+
+def change_kernel(_: dict[str, str]) -> str | None:
+    """Open a kernel setting for writing that would run a program outside."""
+    paths = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger")
+    return next((path for path in paths if _can_open(path, os.O_WRONLY)), None)
+
+
+def connect_to_machine(settings: dict[str, str]) -> str | None:
+    """Connect to a port on which the machine listens on its loopback."""
+    try:
+        socket.create_connection(("127.0.0.1", int(settings["port"])), timeout=2).close()
+    except OSError:
+        return None
+    return f"127.0.0.1:{settings['port']}"
+
+
+def gain_capability(_: dict[str, str]) -> str | None:
+    """Have a capability, or the right to gain one."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    held = [name for name in ("CapEff", "CapPrm", "CapBnd") if int(status[name], 16)]
+    return ", ".join(held) or (None if status["NoNewPrivs"] == "1" else "new privileges")
+
+
+PROBES: tuple[Callable[[dict[str, str]], str | None], ...] = (
+    read_password_hashes,
+    read_environments,
+    read_first_environment,
+    see_processes,
+    write_outside,
+    write_system,
+    change_kernel,
+    connect_to_machine,
+    gain_capability,
+)
+
+
+def _in_proc(name: str) -> Iterator[tuple[Path, bytes]]:
+    for path in Path("/proc").glob(f"[0-9]*/{name}"):
+        yield from ((path, content) for content in _contents(path))
+
+
+def _contents(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file that can be read and is not empty."""
+    with suppress(OSError):
+        if content := path.read_bytes():
+            yield content
+
+
+def _can_open(path: str, flags: int) -> str | None:
+    try:
+        os.close(os.open(path, flags))
+    except OSError:
+        return None
+    return path
+
+
+def main() -> None:
+    """Run all probes."""
+    settings = json.loads(sys.argv[1])
+    sys.stdout.write(json.dumps({probe.__name__: probe(settings) for probe in PROBES}))
+
+
+if __name__ == "__main__":
+    main()

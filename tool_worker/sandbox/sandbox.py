@@ -1,0 +1,142 @@
+"""What a sandbox is: it turns a program into the command that runs it confined.
+
+Holds: the program runs as Python's own interpreter, on the code in `code_root`; it gets only the environment and the
+descriptors that it is given.
+Does not: start anything; `host_launch` does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+HOST_ID_VARIABLE = "DECKHANDS_HOST_ID"
+"""In the environment of every shell: by it what outlived its host is found."""
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# Programs that would wait for a key in a pager, or draw on a screen, when nobody looks at one.
+PLAIN_TERMINAL = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "LANG": "C.UTF-8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Enclosure:
+    """What a confined program sees of the machine besides the system itself.
+
+    Attributes:
+        workspace: the one directory that it may change.
+        mount_at: the path at which it finds the workspace.
+        has_network: whether it shares the machine's network; otherwise it has a loopback of its own and nothing else.
+        read_only: further directories and files that it may read.
+        hidden: directories inside the workspace that it must not see.
+    """
+
+    workspace: Path
+    mount_at: str
+    has_network: bool = False
+    read_only: tuple[Path, ...] = ()
+    hidden: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLimits:
+    """Bounds for the shell of a workspace and all it starts; None: no bound of ours.
+
+    Attributes:
+        processes: at once. The kernel exempts the machine's root, so run tool workers as somebody else.
+        open_files: of one process.
+        file_bytes: size of a file that is written.
+    """
+
+    processes: int | None = 4096
+    open_files: int | None = 16384
+    file_bytes: int | None = 16 * 2**30
+
+    def by_name(self, *, are_processes_counted_apart: bool) -> dict[str, int]:
+        """Return the limits by the kernel's names; core dumps are always off.
+
+        Args:
+            are_processes_counted_apart: Whether the kernel counts only what runs in the sandbox. Otherwise it would
+                count everything of the same user, on the whole machine.
+        """
+        limits = {
+            "RLIMIT_CORE": 0,
+            "RLIMIT_NPROC": self.processes if are_processes_counted_apart else None,
+            "RLIMIT_NOFILE": self.open_files,
+            "RLIMIT_FSIZE": self.file_bytes,
+        }
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class HostDescriptors:
+    """Descriptors that are open in the command line of a host. A sandbox that confines nothing uses none of them.
+
+    Attributes:
+        pid: the sandbox writes `{"child-pid": …}` to it, naming the process whose death ends all others.
+        options: holds the options, each followed by a NUL; on the command line everybody inside could read them.
+    """
+
+    pid: int
+    options: int
+
+
+class Sandbox(Protocol):
+    """One way to confine a program."""
+
+    @property
+    def name(self) -> str:
+        """How it is called in settings and events."""
+        ...
+
+    @property
+    def code_root(self) -> str:
+        """Where a confined program finds the package `tool_worker`, of which only `host` need be there."""
+        ...
+
+    @property
+    def is_confining(self) -> bool:
+        """Whether it keeps programs from the machine at all; if so it has user and process namespaces of its own."""
+        ...
+
+    def reason_unavailable(self) -> str | None:
+        """Try it and say why it does not work on this machine, or None if it does. Takes up to some seconds."""
+        ...
+
+    def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:
+        """Return the environment that a shell in it starts with."""
+        ...
+
+    def options(self, enclosure: Enclosure) -> Sequence[str]:
+        """Return what the sandbox must be told about this enclosure; empty if it takes no options."""
+        ...
+
+    def command(
+        self, program: Sequence[str], options: Sequence[str], descriptors: HostDescriptors | None = None
+    ) -> Sequence[str]:
+        """Return the command line, beginning with an absolute path, that runs `program` confined.
+
+        Args:
+            options: From `options`; not looked at if `descriptors` are given.
+            descriptors: For a host, which then is the first process of its namespace, if it gets one.
+        """
+        ...
+
+    def kill_stragglers(self, host_id: str) -> None:
+        """Kill what outlived the host with this id; after a sandbox with a process namespace there is nothing."""
+        ...
+
+
+def interpreter() -> str:
+    """Return the real path of the running Python, outside any virtual environment."""
+    return os.path.realpath(sys.executable)
+
+
+def interpreter_prefixes() -> tuple[Path, ...]:
+    """Return the directories that this Python needs to start, as they are written and as they really are."""
+    found = [Path(sys.base_prefix), Path(sys.base_exec_prefix), Path(interpreter()).parent.parent]
+    return tuple(dict.fromkeys([*found, *(path.resolve() for path in found)]))

@@ -1,0 +1,103 @@
+"""Whether a sandbox holds: a few attempts to get out of it, before anything is served in it.
+
+Holds: each probe has a target that is there at the time, so that a failure means confinement and not absence.
+Does not: prove that a sandbox is tight; it finds one that is not there, or was set up wrongly.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tool_worker.sandbox.sandbox import Enclosure, Sandbox, interpreter
+from tool_worker.workspace_errors import SandboxUnavailable, SandboxUnsafe
+
+LIMIT_SECONDS = 20.0
+_PROBES = Path(__file__).with_name("probes.py")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """One attempt; `reached` says what it got to, None that it was stopped."""
+
+    name: str
+    reached: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestReport:
+    """The outcome of all attempts."""
+
+    sandbox: str
+    results: tuple[ProbeResult, ...]
+
+    @property
+    def escapes(self) -> tuple[ProbeResult, ...]:
+        """The attempts that got out."""
+        return tuple(result for result in self.results if result.reached is not None)
+
+
+def run_self_test(sandbox: Sandbox) -> SelfTestReport:
+    """Try to get out of a sandbox; takes about a tenth of a second.
+
+    Raises:
+        SandboxUnavailable: the probes could not be run in it.
+    """
+    with tempfile.TemporaryDirectory(prefix="deckhands-selftest-") as folder, _targets(Path(folder)) as settings:
+        workspace = Path(folder, "workspace")
+        workspace.mkdir()
+        probes = workspace / _PROBES.name
+        probes.write_bytes(_PROBES.read_bytes())
+        mount_at = "/workspace" if sandbox.is_confining else str(workspace)
+        program = [interpreter(), "-I", "-S", f"{mount_at}/{probes.name}", json.dumps(settings)]
+        try:
+            ended = subprocess.run(  # noqa: S603  (our own interpreter and our own program)
+                sandbox.command(program, sandbox.options(Enclosure(workspace, mount_at))),
+                env={},
+                capture_output=True,
+                check=True,
+                timeout=LIMIT_SECONDS,
+            )
+            reached = json.loads(ended.stdout)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            detail = error.stderr.decode("utf-8", "replace") if isinstance(error, subprocess.CalledProcessError) else ""
+            raise SandboxUnavailable(f"The self-test could not run in {sandbox.name}: {error} {detail}") from error
+    return SelfTestReport(sandbox.name, tuple(ProbeResult(name, target) for name, target in reached.items()))
+
+
+def require_safe(report: SelfTestReport) -> None:
+    """Refuse a sandbox that did not hold.
+
+    Raises:
+        SandboxUnsafe: a probe got out.
+    """
+    if report.escapes:
+        found = ", ".join(f"{result.name} ({result.reached})" for result in report.escapes)
+        raise SandboxUnsafe(f"The sandbox {report.sandbox} does not hold: {found}.")
+
+
+@contextmanager
+def _targets(folder: Path) -> Iterator[dict[str, str]]:
+    """Set up what the probes look for: a process with a secret, a file and a listening port."""
+    canary, argument = secrets.token_hex(16), secrets.token_hex(16)
+    outside = folder / "outside"
+    outside.touch()
+    waiting = [interpreter(), "-I", "-S", "-c", "import sys; sys.stdin.read()", argument]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        subprocess.Popen(waiting, stdin=subprocess.PIPE, env={"SECRET": canary}) as target,  # noqa: S603
+    ):
+        yield {
+            "canary": canary,
+            "argument": argument,
+            "outside": str(outside),
+            "port": str(listener.getsockname()[1]),
+        }
+        target.communicate(timeout=LIMIT_SECONDS)

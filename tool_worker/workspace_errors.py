@@ -1,0 +1,94 @@
+"""What can go wrong with a workspace.
+
+    WorkspaceError
+    ├── WorkspaceUnavailable     no host could be started or reached                    [retryable]
+    │   └── HostLost             the host ended, or went silent, while it was asked     [retryable]
+    ├── WorkspaceLost            its directory is gone
+    ├── WorkspaceRefused         a directory that may not be a workspace
+    ├── WorkspaceConflict        asked for with another directory, sandbox or network than it was opened with
+    ├── HostRefused              the host did not begin the action; carries the host's code
+    └── SandboxError
+        ├── SandboxUnavailable   does not work on this machine
+        ├── SandboxTooWeak       weaker than this node demands
+        └── SandboxUnsafe        the self-test got out of it
+
+Holds: whatever of these is raised before an action was begun leaves no trace of the action.
+"""
+
+from __future__ import annotations
+
+from broker.errors import DeckhandsError
+
+
+class WorkspaceError(DeckhandsError):
+    """The workspace cannot serve the call."""
+
+    code = "workspace"
+
+
+class WorkspaceUnavailable(WorkspaceError):
+    """No host could be started or reached; nothing was begun."""
+
+    code = "workspace_unavailable"
+    retryable = True
+
+
+class HostLost(WorkspaceUnavailable):
+    """The host ended, or went silent, while it was asked; its journal knows what became of the action."""
+
+    code = "host_lost"
+
+
+class WorkspaceLost(WorkspaceError):
+    """The directory of the workspace is gone."""
+
+    code = "workspace_lost"
+
+
+class WorkspaceRefused(WorkspaceError):
+    """The directory may not be a workspace."""
+
+    code = "workspace_refused"
+
+
+class WorkspaceConflict(WorkspaceError):
+    """The workspace was opened with another directory, sandbox or network."""
+
+    code = "workspace_conflict"
+
+
+class HostRefused(WorkspaceError):
+    """The host did not begin the action.
+
+    Attributes:
+        code: the host's own: `bad_arguments`, `unknown_tool`, `too_many_actions`, `journal_unavailable`, …
+    """
+
+    def __init__(self, code: str, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retryable = retryable
+
+
+class SandboxError(WorkspaceError):
+    """The sandbox cannot be used."""
+
+    code = "sandbox"
+
+
+class SandboxUnavailable(SandboxError):
+    """The sandbox does not work on this machine."""
+
+    code = "sandbox_unavailable"
+
+
+class SandboxTooWeak(SandboxError):
+    """A weaker sandbox was asked for than this node demands."""
+
+    code = "sandbox_too_weak"
+
+
+class SandboxUnsafe(SandboxError):
+    """The self-test got out of the sandbox."""
+
+    code = "sandbox_unsafe"

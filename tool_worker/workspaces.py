@@ -1,0 +1,366 @@
+"""The workspaces of one node: each is a directory and the host process that works in it.
+
+Holds:
+    - One host per conversation, however many tool workers of the node ask for it at once.
+    - A workspace keeps its directory, sandbox and network for life. A directory that is gone is an error, never an
+      empty directory unawares.
+    - Nothing runs in a weaker sandbox than the node demands, and nothing before the sandbox passed its self-test.
+Does not: delete directories or journals; `close` ends processes only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import compileall
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.ids import check_conversation_id
+from tool_worker.host.configuration import HostConfiguration
+from tool_worker.host_connection import ActionStatus, HostConnection, HostResult
+from tool_worker.host_folder import Binding, HostFolder
+from tool_worker.host_launch import end_host, reap, start_host, wait_until_dead
+from tool_worker.sandbox.choice import AUTO, named_sandbox
+from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, PACKAGE_ROOT, Enclosure, ResourceLimits, Sandbox
+from tool_worker.sandbox.selftest import require_safe, run_self_test
+from tool_worker.workspace_errors import (
+    HostLost,
+    SandboxTooWeak,
+    WorkspaceConflict,
+    WorkspaceLost,
+    WorkspaceRefused,
+    WorkspaceUnavailable,
+)
+
+MOUNT_AT = "/workspace"
+SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0
+STARTS_AT_ONCE = 4
+OPEN_ATTEMPTS = 3
+ENDING_LIMIT_SECONDS = 10.0
+IDLE_SECONDS = 60.0
+
+_SYSTEM_DIRECTORIES = ("/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceSettings:
+    """How the hosts of a node work.
+
+    Attributes:
+        ttl_seconds: how long a host lives on when nobody is attached and no action runs.
+        no_change_timeout_seconds: after how much silence a command is answered.
+        environment: variables for every shell, over those that the sandbox sets.
+        read_only: further paths that programs in a sandbox may read.
+        limits: bounds for every shell and what it starts.
+    """
+
+    ttl_seconds: float = 3600.0
+    no_change_timeout_seconds: float = SERVED_NO_CHANGE_TIMEOUT_SECONDS
+    environment: Mapping[str, str] = field(default_factory=dict)
+    read_only: tuple[Path, ...] = ()
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceState:
+    """One workspace on this node."""
+
+    conversation_id: str
+    path: str
+    sandbox: str
+    is_alive: bool
+
+
+@dataclass(slots=True)
+class _Attached:
+    """What this worker has of a workspace: one at a time opens or closes it."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    connection: HostConnection | None = None
+    binding: Binding | None = None
+
+
+class OpenWorkspace:
+    """A workspace that was opened: its requests find the host again if the connection or the host was lost."""
+
+    def __init__(self, workspaces: Workspaces, conversation_id: str, connection: HostConnection) -> None:
+        self.conversation_id = conversation_id
+        self.connection = connection
+        self._workspaces = workspaces
+
+    async def run(
+        self, action_id: int, tool: str, arguments: Mapping[str, Any], *, may_repeat: bool = False
+    ) -> HostResult:
+        """Run an action; see `HostConnection.run`.
+
+        Idempotent: an action id is run once in the life of the workspace, `may_repeat` apart. If the host dies while
+        it runs, a new one is started and says that the outcome is unknown.
+        """
+        for _ in range(OPEN_ATTEMPTS - 1):
+            try:
+                return await self.connection.run(action_id, tool, arguments, may_repeat=may_repeat)
+            except HostLost:
+                self.connection = (await self._workspaces.open(self.conversation_id)).connection
+        return await self.connection.run(action_id, tool, arguments, may_repeat=may_repeat)
+
+    async def status(self, action_id: int) -> ActionStatus:
+        """Ask what is known of an action; see `HostConnection.status`."""
+        return await self.connection.status(action_id)
+
+    async def interrupt(self, action_id: int | None) -> bool:
+        """Stop an action; see `HostConnection.interrupt`."""
+        return await self.connection.interrupt(action_id)
+
+
+class Workspaces:
+    """Opens and closes the workspaces of a node; one object serves all conversations of a tool worker.
+
+    Args:
+        root: Directory of the node's workspaces. Tool workers of one node share it.
+        sandbox: What the node demands: `auto` (the best that works here), `bwrap`, or `none`. A conversation may ask
+            for something weaker only if this is `none`.
+        ttl_seconds, no_change_timeout_seconds, environment, read_only, limits: See `WorkspaceSettings`.
+    """
+
+    def __init__(self, root: Path, *, sandbox: str = AUTO, **settings: Any) -> None:
+        self._root = root.absolute()
+        self._demanded = sandbox
+        self._settings = WorkspaceSettings(**settings)
+        self._attached: dict[str, _Attached] = {}
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._started: set[int] = set()
+        self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._choosing = asyncio.Lock()
+
+    async def open(
+        self, conversation_id: str, *, path: str | None = None, sandbox: str = AUTO, network: bool | None = None
+    ) -> OpenWorkspace:
+        """Return the workspace with a host that answers, started if need be.
+
+        Args:
+            path: An existing directory; None: as before, or an empty one of its own the first time.
+            sandbox: `auto`: as before, or what the node demands the first time.
+            network: None: as before, or none the first time.
+
+        Raises:
+            WorkspaceLost: the directory is not there.
+            WorkspaceRefused: the directory may not be a workspace.
+            WorkspaceConflict: it was first opened with other arguments.
+            SandboxError: the sandbox is too weak for the node, does not work here or does not hold.
+            WorkspaceUnavailable: no host could be started; retryable.
+            UsageError: the conversation id cannot be used.
+        """
+        self._reap()
+        attached = self._attached.setdefault(check_conversation_id(conversation_id), _Attached())
+        async with attached.turn:
+            if attached.connection is not None and not attached.connection.is_open:
+                await attached.connection.detach()
+                attached.connection = None
+            if attached.binding is not None:
+                _require_same(attached.binding, path, sandbox, network)
+            if attached.connection is None:
+                folder = HostFolder(self._root, conversation_id)
+                folder.create()
+                async with folder.opening():
+                    attached.binding = await self._bind(folder, path, sandbox, network)
+                    attached.connection = await self._attach(folder, attached.binding)
+            return OpenWorkspace(self, conversation_id, attached.connection)
+
+    async def interrupt(self, conversation_id: str, action_id: int | None) -> bool:
+        """Stop an action, or with None whatever runs in the shell; return whether anything ran.
+
+        Raises:
+            HostLost: the host ended or does not answer.
+        """
+        if not HostFolder(self._root, check_conversation_id(conversation_id)).is_alive:
+            return False
+        return await (await self.open(conversation_id)).interrupt(action_id)
+
+    async def close(self, conversation_id: str) -> None:
+        """End the host and all processes of the workspace; when this returns none of them is left.  Idempotent.
+
+        Raises:
+            WorkspaceUnavailable: the kernel keeps a process that was killed; retryable.
+        """
+        folder = HostFolder(self._root, check_conversation_id(conversation_id))
+        attached = self._attached.setdefault(conversation_id, _Attached())
+        async with attached.turn:
+            if attached.connection is not None:
+                await attached.connection.detach()
+                attached.connection = None
+            if folder.exists:
+                async with folder.opening():
+                    binding = folder.read_binding()
+                    assert binding is not None
+                    await end_host(folder, await self._sandbox(binding.sandbox), binding.host_id)
+        self._reap()
+
+    def list(self) -> tuple[WorkspaceState, ...]:
+        """Return the workspaces that were ever opened on this node, by conversation id."""
+        return tuple(self._states())
+
+    async def let_go_of_idle(self, idle_seconds: float = IDLE_SECONDS) -> None:
+        """Detach from hosts that have not been asked for so long; from then on their time to live runs."""
+        self._reap()
+        now = asyncio.get_running_loop().time()
+        for attached in list(self._attached.values()):
+            connection = attached.connection
+            if connection is None or attached.turn.locked() or not connection.is_idle:
+                continue
+            if now - connection.last_used >= idle_seconds:
+                attached.connection = None
+                await connection.detach()
+
+    async def aclose(self) -> None:
+        """Detach from all hosts; they live on.  Idempotent."""
+        for attached in self._attached.values():
+            if attached.connection is not None:
+                await attached.connection.detach()
+                attached.connection = None
+        self._reap()
+
+    def _states(self) -> Iterator[WorkspaceState]:
+        if not self._root.is_dir():
+            return
+        for entry in sorted(self._root.iterdir()):
+            folder = HostFolder(self._root, entry.name)
+            binding = folder.read_binding()
+            if binding is not None:
+                yield WorkspaceState(entry.name, binding.path, binding.sandbox, folder.is_alive)
+
+    async def _bind(self, folder: HostFolder, path: str | None, sandbox: str, network: bool | None) -> Binding:
+        """Return the binding of a workspace, made the first time, checked every other."""
+        binding = folder.read_binding()
+        if binding is None:
+            chosen = await self._sandbox(sandbox)
+            if path is None:
+                folder.workspace.mkdir(mode=0o700, exist_ok=True)
+            directory = _absolute(path) if path is not None else folder.workspace
+            binding = Binding(
+                path=str(directory),
+                mount_at=self._mount_at(directory, chosen),
+                sandbox=chosen.name,
+                has_network=bool(network),
+                host_id=secrets.token_hex(16),
+            )
+            _check_directory(directory)
+            folder.write_binding(binding)
+        else:
+            _require_same(binding, path, sandbox, network)
+            _check_directory(Path(binding.path))
+        return binding
+
+    def _mount_at(self, directory: Path, sandbox: Sandbox) -> str:
+        """Say where programs find a directory.
+
+        Our own directories are at /workspace: no path of this node gets into the conversation, so it can go on
+        elsewhere. A directory of the user's stays where it is: virtual environments and build trees contain its path.
+        """
+        is_own = directory.resolve().is_relative_to(self._root.resolve())
+        return MOUNT_AT if is_own and sandbox.is_confining else str(directory)
+
+    async def _sandbox(self, name: str) -> Sandbox:
+        """Return a sandbox that this node allows and that holds, tried once in the life of this object."""
+        async with self._choosing:
+            name = self._demanded if name == AUTO else name
+            if name not in self._sandboxes:
+                files = self._root / ".sandbox"
+                chosen = await asyncio.to_thread(named_sandbox, name, files)
+                if not chosen.is_confining and self._demanded != chosen.name:
+                    raise SandboxTooWeak(
+                        f"This node runs nothing in the sandbox {name}.",
+                        remedy="Set DECKHANDS_SANDBOX=none on the node to allow it.",
+                    )
+                if chosen.is_confining:
+                    require_safe(await asyncio.to_thread(run_self_test, chosen))
+                compileall.compile_dir(PACKAGE_ROOT / "tool_worker" / "host", quiet=2)
+                self._sandboxes[name] = self._sandboxes[chosen.name] = chosen
+            return self._sandboxes[name]
+
+    async def _attach(self, folder: HostFolder, binding: Binding) -> HostConnection:
+        """Connect to the living host, or start one; the caller holds `folder.opening()`."""
+        failure: Exception | None = None
+        for _ in range(OPEN_ATTEMPTS):
+            alive_fd = folder.hold_alive()
+            try:
+                if alive_fd is None:
+                    return await HostConnection.attach(folder.conversation_id, folder.connect())
+                async with self._starting:
+                    await self._start(folder, binding, alive_fd)
+                    return await HostConnection.attach(folder.conversation_id, folder.connect())
+            except (OSError, HostLost) as error:
+                # A host that is ending still holds its lock but takes no connection any more.
+                failure = error
+                if not await wait_until_dead(folder, ENDING_LIMIT_SECONDS):
+                    break
+        text = f"The host of {folder.conversation_id} cannot be reached: {failure} {folder.log_tail()}"
+        raise WorkspaceUnavailable(text.strip()) from failure
+
+    async def _start(self, folder: HostFolder, binding: Binding, alive_fd: int) -> None:
+        """Start a host, which takes the lock over, and give up our own hold of it."""
+        try:
+            self._started.add(start_host(folder, *await self._plan(binding), alive_fd))
+        finally:
+            os.close(alive_fd)
+
+    async def _plan(self, binding: Binding) -> tuple[Sandbox, Enclosure, HostConfiguration]:
+        sandbox = await self._sandbox(binding.sandbox)
+        sandbox.kill_stragglers(binding.host_id)
+        workspace = Path(binding.path)
+        is_around_root = self._root.is_relative_to(workspace)
+        enclosure = Enclosure(
+            workspace,
+            binding.mount_at,
+            has_network=binding.has_network,
+            read_only=self._settings.read_only,
+            hidden=(self._root,) if is_around_root else (),
+        )
+        environment = {
+            **sandbox.shell_environment(enclosure),
+            **self._settings.environment,
+            HOST_ID_VARIABLE: binding.host_id,
+        }
+        configuration = HostConfiguration(
+            workspace=binding.mount_at,
+            environment=environment,
+            ttl_seconds=self._settings.ttl_seconds,
+            no_change_timeout_seconds=self._settings.no_change_timeout_seconds,
+            resource_limits=self._settings.limits.by_name(are_processes_counted_apart=sandbox.is_confining),
+            announces_pid=not sandbox.is_confining,
+        )
+        return sandbox, enclosure, configuration
+
+    def _reap(self) -> None:
+        self._started = {pid for pid in self._started if not reap(pid)}
+
+
+def _absolute(path: str) -> Path:
+    return Path(os.path.normpath(Path(path).absolute()))
+
+
+def _require_same(binding: Binding, path: str | None, sandbox: str, network: bool | None) -> None:
+    is_other = (
+        (path is not None and str(_absolute(path)) != binding.path)
+        or sandbox not in (AUTO, binding.sandbox)
+        or (network is not None and network != binding.has_network)
+    )
+    if is_other:
+        raise WorkspaceConflict(
+            f"The workspace is {binding.path} in the sandbox {binding.sandbox}, "
+            f"{'with' if binding.has_network else 'without'} network.",
+            remedy="Ask for the same, or start another conversation.",
+        )
+
+
+def _check_directory(directory: Path) -> None:
+    if str(directory) in _SYSTEM_DIRECTORIES:
+        raise WorkspaceRefused(f"{directory} may not be a workspace.", remedy="Use a directory of your own.")
+    if not directory.is_dir():
+        raise WorkspaceLost(
+            f"The directory {directory} of the workspace is not there.",
+            remedy="Restore it from a checkpoint, or start another conversation.",
+        )
