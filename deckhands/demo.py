@@ -21,10 +21,10 @@ from typing import Any
 from broker.agent_state import AgentState
 from broker.child import Child
 from broker.clock import SystemClock
-from broker.conversations import Conversations
+from broker.conversations import Conversations, Takeover
 from broker.events import AgentSpec, Event, LLMSpec, ModelReply, WorkspaceSpec
 from broker.invariants import doubled_observations, lost_events, violations
-from broker.membership import members
+from broker.workspace_orders import WorkspaceOrders
 from deckhands.client import Client
 from deckhands.cluster import CONTROLLER, TOOLS, Cluster, ClusterSpec, Worker
 from deckhands.example_projects import TASK, Example, examples
@@ -33,6 +33,7 @@ from deckhands.summary import Tally
 TIME_LIMIT_SECONDS = 600.0
 TEST_LIMIT_SECONDS = 60.0
 TESTS_AT_ONCE = 2
+END_LIMIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +57,16 @@ class DemoSpec:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A worker that was killed.
-
-    Attributes:
-        takeover_seconds: for each conversation or action that another worker took over, how long after the kill.
-    """
+    """A worker that was killed."""
 
     worker: str
     pid: int
     at: datetime
-    worker_ids: frozenset[str]
-    takeover_seconds: tuple[float, ...] = ()
+
+    def takeover_seconds(self, takeover: Takeover) -> float | None:
+        """Return how long after the kill something was taken over from the worker; None if from another one."""
+        pid = takeover.from_worker.split("-")[-2]  # see `broker.ids.new_worker_id`
+        return (takeover.at - self.at).total_seconds() if pid == str(self.pid) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +169,20 @@ class Demo:
             await self.cluster.start()
             await self.cluster.until_ready()
             async with await Client.connect(self.cluster.url) as client:
-                kills = await self._treat_all(client)
-                wall_seconds = self._clock.monotonic() - started
-                passing = await self._count_passing()
-                return await self._report(client, kills, passing, wall_seconds)
+                try:
+                    kills = await self._treat_all(client)
+                    wall_seconds = self._clock.monotonic() - started
+                    passing = await self._count_passing()
+                    return await self._report(client, kills, passing, wall_seconds)
+                finally:
+                    await self._end_sessions(client)
         finally:
             await self.cluster.stop()
 
     async def _treat_all(self, client: Client) -> list[Kill]:
         """Let every conversation come to its end, and kill workers meanwhile."""
         broken = asyncio.ensure_future(self.cluster.until_broken())
-        killing = asyncio.ensure_future(self._kill_workers(client))
+        killing = asyncio.ensure_future(self._kill_workers())
         treating = asyncio.gather(*(self._treat(client, patient) for patient in self._patients))
         everything = asyncio.gather(treating, killing)
         try:
@@ -215,7 +218,7 @@ class Demo:
                 if is_over:
                     return
 
-    async def _kill_workers(self, client: Client) -> list[Kill]:
+    async def _kill_workers(self) -> list[Kill]:
         kills: list[Kill] = []
         for number in range(self._spec.kills):
             share = (number + 0.5 + 0.5 * self._draw(f"moment {number}")) / (self._spec.kills + 0.5)
@@ -224,18 +227,17 @@ class Demo:
                 await self._moved.wait_for(lambda: self.progress.replies >= due)  # noqa: B023  (awaited at once)
             role = (CONTROLLER, TOOLS)[number % 2]
             places = [worker for worker in self.cluster.workers.values() if worker.role == role]
-            kills.append(await self._kill(client, places[int(self._draw(f"victim {number}") * len(places))]))
+            kills.append(self._kill(places[int(self._draw(f"victim {number}") * len(places))]))
         return kills
 
-    async def _kill(self, client: Client, worker: Worker) -> Kill:
+    def _kill(self, worker: Worker) -> Kill:
         assert worker.child is not None
         pid = worker.child.pid
-        known = [member.worker_id for member in await members(client.store) if member.about.get("pid") == str(pid)]
         at = self._clock.now()
         worker.child.send(signal.SIGKILL)
         self.progress.killed += 1
         self._on_notice(f"killed {worker.name} (pid {pid}) with SIGKILL")
-        return Kill(worker.name, pid, at, frozenset(known))
+        return Kill(worker.name, pid, at)
 
     def _draw(self, purpose: str) -> float:
         """Return a number from 0 up to 1, the same for the same seed and purpose."""
@@ -259,6 +261,11 @@ class Demo:
 
         return sum(await asyncio.gather(*(passes(patient) for patient in self._patients)))
 
+    async def _end_sessions(self, client: Client) -> None:
+        orders = WorkspaceOrders(client.store)
+        ids = [patient.conversation_id for patient in self._patients if patient.conversation_id]
+        await asyncio.gather(*(orders.end_sessions(cid, limit_seconds=END_LIMIT_SECONDS) for cid in ids))
+
     async def _report(self, client: Client, kills: list[Kill], passing: int, wall_seconds: float) -> DemoReport:
         events = lost = doubled = 0
         broken: list[str] = []
@@ -273,10 +280,9 @@ class Demo:
                 log, conversation_id=patient.conversation_id, last_event_id=row.last_event_id, seen=patient.seen
             )
             broken += [f"{patient.conversation_id}: {item.invariant}: {item.text}" for item in found]
-            await conversations.close(patient.conversation_id)
-        seconds = [
-            second for kill in await self._with_takeovers(conversations, kills) for second in kill.takeover_seconds
-        ]
+        takeovers = await conversations.takeovers()
+        found_seconds = [kill.takeover_seconds(takeover) for kill in kills for takeover in takeovers]
+        seconds = [second for second in found_seconds if second is not None]
         return DemoReport(
             conversations=self._spec.conversations,
             finished=self.progress.finished,
@@ -292,20 +298,3 @@ class Demo:
             wall_seconds=round(wall_seconds, 3),
             seed=self._spec.seed,
         )
-
-    async def _with_takeovers(self, conversations: Conversations, kills: list[Kill]) -> list[Kill]:
-        takeovers = await conversations.takeovers()
-        return [
-            Kill(
-                kill.worker,
-                kill.pid,
-                kill.at,
-                kill.worker_ids,
-                tuple(
-                    (takeover.at - kill.at).total_seconds()
-                    for takeover in takeovers
-                    if takeover.from_worker in kill.worker_ids
-                ),
-            )
-            for kill in kills
-        ]

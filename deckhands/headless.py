@@ -18,6 +18,7 @@ from broker.agent_state import AgentState
 from broker.errors import UnknownConversation, UsageError
 from broker.events import AgentSpec, Event, Limits, WorkspaceSpec
 from broker.ids import new_conversation_id
+from broker.workspace_orders import WorkspaceOrders
 from deckhands.client import Client
 from deckhands.cluster import Cluster, ClusterSpec, Notice
 from deckhands.home import Home, supervising
@@ -26,6 +27,8 @@ from deckhands.summary import ExitCode, Summary, Tally
 
 STOP_LIMIT_SECONDS = 15.0
 """How long an interrupted conversation may take to stop before it is left as it is."""
+END_LIMIT_SECONDS = 5.0
+"""How long the end of a workspace's processes may take before they are left to their time to live."""
 PATIENCE_SECONDS = 10.0
 """How long the store may be silent; a private one is started anew in far less."""
 
@@ -111,6 +114,7 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
                         client, conversation_id, task, watcher, on_event=on_event, broken=cluster.until_broken()
                     )
                 folder.finish(ending.summary)
+                await WorkspaceOrders(client.store).end_sessions(conversation_id, limit_seconds=END_LIMIT_SECONDS)
         finally:
             await cluster.stop()
     return ending
