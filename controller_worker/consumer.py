@@ -1,7 +1,7 @@
 """The consumer of a controller worker: claims conversations, wakes them, and gives them back.
 
-Holds: at most `max_conversations` at a time; a lost ring is found within seconds; a worker that was swept drops all it
-had and starts over under a new name.
+Holds: about `max_conversations` at a time, and those that only wait make room for those that wait for a worker; a lost
+ring is found within seconds; a worker that was swept drops all it had and starts over under a new name.
 Does not: decide anything about a conversation; see `conversation_loop`.
 """
 
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from broker.errors import OwnershipLost
+from broker.errors import OwnershipLost, StoreError
 from broker.event_log import EventLog
 from broker.failpoints import failpoint
 from broker.ids import new_worker_id
@@ -28,6 +28,8 @@ from controller_worker.settings import ControllerSettings
 UPKEEP_SECONDS = 1.0
 CHECK_NEWS_EVERY = 2
 CHECK_DISPATCH_AFTER_SECONDS = 6.0
+MAKE_ROOM_FOR = 256
+"""How many conversations that only wait a full worker gives back each second, the longest waiting first."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +50,20 @@ class ControllerConsumer:
         try:
             while not stop.is_set():
                 self._incarnation = _Incarnation(services, settings.max_conversations, settings.idle_seconds)
+                if self._is_draining:
+                    await self._incarnation.drain()
                 await self._incarnation.run(stop)
         finally:
             await services.models.aclose()
             await store.aclose()
 
     async def drain(self) -> int:
-        """Take no more conversations and give back those that only wait; returns how many are left."""
+        """Take no more conversations and give back those that only wait, now and as soon as they do.
+
+        Returns:
+            How many are left.
+        """
+        self._is_draining = True
         return await self._incarnation.drain() if self._incarnation is not None else 0
 
     def conversation_ids(self) -> list[str]:
@@ -123,7 +132,7 @@ class _Incarnation:
             failpoint("controller.beat")
             if await self._membership.tick(self.progress) is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
-            await store.check_generation()
+            await store.persist(store.check_generation)
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _read_ready(self, names: ShardKeys) -> None:
@@ -138,20 +147,33 @@ class _Incarnation:
 
     async def _claim(self, conversation_id: str, entry: str) -> None:
         failpoint("controller.before_claim")
-        owners = self._services.owners
-        claimed: Claimed | NotClaimed | None = await owners.claim(conversation_id, self.worker_id, ready_entry=entry)
-        if claimed is NotClaimed.SWEPT:
-            raise OwnershipLost(f"{self.worker_id} was swept.")
-        if claimed is NotClaimed.YOURS:
-            known = self.loops.get(conversation_id)
-            if known is not None:
-                known.wake()
-                return
-            claimed = await owners.resume_claim(conversation_id, self.worker_id)
-        if not isinstance(claimed, Claimed):
+        try:
+            claimed = await self._services.owners.claim(conversation_id, self.worker_id, ready_entry=entry)
+        except StoreError:
+            _log.exception("conversation %s cannot be claimed", conversation_id)
             return
+        if isinstance(claimed, Claimed):
+            self._begin(claimed)
+        elif claimed is NotClaimed.SWEPT:
+            raise OwnershipLost(f"{self.worker_id} was swept.")
+        elif claimed is NotClaimed.YOURS:
+            await self._go_on(conversation_id)
+
+    async def _go_on(self, conversation_id: str) -> None:
+        """Wake a conversation that is ours; take it up if the reply to its claim was lost, or if it was dropped."""
+        if conversation_id not in self.loops:
+            claimed = await self._services.owners.resume_claim(conversation_id, self.worker_id)
+            if claimed is not None and conversation_id not in self.loops:
+                self._begin(claimed)
+                return
+        loop = self.loops.get(conversation_id)
+        if loop is not None:
+            self.progress += 1
+            loop.wake()
+
+    def _begin(self, claimed: Claimed) -> None:
         loop = ConversationLoop(claimed, self._services, on_gone=self._forget)
-        self.loops[conversation_id] = loop
+        self.loops[loop.conversation_id] = loop
         if len(self.loops) >= self._max_conversations:
             self._room.clear()
         self.progress += 1
@@ -162,10 +184,7 @@ class _Incarnation:
         try:
             while True:
                 for conversation_id in await mailbox.read():
-                    loop = self.loops.get(conversation_id)
-                    if loop is not None:
-                        self.progress += 1
-                        loop.wake()
+                    await self._go_on(conversation_id)
         finally:
             await mailbox.aclose()
 
@@ -185,13 +204,21 @@ class _Incarnation:
                         loop.wake()
             now = clock.monotonic()
             checked = {cid: at for cid, at in checked.items() if cid in self.loops}
-            for loop in idle:
+            idle.sort(key=lambda loop: loop.waiting_since)
+            surplus = self._surplus()
+            for position, loop in enumerate(idle):
                 cid, waited = loop.conversation_id, now - loop.waiting_since
-                if waited > self._idle_seconds:
+                if position < surplus or waited > self._idle_seconds:
                     await loop.release_idle()
                 elif waited > CHECK_DISPATCH_AFTER_SECONDS and now - checked.get(cid, 0.0) > waited / 2:
                     checked[cid] = now
                     loop.check_dispatch()
+
+    def _surplus(self) -> int:
+        """Return how many conversations that only wait are to go at once."""
+        if self.is_draining:
+            return len(self.loops)
+        return MAKE_ROOM_FOR if len(self.loops) >= self._max_conversations else 0
 
     def _forget(self, loop: ConversationLoop) -> None:
         if self.loops.get(loop.conversation_id) is loop:

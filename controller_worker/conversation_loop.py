@@ -4,7 +4,8 @@ Between two pieces of news a conversation is an object without a task: waiting f
 only, and after a while not even that. A model call is the only thing that keeps a task.
 
 Holds: every decision rests on the log up to `state.version`, and is appended only if the log has not grown since; a
-turn is appended whole, with the reply that led to it; a fenced conversation is dropped at once and writes nothing.
+turn is appended whole, with the reply that led to it; a fenced conversation is dropped at once and writes nothing; an
+error that nobody foresaw becomes an event of its conversation and touches no other.
 Does not: retry model calls by sleeping. A failed call is an event with the time of the next one, and the conversation
 is parked until then.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from broker.agent_state import AgentState
 from broker.clock import to_millis
 from broker.errors import DeckhandsError
-from broker.event_log import Appended, Conflict, Duplicate, EventLog
+from broker.event_log import Appended, Closed, Conflict, Duplicate, EventLog, Fenced
 from broker.events import Event, ModelCallFailed
 from broker.failpoints import failpoint
 from broker.observations import AgentStateChangedObservation
@@ -28,18 +29,26 @@ from broker.store import Store
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.commit import Commit, greeting, index_fields, settle
-from controller_worker.controller import Append, AwaitTools, CallModel, Effect, Greet, Park, fold, next_effect
+from controller_worker.controller import (
+    Append,
+    AwaitTools,
+    CallModel,
+    Effect,
+    Greet,
+    Park,
+    end_in_error,
+    fold,
+    next_effect,
+)
 from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.memory.conversation_memory import ConversationMemory
-from controller_worker.model_call import Models, ask, reply_of
+from controller_worker.memory.recollection import Recollection
+from controller_worker.model_call import Models, ask, last_error_of, reply_of
 from controller_worker.state import State, snapshot_of, state_from
 
 SNAPSHOT_EVERY_EVENTS = 50
 MAX_CRASHES = 3
-NOT_IN_PROMPTS = frozenset({"old_content", "new_content"})
-"""Fields of observations that no model sees; the rest of a shortened event is fetched for the prompt."""
-MAX_EFFECTS_A_TURN = 64
-"""A settled log needs two or three; more means that the core asks for the same thing again and again."""
+MAX_ROUNDS_A_VERSION = 16
+"""A log that does not grow needs one or two; more means that the same thing is wanted again and again."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +72,8 @@ class _Answer:
     result: Completion | ModelCallFailed
 
 
-class _Gone(Exception):  # noqa: N818  (not an error: the conversation is no longer ours)
-    """The conversation was released, parked or taken over."""
+class _Gone(Exception):
+    """The conversation was released, parked or taken over. Not an error."""
 
 
 class ConversationLoop:
@@ -78,7 +87,7 @@ class ConversationLoop:
         self._services = services
         self._on_gone = on_gone
         self._agent: Agent | None = None
-        self._memory: ConversationMemory | None = None
+        self._recollection = Recollection(services.log, claimed.ownership.conversation_id)
         self._is_restored = False
         self._has_news = False
         self._task: asyncio.Task[None] | None = None
@@ -87,6 +96,7 @@ class ConversationLoop:
         self._dispatched: set[int] = set()
         self._snapshot_version = 0
         self._shown: dict[str, str | int | float] = {}
+        self._is_on_probation = claimed.crashes > 0
         self._is_marked = False
 
     @property
@@ -108,7 +118,7 @@ class ConversationLoop:
     def check_dispatch(self) -> None:
         """Make sure that the actions waited for are really with a tool worker."""
         self._dispatched.clear()
-        self.wake()
+        self.wake(has_news=False)
 
     def drop(self) -> None:
         """Let go of the conversation without another word."""
@@ -132,55 +142,68 @@ class ConversationLoop:
                 await self._advance()
         except _Gone:
             self.drop()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
             _log.exception("conversation %s", self.conversation_id)
             await self._fail(error)
 
     async def _advance(self) -> None:
         """Do what is wanted until there is nothing left to do for now."""
-        for _ in range(MAX_EFFECTS_A_TURN):
+        version, rounds = -1, 0
+        while True:
             await self._catch_up()
-            if self._answer is not None:
-                await self._take_answer(self._answer)
-                continue
-            effect = next_effect(self.state, self._services.store.clock.now())
-            if isinstance(effect, Append):
-                await self._commit(effect)
-            elif isinstance(effect, Greet):
-                assert self._agent is not None
-                await self._commit(greeting(self._agent, self.state))
-            elif isinstance(effect, AwaitTools):
-                if await self._has_dispatched(effect):
-                    return
-            elif isinstance(effect, CallModel):
-                await self._start_call(effect)
+            rounds = rounds + 1 if self.state.version == version else 0
+            version = self.state.version
+            assert rounds < MAX_ROUNDS_A_VERSION, f"no end to what is wanted at version {version}"
+            if not await self._does_next():
                 return
-            elif self._call is not None:
-                return  # paused while the model thinks: its answer is paid for and will be kept
-            else:
-                await self._release(effect)
-        raise AssertionError(f"no end to what is wanted at version {self.state.version}")
+
+    async def _does_next(self) -> bool:
+        """Do what is wanted now; False when it is only to wait."""
+        if self._answer is not None:
+            await self._take_answer(self._answer)
+            return True
+        effect = next_effect(self.state, self._services.store.clock.now())
+        if isinstance(effect, Append):
+            await self._commit(effect)
+        elif isinstance(effect, Greet):
+            assert self._agent is not None
+            await self._commit(greeting(self._agent, self.state))
+        elif isinstance(effect, AwaitTools):
+            return not await self._has_dispatched(effect)
+        elif isinstance(effect, CallModel):
+            await self._start_call(effect)
+            return False
+        elif self._call is not None:
+            return False  # paused while the model thinks: its answer is paid for and will be kept
+        else:
+            await self._release(effect)
+        return True
 
     async def _catch_up(self) -> None:
         """Restore at first, then fold in what is new."""
+        await self._mark(is_stepping=True)
         if not self._is_restored:
             await self._restore()
         if self._has_news:
             self._has_news = False
-            self.waiting_since = self._services.store.clock.monotonic()
             news = await self._services.log.news(self.ownership, after=self.state.version)
             await self._take_in(news, fold(self.state, news))
 
     async def _restore(self) -> None:
         """Fold the log from the latest snapshot, or from its beginning."""
-        if self._claimed.crashes >= MAX_CRASHES:
-            raise DeckhandsError(f"The conversation crashed its worker {self._claimed.crashes} times in a row.")
-        await self._mark(is_stepping=True)
+        services, claimed = self._services, self._claimed
+        if claimed.is_closed:
+            await services.owners.release(self.ownership, seen_id=claimed.last_id)
+            raise _Gone
+        if claimed.crashes >= MAX_CRASHES:
+            raise DeckhandsError(f"The conversation crashed its worker {claimed.crashes} times in a row.")
         failpoint("controller.after_claim")
-        state = state_from(await self._services.owners.load_snapshot(self.conversation_id)) or State()
-        if state.version > self._claimed.last_id:
+        state = state_from(await services.owners.load_snapshot(self.conversation_id)) or State()
+        if state.version > claimed.last_id:
             state = State()  # the store has lost its end, and the snapshot tells of events that are no more
-        tail = await self._services.log.read(self.conversation_id, after=state.version)
+        # Read as news: a ring that came since the claim is answered by this, and the next event rings again.
+        self._has_news = False
+        tail = await services.log.news(self.ownership, after=state.version)
         self._snapshot_version = state.version
         self.state = fold(state, tail)
         self._agent = create_agent(self.state.agent)
@@ -188,16 +211,10 @@ class ConversationLoop:
 
     async def _take_in(self, events: list[Event], state: State) -> None:
         """Go on to the state after these events, and remember them for the next prompt."""
-        if self._memory is not None:
-            for event in events:
-                self._memory.add(await self._for_prompt(event))
+        await self._recollection.take_in(events)
+        if events:
+            self.waiting_since = self._services.store.clock.monotonic()
         self.state = state
-
-    async def _for_prompt(self, event: Event) -> Event:
-        """Return an event with the texts a prompt needs, fetched if they are kept beside the log."""
-        if not event.blobs or event.blobs.keys() <= NOT_IN_PROMPTS:
-            return event
-        return await self._services.log.blobs.whole(self.conversation_id, event)
 
     async def _commit(self, wanted: Append) -> None:
         """Append events and all that follows from them at once; if the log has grown, only read on."""
@@ -218,6 +235,8 @@ class ConversationLoop:
         if isinstance(outcome, Conflict):
             self._has_news = True
             return
+        if isinstance(outcome, Closed):
+            await services.owners.release(self.ownership, seen_id=self.state.version)
         if not isinstance(outcome, Appended | Duplicate):
             _log.warning("conversation %s: fenced or closed at event %d", self.conversation_id, self.state.version)
             raise _Gone
@@ -226,7 +245,7 @@ class ConversationLoop:
 
     async def _after_commit(self, commit: Commit) -> None:
         first_id = self.state.version + 1
-        self._is_marked = False  # an append takes the mark away
+        self._is_marked = self._is_on_probation = False  # an append takes the mark and the crashes away
         await self._take_in(commit.events, commit.state)
         self._dispatched |= {first_id + position for position in commit.dispatch}
         if self.state.agent_state in (AgentState.STOPPED, AgentState.ERROR) and self._call is not None:
@@ -248,18 +267,21 @@ class ConversationLoop:
                 self._has_news = True
                 return False
             self._dispatched.add(action_id)
+        self._dispatched.intersection_update(effect.action_ids)
         await self._mark(is_stepping=False)
         return True
 
     async def _start_call(self, effect: CallModel) -> None:
         if self._call is not None:
             return
-        if self._memory is None:
-            self._memory = await self._read_memory()
+        messages = await self._recollection.messages(
+            self.state.version, max_message_chars=self._services.models.max_message_chars(self.state.agent.llm)
+        )
         await self._mark(is_stepping=False)
+        failpoint("controller.model_thinking")
         assert self._agent is not None
         request = ModelRequest(
-            messages=tuple(self._memory.messages()),
+            messages=messages,
             tools=self._agent.tools,
             conversation_id=self.conversation_id,
             iteration=self.state.iteration,
@@ -269,20 +291,14 @@ class ConversationLoop:
             self._ask_model(effect, request, self.state.version), name=f"model {self.conversation_id}"
         )
 
-    async def _read_memory(self) -> ConversationMemory:
-        """Make the messages anew from the whole log."""
-        memory = ConversationMemory()
-        for event in await self._services.log.read(self.conversation_id, until=self.state.version):
-            memory.add(await self._for_prompt(event))
-        return memory
-
     async def _ask_model(self, effect: CallModel, request: ModelRequest, seen_id: int) -> None:
         """Call the model once and leave the answer for the loop."""
-        failpoint("controller.model_thinking")
         services = self._services
         result = await ask(
             services.models, self.state.agent.llm, request, attempt=effect.attempt, clock=services.store.clock
         )
+        if self._call is not asyncio.current_task():
+            return  # cancelled too late to notice; nobody waits for the answer any more
         self._call = None
         self._answer = _Answer(effect, seen_id, result)
         self.wake(has_news=False)
@@ -325,31 +341,42 @@ class ConversationLoop:
 
     async def _mark(self, *, is_stepping: bool) -> None:
         """On probation after a crash, say when a step begins and ends, so that only a culprit is counted."""
-        if self._claimed.crashes == 0 or self._is_marked == is_stepping:
+        if not self._is_on_probation or self._is_marked == is_stepping:
             return
         if not await self._services.owners.mark(self.ownership, is_stepping=is_stepping):
             raise _Gone
         self._is_marked = is_stepping
 
     async def _fail(self, error: Exception) -> None:
-        """Make an error that nobody foresaw the conversation's last event for now, and let it rest."""
-        text = (
-            str(error)
-            if isinstance(error, DeckhandsError)
-            else (
-                "There was an unexpected error while running the agent: "
-                f"{type(error).__name__}. You can ask the agent to try again."
-            )
-        )
-        reason = f"{'RuntimeError' if not isinstance(error, DeckhandsError) else type(error).__name__}: {text}"
+        """Record an error that nobody foresaw, and give the conversation up until somebody speaks up."""
+        try:
+            for _ in range(MAX_ROUNDS_A_VERSION):
+                if await self._has_rested_in_error(last_error_of(error)):
+                    break
+        except Exception:  # noqa: BLE001  (the outermost edge: a loop must not end its neighbours)
+            _log.exception("conversation %s: its error could not be recorded", self.conversation_id)
+        finally:
+            self.drop()
+
+    async def _has_rested_in_error(self, reason: str) -> bool:
+        """Append an error and release the conversation. False when there is news; it gets the same answer."""
         log, owners = self._services.log, self._services.owners
-        last_id = (await owners.last_ids([self.conversation_id]))[0]
-        failed = AgentStateChangedObservation(agent_state=AgentState.ERROR, reason=reason)
-        await log.append_as_owner(
+        (last_id,) = await owners.last_ids([self.conversation_id])
+        if self._is_restored and self.state.version == last_id:
+            wanted = end_in_error(self.state, reason)
+        else:  # what is pending is not known
+            wanted = Append((AgentStateChangedObservation(agent_state=AgentState.ERROR, reason=reason),))
+        outcome = await log.append_as_owner(
             self.ownership,
-            [failed],
+            wanted.events,
             expected_last_id=last_id,
+            answers=dict(wanted.answers),
+            cancels=wanted.cancels,
             fields={"state": AgentState.ERROR.value, "wait_reason": "", "last_error": reason},
         )
-        await owners.release(self.ownership, seen_id=last_id + 1)
-        self.drop()
+        if isinstance(outcome, Fenced):
+            return True
+        if isinstance(outcome, Conflict):
+            return False
+        seen_id = last_id if isinstance(outcome, Closed) else outcome.last_id
+        return await owners.release(self.ownership, seen_id=seen_id) is None

@@ -5,9 +5,10 @@ Holds: a call ends in a `Completion` or in a `ModelCallFailed`, whatever goes wr
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from broker.clock import Clock
 from broker.errors import DeckhandsError
@@ -22,10 +23,11 @@ from broker.events import (
 )
 from broker.ids import jitter
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import ModelError
+from controller_worker.llm.errors import LLMConfigError, ModelError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.registry import create_llm
 from controller_worker.llm.retry import next_wait_seconds
+from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS
 
 _log = logging.getLogger(__name__)
 
@@ -36,28 +38,46 @@ class Models:
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
         self._clients: dict[LLMSpec, tuple[LLM, LLMConfig]] = {}
+        self._creating = asyncio.Lock()
 
-    def of(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
+    async def of(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
         """Return the client for a specification, and its settings.
 
         Raises:
             LLMConfigError: no model is configured, or a setting cannot be used.
         """
-        found = self._clients.get(spec)
-        if found is None:
-            config = LLMConfig.from_env(
-                self._env,
-                model=spec.model,
-                temperature=spec.temperature,
-                max_output_tokens=spec.max_output_tokens,
-            )
-            found = self._clients[spec] = (create_llm(config), config)
-        return found
+        if spec not in self._clients:
+            async with self._creating:
+                if spec not in self._clients:
+                    # The first client imports its provider's library, for longer than a heartbeat may be late.
+                    self._clients[spec] = await asyncio.to_thread(self._create, spec)
+        return self._clients[spec]
+
+    def max_message_chars(self, spec: LLMSpec) -> int:
+        """Return how long a text in a prompt may be; the default where the settings cannot be used."""
+        if spec in self._clients:
+            return self._clients[spec][1].max_message_chars
+        try:
+            return self._config(spec).max_message_chars
+        except LLMConfigError:
+            return MAX_MESSAGE_CHARS
 
     async def aclose(self) -> None:
         """Close every client."""
         for client, _ in self._clients.values():
             await client.aclose()
+
+    def _create(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
+        config = self._config(spec)
+        return create_llm(config), config
+
+    def _config(self, spec: LLMSpec) -> LLMConfig:
+        return LLMConfig.from_env(
+            self._env,
+            model=spec.model,
+            temperature=spec.temperature,
+            max_output_tokens=spec.max_output_tokens,
+        )
 
 
 async def ask(
@@ -73,29 +93,33 @@ async def ask(
     """
     config = None
     try:
-        llm, config = models.of(spec)
+        llm, config = await models.of(spec)
         return await llm.complete(request)
     except ModelError as error:
-        assert config is not None
-        wait = next_wait_seconds(config, attempt, error, jitter=jitter() - 0.5)
-        return ModelCallFailed(
-            code=error.code,
-            content=error.provider_text or str(error),
-            last_error=error.last_error,
+        wait = None if config is None else next_wait_seconds(config, attempt, error, jitter=jitter() - 0.5)
+        return _failed(
+            error.code,
+            error.provider_text or str(error),
+            error.last_error,
             attempt=attempt,
             retry_at=None if wait is None else clock.now() + timedelta(seconds=wait),
         )
     except DeckhandsError as error:
-        return ModelCallFailed(
-            code=error.code, content=str(error), last_error=f"{type(error).__name__}: {error}", attempt=attempt
-        )
-    except Exception as error:
+        return _failed(error.code, str(error), last_error_of(error), attempt=attempt)
+    except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
         _log.exception("model call of %s", request.conversation_id)
-        text = (
-            f"There was an unexpected error while running the agent: {type(error).__name__}. "
-            "You can ask the agent to try again."
-        )
-        return ModelCallFailed(code="unexpected", content=text, last_error=f"RuntimeError: {text}", attempt=attempt)
+        last_error = last_error_of(error)
+        return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
+
+
+def last_error_of(error: Exception) -> str:
+    """Return an error as OpenHands shows it; of one that nobody foresaw only its name (1.11)."""
+    if isinstance(error, DeckhandsError):
+        return f"{type(error).__name__}: {error}"
+    return (
+        f"RuntimeError: There was an unexpected error while running the agent: {type(error).__name__}. "
+        "You can ask the agent to try again."
+    )
 
 
 def reply_of(completion: Completion, *, iteration: int, seen_id: int, event_id: int) -> ModelReply:
@@ -103,8 +127,8 @@ def reply_of(completion: Completion, *, iteration: int, seen_id: int, event_id: 
     calls: list[ModelToolCall] = []
     taken: set[str] = set()
     for call in completion.tool_calls:
-        call_id = call.id or f"call_{event_id}_{len(calls) + 1}"
-        if call_id in taken:
+        call_id = replace_surrogates(call.id) or f"call_{event_id}_{len(calls) + 1}"
+        while call_id in taken:
             call_id = f"{call_id}_{len(calls) + 1}"
         taken.add(call_id)
         arguments = replace_surrogates(call.arguments)
@@ -128,4 +152,16 @@ def reply_of(completion: Completion, *, iteration: int, seen_id: int, event_id: 
         latency_seconds=completion.latency_seconds,
         iteration=iteration,
         seen_id=seen_id,
+    )
+
+
+def _failed(
+    code: str, content: str, last_error: str, *, attempt: int, retry_at: datetime | None = None
+) -> ModelCallFailed:
+    return ModelCallFailed(
+        code=code,
+        content=replace_surrogates(content),
+        last_error=replace_surrogates(last_error),
+        attempt=attempt,
+        retry_at=retry_at,
     )
