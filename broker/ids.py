@@ -38,8 +38,13 @@ def check_conversation_id(conversation_id: str) -> str:
 
 def new_worker_id(role: str) -> str:
     """Name one incarnation of this process: `<role>-<host>-<pid>-<random>`."""
+    return f"{worker_id_prefix(role)}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def worker_id_prefix(role: str) -> str:
+    """Return how the ids of a role's workers on this host begin: `<role>-<host>-`."""
     host = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:24] or "host"
-    return f"{role}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{role}-{host}-"
 
 
 def new_key() -> str:

@@ -1,0 +1,111 @@
+"""Whether this container does its work: `python -m broker.health controller`, `tool` or `store`.
+
+That a process exists proves nothing, and that it answers pings proves little: a worker that hangs does both. Its
+heartbeat in the store proves work, because the loop that does the work sends it. The verdict is the exit status: 0 for
+healthy, 1 for a heartbeat that has lapsed, 3 when nothing can be said, because the store does not answer or does not
+let us in; restarting a worker would not mend that.
+
+Holds: a heartbeat's age is measured by the store's own clock.
+Does not: tell apart several workers of one role on one host; it is for containers, which hold one each.
+Keys: reads `deck:{k}:workers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker.connection import Connection, MultiplexedConnection
+from broker.errors import DeckhandsError
+from broker.ids import worker_id_prefix
+from broker.keys import ShardKeys
+from broker.settings import BrokerSettings
+
+HEALTHY, LAPSED, NOTHING_TO_SAY = 0, 1, 3
+WORKER_ROLES = ("controller", "tool")
+STORE_ROLE = "store"
+REPLY_LIMIT_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a check found.
+
+    Attributes:
+        exit_status: `HEALTHY`, `LAPSED` or `NOTHING_TO_SAY`.
+        reason: one line.
+    """
+
+    exit_status: int
+    reason: str
+
+
+async def check_worker(connection: Connection, role: str) -> Verdict:
+    """Look for the heartbeat of this host's worker.
+
+    Args:
+        role: `controller` or `tool`.
+
+    Raises:
+        StoreError: the store does not answer, or refuses.
+    """
+    prefix = worker_id_prefix(role)
+    seconds, micros = await connection.call("TIME")
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    # A worker beats in every shard in turn, so the first one speaks for all.
+    flat = await connection.call("ZRANGE", ShardKeys(0).workers, 0, -1, "WITHSCORES")
+    deadlines = [float(flat[i + 1]) for i in range(0, len(flat), 2) if flat[i].decode().startswith(prefix)]
+    if not deadlines:
+        return Verdict(LAPSED, f"No {role} worker of this host is known to the store.")
+    left_ms = max(deadlines) - now_ms
+    if left_ms <= 0:
+        return Verdict(LAPSED, f"The {role} worker's heartbeat lapsed {-left_ms / 1000:.1f} s ago.")
+    return Verdict(HEALTHY, f"The {role} worker's heartbeat holds for {left_ms / 1000:.1f} s.")
+
+
+async def check_store(connection: Connection) -> Verdict:
+    """Ask the store whether it serves; it refuses a ping while it loads, and while it cannot write to its disk.
+
+    Raises:
+        StoreError: it does not answer, or refuses.
+    """
+    await connection.call("PING")
+    return Verdict(HEALTHY, "The store serves.")
+
+
+async def check(role: str, url: str) -> Verdict:
+    """Check a worker of this host, or the store; whatever goes wrong with the store is part of the verdict.
+
+    Args:
+        role: `controller`, `tool` or `store`.
+        url: the store, as `DECKHANDS_URL` has it.
+    """
+    assert role in (*WORKER_ROLES, STORE_ROLE)
+    connection: MultiplexedConnection | None = None
+    try:
+        connection = MultiplexedConnection(url, reply_timeout_seconds=REPLY_LIMIT_SECONDS)
+        return await (check_store(connection) if role == STORE_ROLE else check_worker(connection, role))
+    except DeckhandsError as error:
+        return Verdict(NOTHING_TO_SAY, str(error))
+    finally:
+        if connection is not None:
+            await connection.aclose()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check what the one argument names, say what was found on standard output, and return the exit status."""
+    if len(arguments) != 1 or arguments[0] not in (*WORKER_ROLES, STORE_ROLE):
+        verdict = Verdict(NOTHING_TO_SAY, "Usage: python -m broker.health controller|tool|store")
+    else:
+        try:
+            verdict = asyncio.run(check(arguments[0], BrokerSettings.from_env().url))
+        except DeckhandsError as error:
+            verdict = Verdict(NOTHING_TO_SAY, str(error))
+    sys.stdout.write(f"{verdict.reason}\n")
+    return verdict.exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
