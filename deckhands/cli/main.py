@@ -5,9 +5,9 @@ Holds: no traceback reaches the terminal unless DECKHANDS_DEBUG is set; `--help`
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -36,7 +36,6 @@ VERBS = {
 """verb → its module, and what it does in one line; each module has a command named after the verb."""
 
 INTERRUPTED = 130
-BROKEN_PIPE = 141
 
 
 class Verbs(click.Group):
@@ -80,23 +79,23 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    sys.exit(call(sys.argv[1:]))
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Run a verb with its arguments and return the exit code."""
     try:
-        code = cli.main(standalone_mode=False, prog_name="deckhands")
-        sys.stdout.flush()
+        code = cli.main(list(arguments), standalone_mode=False, prog_name="deckhands")
     except click.ClickException as error:
         error.show()
-        code = error.exit_code
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        code = INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read us has gone; the interpreter must not complain about it when it flushes at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = BROKEN_PIPE
+        return INTERRUPTED
     except DeckhandsError as error:
-        code = _expected(error)
+        return _expected(error)
     except Exception as error:  # noqa: BLE001  (the outermost edge)
-        code = _unexpected(error)
-    sys.exit(code or 0)
+        return _unexpected(error)
+    return int(code or 0)
 
 
 def _expected(error: DeckhandsError) -> int:

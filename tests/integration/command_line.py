@@ -1,0 +1,125 @@
+"""The command line for tests: called in this process, or started as one of its own; and a cluster kept up by it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deckhands.cli.main import call
+
+COMMAND = (sys.executable, "-P", "-m", "deckhands")
+LIMIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> list[Any]:
+        """The objects it printed, one a line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Terminal(io.StringIO):
+    """A standard input that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    """Return this environment without any setting of ours, and with the given ones."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("DECKHANDS_", "LLM_", "LITELLM_"))
+    }
+    return kept | {"DECKHANDS_HOME": str(home)} | variables
+
+
+def deckhands(*arguments: str | Path, env: Mapping[str, str], stdin: io.StringIO | str = "") -> Done:
+    """Call the command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    before, before_stdin = dict(os.environ), sys.stdin
+    os.environ.clear()
+    os.environ.update(env)
+    sys.stdin = io.StringIO(stdin) if isinstance(stdin, str) else stdin
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = call([str(argument) for argument in arguments])
+    finally:
+        sys.stdin = before_stdin
+        os.environ.clear()
+        os.environ.update(before)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def started(*arguments: str | Path, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Start the command as a process of its own; it is interrupted at the end of the block if it still runs."""
+    command = [*COMMAND, *map(str, arguments)]
+    with subprocess.Popen(
+        command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            yield running
+        finally:
+            if running.poll() is None:
+                running.send_signal(signal.SIGINT)
+                try:
+                    running.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    running.kill()
+
+
+def finished(running: subprocess.Popen[str]) -> Done:
+    """Wait until a started command has ended."""
+    out, err = running.communicate(timeout=LIMIT_SECONDS)
+    return Done(running.returncode, out, err)
+
+
+def read_until(running: subprocess.Popen[str], text: str) -> list[str]:
+    """Read its output up to and including the first line that contains a text."""
+    assert running.stdout is not None
+    lines = []
+    for line in running.stdout:
+        lines.append(line)
+        if text in line:
+            return lines
+    raise AssertionError(f"no {text!r} in {lines}")
+
+
+@contextmanager
+def cluster(home: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Keep a cluster up in a home directory by `deckhands up`, as long as the block lasts."""
+    with started("up", *arguments, env=environment(home, **variables)) as running:
+        read_until(running, "Ctrl-C stops it")
+        yield running
+
+
+def script(path: Path, *turns: dict[str, Any], latency_seconds: float = 0.0) -> str:
+    """Write the script of a model and return the model's name."""
+    path.write_text(json.dumps({"latency_seconds": latency_seconds, "turns": turns}))
+    return f"scripted/{path}"
+
+
+def run_command(command: str, **fields: Any) -> dict[str, Any]:
+    """Return a turn that runs a command."""
+    return {"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}], **fields}
+
+
+def finish(message: str) -> dict[str, Any]:
+    """Return a turn that finishes."""
+    return {"tool_calls": [{"name": "finish", "arguments": {"message": message}}]}

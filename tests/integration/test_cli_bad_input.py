@@ -1,0 +1,236 @@
+"""Bad input: every message names the input and the remedy, and no traceback is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+
+import pytest
+
+from broker.connection import MultiplexedConnection
+from broker.embedded import EmbeddedValkey
+from deckhands.runs import RunFolder
+from tests.integration.command_line import COMMAND, Terminal, deckhands, environment
+from tests.unit.deckhands.sample_log import finished_log
+
+MODEL = {"LLM_MODEL": "scripted//nowhere.json"}
+
+
+@pytest.fixture
+def env(tmp_path):
+    return environment(tmp_path / "home", **MODEL)
+
+
+@pytest.fixture
+async def store(tmp_path):
+    server = EmbeddedValkey(tmp_path / "store")
+    await server.start()
+    yield server
+    await server.stop()
+
+
+def refused(done, code: int, *texts: str) -> None:
+    """Make sure that a command was refused with an exit code and a message that contains the texts, nothing else."""
+    assert done.code == code, done
+    assert done.err.startswith(("deckhands: ", "Usage: ")), done.err
+    assert "Traceback" not in done.err
+    for text in texts:
+        assert text in done.err
+
+
+class TestTask:
+    def test_none(self, env):
+        refused(deckhands("run", env=env, stdin=Terminal()), 2, "No task is given.", "-t TEXT, by -f FILE")
+
+    @pytest.mark.parametrize("arguments", [["-t", ""], ["-t", " \n "], []])
+    def test_empty(self, env, arguments):
+        refused(deckhands("run", *arguments, env=env), 2, "The task is empty.", "Say what is to be done.")
+
+    def test_too_long(self, env):
+        done = deckhands("run", env=env, stdin="x" * 100_001)
+        refused(done, 2, "The task has 100,001 characters; the limit is 100,000.", "into a file of the workspace")
+
+    def test_given_twice(self, env, tmp_path):
+        refused(deckhands("run", "-t", "x", "-f", tmp_path / "t", env=env), 2, "Both -t and -f", "by one of them")
+
+    def test_in_a_file_that_is_not_there(self, env, tmp_path):
+        refused(
+            deckhands("run", "-f", tmp_path / "t", env=env), 2, f"The file {tmp_path}/t cannot be read: No such file"
+        )
+
+    def test_in_a_file_that_is_no_text(self, env, tmp_path):
+        (tmp_path / "t").write_bytes(b"\xff\xfe")
+        refused(deckhands("run", "-f", tmp_path / "t", env=env), 2, f"The file {tmp_path}/t is not text in UTF-8.")
+
+
+class TestWorkspace:
+    def test_that_does_not_exist(self, env, tmp_path):
+        done = deckhands("run", "-t", "x", "-w", tmp_path / "nowhere", env=env)
+        refused(done, 2, f"The directory {tmp_path}/nowhere does not exist.", "-w")
+
+    def test_that_is_a_file(self, env, tmp_path):
+        (tmp_path / "file").write_text("")
+        done = deckhands("run", "-t", "x", "-w", tmp_path / "file", env=env)
+        refused(done, 2, f"The directory {tmp_path}/file is not a directory.")
+
+    def test_that_cannot_be_written(self, env, tmp_path):
+        workspace = tmp_path / "workspace"
+        workspace.mkdir()
+        command = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", workspace, workspace, *COMMAND]
+        command += ["run", "-t", "x", "-w", workspace]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert f"The directory {workspace} cannot be written." in done.stderr
+
+
+class TestSettings:
+    def test_no_model(self, tmp_path):
+        done = deckhands("run", "-t", "x", env=environment(tmp_path))
+        refused(done, 2, "No model is configured.", "LLM_MODEL and LLM_API_KEY", "LLM_BASE_URL", "deckhands demo")
+
+    def test_a_misspelt_variable(self, tmp_path):
+        done = deckhands("ls", env=environment(tmp_path, DECKHANDS_URLS="redis://x"))
+        refused(done, 2, "DECKHANDS_URLS is not known.", "Did you mean DECKHANDS_URL?")
+
+    def test_a_home_that_cannot_be_written(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        env = environment(tmp_path / "file" / "home", **MODEL)
+        for verb in (["run", "-t", "x", "-w", tmp_path], ["up"]):
+            refused(deckhands(*verb, env=env), 2, f"{tmp_path}/file/home", "Not a directory", "DECKHANDS_HOME")
+
+    def test_a_verb_that_does_not_exist(self, env):
+        refused(deckhands("exprot", env=env), 2, "No such verb: 'exprot'. Did you mean 'export'?")
+        refused(deckhands("xyzzy", env=env), 2, "`deckhands --help` lists the verbs.")
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (["run", "-i", "0"], "-i"),
+            (["run", "-b", "-1"], "-b"),
+            (["run", "--timeout", "0"], "--timeout"),
+            (["run", "--sandbox", "magic"], "--sandbox"),
+            (["up", "--port", "99999"], "--port"),
+            (["demo", "--conversations", "0"], "--conversations"),
+            (["show"], "CONVERSATION_ID"),
+        ],
+    )
+    def test_an_option_out_of_bounds(self, env, arguments, text):
+        refused(deckhands(*arguments, env=env), 2, text)
+
+
+class TestStore:
+    @pytest.mark.parametrize("verb", [["submit", "-t", "x"], ["pause", "abc"], ["message", "abc", "hi"]])
+    def test_no_cluster(self, env, verb):
+        refused(deckhands(*verb, env=env), 1, "No cluster is running here.", "`deckhands up`", "DECKHANDS_URL")
+
+    @pytest.mark.parametrize("verb", [["submit", "-t", "x"], ["ls"], ["show", "abc"], ["controller"], ["tools"]])
+    def test_a_server_that_cannot_be_reached(self, tmp_path, verb):
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            port = unused.getsockname()[1]
+            url = f"redis://:hunter2@127.0.0.1:{port}/0"
+            done = deckhands(*verb, env=environment(tmp_path, DECKHANDS_URL=url))
+        refused(done, 1, f"Cannot connect to the store at 127.0.0.1:{port}/0", "DECKHANDS_URL")
+        assert "hunter2" not in done.err
+
+    def test_a_url_that_is_none(self, tmp_path):
+        refused(deckhands("ls", env=environment(tmp_path, DECKHANDS_URL="http://x")), 1, "URL", "redis://host:6379/0")
+
+    @pytest.mark.parametrize("verb", ["controller", "tools"])
+    def test_a_worker_without_a_store(self, env, verb):
+        refused(deckhands(verb, env=env), 2, "DECKHANDS_URL is not set.", "redis://host:6379/0", "deckhands up")
+
+    @pytest.mark.parametrize("verb", ["show", "logs", "export", "pause", "resume", "cancel"])
+    def test_an_unknown_conversation(self, tmp_path, store, verb):
+        done = deckhands(verb, "abc", env=environment(tmp_path, DECKHANDS_URL=store.url))
+        refused(done, 2, "No conversation with the id 'abc'", "`deckhands ls` lists those there are.")
+
+    def test_an_unknown_conversation_without_a_cluster(self, env):
+        refused(deckhands("show", "abc", env=env), 2, "No conversation with the id 'abc'")
+
+    def test_an_id_that_cannot_be_one(self, env):
+        refused(deckhands("show", "../../etc", env=env), 2, "'../../etc' cannot be used", "3 to 64 letters")
+
+    async def test_a_newer_schema(self, tmp_path, store):
+        connection = MultiplexedConnection(store.url)
+        await connection.call("HSET", "deck:store", "schema", 99)
+        await connection.aclose()
+        done = await in_thread("ls", env=environment(tmp_path, DECKHANDS_URL=store.url))
+        refused(done, 1, "The store has schema version 99", "Upgrade Deckhands")
+
+    @pytest.mark.parametrize("verb", ["show", "logs", "export"])
+    async def test_a_damaged_entry(self, tmp_path, store, verb):
+        env = environment(tmp_path, DECKHANDS_URL=store.url)
+        cid = (await in_thread("submit", "-t", "x", env=env)).out.strip()
+        connection = MultiplexedConnection(store.url)
+        await connection.call("XADD", f"deck:{{0}}:c:{cid}:events", "3-0", "e", b"\x01\x00garbage")
+        await connection.aclose()
+        done = await in_thread(verb, cid, env=env)
+        refused(done, 1, "Event 3 cannot be read: An entry does not match its checksum.", "from its last good copy")
+
+
+class TestRuns:
+    def test_resuming_a_run_that_does_not_exist(self, env):
+        refused(deckhands("run", "--resume", "abc", env=env), 2, "No conversation with the id 'abc'")
+
+    def test_speaking_to_a_run_that_is_over(self, env, tmp_path):
+        leave_a_run(tmp_path / "home" / "runs" / "abc")
+        refused(deckhands("pause", "abc", env=env), 2, "The run abc is not under way.", "`deckhands run --resume abc`")
+
+    def test_a_damaged_line(self, env, tmp_path):
+        folder = leave_a_run(tmp_path / "home" / "runs" / "abc")
+        folder.events_file.write_text("{}\n")
+        refused(deckhands("export", "abc", env=env), 1, f"Line 1 of {folder.events_file} is not an event")
+
+    def test_a_file_that_cannot_be_written(self, env, tmp_path):
+        leave_a_run(tmp_path / "home" / "runs" / "abc")
+        done = deckhands("export", "abc", "-o", tmp_path, env=env)
+        refused(done, 2, f"The file {tmp_path} cannot be written: Is a directory.", "-o")
+
+
+class TestUnexpectedErrors:
+    @pytest.fixture
+    def broken(self, tmp_path):
+        """A run whose file of events is a directory, which nobody foresaw."""
+        folder = RunFolder(tmp_path / "home" / "runs" / "abc")
+        folder.events_file.mkdir(parents=True)
+
+    @pytest.mark.usefixtures("broken")
+    def test_one_line_and_where_the_traceback_is(self, env, tmp_path):
+        done = deckhands("show", "abc", env=env)
+        assert done.code == 1
+        assert re.fullmatch(
+            r"deckhands: unexpected error: IsADirectoryError: .*\n  .* at the end of .*/home/errors\.log\.\n", done.err
+        )
+        assert "Traceback (most recent call last)" in (tmp_path / "home" / "errors.log").read_text()
+
+    @pytest.mark.usefixtures("broken")
+    def test_a_traceback_for_those_who_ask(self, env):
+        done = deckhands("show", "abc", env={**env, "DECKHANDS_DEBUG": "1"})
+        assert done.code == 1
+        assert "Traceback (most recent call last)" in done.err
+
+    def test_a_reader_that_has_gone(self, env, tmp_path):
+        leave_a_run(tmp_path / "home" / "runs" / "abd")
+        command = [*COMMAND, "export", "abd"]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            running.stdout.close()
+            assert running.stderr.read() == ""
+        assert running.returncode == 1
+
+
+def leave_a_run(path) -> RunFolder:
+    """Leave the files of a finished run."""
+    path.mkdir(parents=True)
+    folder = RunFolder(path)
+    with folder.recording() as recording:
+        for event in finished_log():
+            recording.add(event)
+    return folder
+
+
+async def in_thread(*arguments, env):
+    """Call the command in a thread, where it can have an event loop of its own."""
+    return await asyncio.to_thread(deckhands, *arguments, env=env)
