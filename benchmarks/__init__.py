@@ -1,0 +1,1 @@
+"""Measurements: Deckhands beside OpenHands' SDK, at the same work, in the same run. See README.md."""

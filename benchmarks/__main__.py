@@ -1,0 +1,112 @@
+"""Run the benchmarks and print their tables: `python -m benchmarks --help`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks import crowd, idling, machine, recording, restoring, stepping
+from benchmarks.bench import Bench, Size
+from benchmarks.figures import Result, table
+from benchmarks.peer.sdk import Sdk, set_up
+from broker.embedded import EmbeddedValkey
+from broker.store import open_store
+
+BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
+    "recording": recording.measure,
+    "restoring": restoring.measure,
+    "stepping": stepping.measure,
+    "model": stepping.measure_with_model,
+    "bash": stepping.measure_bash,
+    "crowd": crowd.measure,
+    "idling": idling.measure,
+}
+SCRIPTS = ("append", "model_client", "host_round_trip")
+"""Benchmarks that print their own tables, and run by themselves too."""
+QUIET_LOAD = 0.7
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Deckhands beside its peer.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"which: {', '.join((*BENCHMARKS, *SCRIPTS))}; or all")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_const", const=Size.FULL, dest="size", help="more rounds: half an hour")
+    size.add_argument("--smoke", action="store_const", const=Size.SMOKE, dest="size", help="only see that it works")
+    parser.add_argument("--no-peer", action="store_true", help="leave OpenHands' SDK out")
+    parser.add_argument("--directory", type=Path, help="where to put the stores; a temporary directory if not given")
+    arguments = parser.parse_args()
+    names = arguments.names or [*BENCHMARKS, *SCRIPTS]
+    if unknown := set(names) - {*BENCHMARKS, *SCRIPTS}:
+        parser.error(f"there is no benchmark {min(unknown)!r}")
+    asyncio.run(_run([name for name in names if name in BENCHMARKS], arguments))
+    for name in names:
+        if name in SCRIPTS:
+            _run_script(name)
+    print(f"\nload at the end: {machine.load():.2f}")
+
+
+async def _run(names: Sequence[str], arguments: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.directory) as folder:
+        directory = Path(folder)
+        print(machine.describe(await _store_version(directory / "version")))
+        print(f"load at the start: {machine.load():.2f}" + _noise())
+        async with _peer(directory, is_wanted=bool(names) and not arguments.no_peer) as sdk:
+            peer_name = f"OpenHands SDK {sdk.version}" if sdk else "OpenHands SDK"
+            for name in names:
+                began = time.monotonic()
+                bench = Bench(directory / name, arguments.size or Size.SHORT, sdk)
+                bench.directory.mkdir()
+                result = await BENCHMARKS[name](bench)
+                print(f"\n## {name} ({time.monotonic() - began:.0f} s)\n\n{table(result, peer_name=peer_name)}")
+                sys.stdout.flush()
+
+
+@contextlib.asynccontextmanager
+async def _peer(directory: Path, *, is_wanted: bool) -> AsyncIterator[Sdk | None]:
+    """Start the SDK, installing it first if need be; None when that is not possible."""
+    problem = set_up() if is_wanted else "left out"
+    if problem:
+        print(f"OpenHands' SDK: not installed ({problem})")
+        yield None
+        return
+    sdk = await Sdk.start(directory / "peer.log")
+    try:
+        yield sdk
+    finally:
+        await sdk.stop()
+
+
+def _run_script(name: str) -> None:
+    print(f"\n## {name}\n", flush=True)
+    subprocess.run([sys.executable, HERE / f"{name}.py"], check=True)
+
+
+def _noise() -> str:
+    if machine.load() <= QUIET_LOAD:
+        return ""
+    return " (the machine is not idle: times will be longer than they would be, CPU a little)"
+
+
+async def _store_version(directory: Path) -> str:
+    store = EmbeddedValkey(directory)
+    await store.start()
+    try:
+        opened = await open_store(store.url)
+        text = (await opened.connection.call("INFO", "server")).decode()
+        await opened.aclose()
+    finally:
+        await store.stop()
+    facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return f"Valkey {facts['valkey_version']}" if "valkey_version" in facts else f"Redis {facts['redis_version']}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A cluster of real processes to measure: a private store, workers, and a client.
+
+Holds: every process is ended by its id when the cluster is left, and by the kernel if this process dies before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from benchmarks.noop_tool import POOL
+from broker.child import Child
+from broker.conversations import Conversations
+from broker.embedded import EmbeddedValkey
+from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
+from broker.membership import members
+from broker.store import open_store
+from deckhands.client import Client
+
+ROOT = Path(__file__).parents[1]
+READY_LIMIT_SECONDS = 60.0
+POLL_SECONDS = 0.05
+STOP_GRACE_SECONDS = 20.0
+BACKENDS = ("anthropic", "openai", "litellm")
+"""The ways to a model: Anthropic's protocol, OpenAI's protocol, and OpenAI's protocol through litellm."""
+
+
+class BenchCluster:
+    """A store with workers that are started one by one.
+
+    Attributes:
+        client: speaks to the store, from this process.
+    """
+
+    def __init__(self, directory: Path, store: EmbeddedValkey, client: Client) -> None:
+        self.directory = directory
+        self.store = store
+        self.client = client
+        self._children: list[Child] = []
+
+    async def start_controller(self, **environment: str) -> int:
+        """Start a controller worker and return its process id once it has reported."""
+        return await self._start("controller_worker", environment)
+
+    async def start_tools(self, **environment: str) -> int:
+        """Start a tool worker and return its process id once it has reported."""
+        return await self._start("tool_worker", environment)
+
+    async def start_noop_tool(self) -> int:
+        """Start a worker that answers every action of the pool `noop` at once, and return its process id."""
+        return await self._start("benchmarks.noop_tool", {})
+
+    async def submit(self, *, model: str | None = None, pool: str = POOL, workspace: Path | None = None) -> str:
+        """Begin a conversation; without a model it has the controller's own."""
+        return await self.client.submit(
+            "Do it.",
+            agent=AgentSpec(llm=LLMSpec(model=model)),
+            workspace=WorkspaceSpec(pool=pool, path=str(workspace) if workspace else None),
+            limits=Limits(max_iterations=100_000),
+        )
+
+    async def until_finished(self, count: int) -> None:
+        """Wait until the newest `count` conversations have finished.
+
+        Raises:
+            AssertionError: one of them has come to rest otherwise.
+        """
+        index = Conversations(self.client.store)
+        while True:
+            rows = await index.recent(limit=count)
+            assert not (bad := [row for row in rows if row.state in ("error", "stopped", "rejected")]), bad[0]
+            if len(rows) == count and all(row.state == "finished" for row in rows):
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def stop_workers(self) -> None:
+        """End every worker in order."""
+        children, self._children = self._children, []
+        await asyncio.gather(*(child.stop(grace_seconds=STOP_GRACE_SECONDS) for child in children))
+
+    async def _start(self, module: str, environment: dict[str, str]) -> int:
+        child = Child.start(
+            [sys.executable, "-m", module],
+            log=self.directory / f"{module}-{len(self._children)}.log",
+            env=_without_settings()
+            | {
+                "DECKHANDS_URL": self.store.url,
+                "DECKHANDS_CELERY_URL": self.store.celery_url,
+                "DECKHANDS_NODE": "benchmark",
+                "DECKHANDS_NODE_DIR": str(self.directory / "n"),
+                "PYTHONPATH": str(ROOT),
+            }
+            | environment,
+        )
+        self._children.append(child)
+        async with asyncio.timeout(READY_LIMIT_SECONDS):
+            while not any(f"-{child.pid}-" in member.worker_id for member in await members(self.client.store)):
+                assert child.exit_status is None, f"{module} ended; see its log in {self.directory}"
+                await asyncio.sleep(POLL_SECONDS)
+        return child.pid
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(directory: Path, *, append_fsync: str = "everysec") -> AsyncIterator[BenchCluster]:
+    """Run a cluster without workers in a directory of its own."""
+    directory.mkdir(parents=True)
+    store = EmbeddedValkey(directory / "v", append_fsync="always" if append_fsync == "always" else "everysec")
+    await store.start()
+    cluster = BenchCluster(directory, store, Client(await open_store(store.url)))
+    try:
+        yield cluster
+    finally:
+        await cluster.stop_workers()
+        await cluster.client.aclose()
+        await store.stop()
+
+
+def model_environment(backend: str, url: str) -> dict[str, str]:
+    """Return the environment of a controller that asks the model server at `url` through one of `BACKENDS`."""
+    if backend == "anthropic":
+        return {"LLM_MODEL": "anthropic/claude-sonnet-4-5", "LLM_BASE_URL": url, "LLM_API_KEY": "none"}
+    return {
+        "LLM_MODEL": "openai/scripted",
+        "LLM_BASE_URL": f"{url}/v1",
+        "LLM_API_KEY": "none",
+        "LLM_BACKEND": backend,
+    }
+
+
+def model_server_arguments(script: Path, *, latency_seconds: float) -> Sequence[str]:
+    """Return what the local model server is started with."""
+    return ("--script", str(script), "--latency", str(latency_seconds), "--records", "0")
+
+
+def _without_settings() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if not name.startswith(("DECKHANDS_", "LLM_", "LITELLM_"))}

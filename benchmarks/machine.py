@@ -1,0 +1,43 @@
+"""The machine that a measurement was made on, and what its processes use."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import psutil
+
+
+def describe(store_version: str) -> str:
+    """Return one line about the machine and what runs on it."""
+    found = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = found[0].partition(":")[2].strip() if found else platform.machine()
+    memory = psutil.virtual_memory().total / 2**30
+    return (
+        f"{os.cpu_count()} CPUs ({model}), {memory:.0f} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, {store_version}"
+    )
+
+
+def load() -> float:
+    """Return how many processes wanted a CPU on average over the last minute."""
+    return os.getloadavg()[0]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds a process has used, by the kernel's own clock of it (nanoseconds, all its threads)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def resident_kib(pid: int) -> float:
+    """Return the memory a process holds now."""
+    return psutil.Process(pid).memory_info().rss / 1024
+
+
+def peak_kib(pid: int) -> float:
+    """Return the most memory a process has held so far."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return float(line.split()[1])

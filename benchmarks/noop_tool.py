@@ -1,0 +1,84 @@
+"""A tool worker without workspaces: it claims each action and answers it at once.
+
+It serves the pool `noop`, so conversations whose workspace is in that pool reach it and no other worker. What it leaves
+out is the tool itself; queue, claim, decoding and append are those of a real tool worker.
+
+    DECKHANDS_URL=… python -m benchmarks.noop_tool
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from broker import codec
+from broker.action_queue import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed
+from broker.actions import CmdRunAction
+from broker.event_log import EventLog
+from broker.ids import new_worker_id
+from broker.membership import HEARTBEAT_SECONDS, Membership
+from broker.observations import CmdOutputMetadata, CmdOutputObservation
+from broker.store import Store, open_store
+
+POOL = "noop"
+NODE = "benchmark"
+BATCH = 64
+
+
+class NoopTool:
+    """Answers the actions of the pool `noop` in the first shard of a store."""
+
+    def __init__(self, store: Store, *, on_action: Callable[[], None] = lambda: None) -> None:
+        """Prepare it; `on_action` is called whenever an action has arrived."""
+        self._worker_id = new_worker_id("tool")
+        self._on_action = on_action
+        self._log = EventLog(store)
+        self._queue = ActionQueue(store, store.all_shards[0], worker_id=self._worker_id, node=NODE, pools=(POOL,))
+        self._membership = Membership(store, self._worker_id, "tool", streams=[self._queue.streams])
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        await self._membership.register()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._beat())
+                while True:
+                    for delivery in await self._queue.read(limit=BATCH):
+                        if isinstance(delivery, ActionDelivery):
+                            self._on_action()
+                            group.create_task(self._answer(delivery))
+                        else:
+                            await self._queue.acknowledge(delivery)
+        finally:
+            await self._queue.aclose()
+            await self._membership.leave()
+
+    async def _beat(self) -> None:
+        while await self._membership.tick(0) is not None:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _answer(self, delivery: ActionDelivery) -> None:
+        if not isinstance(await self._queue.claim(delivery), ActionClaimed | ActionReclaimed):
+            return
+        action = codec.decode(delivery.entry, delivery.action_id)
+        assert isinstance(action, CmdRunAction), action.kind
+        observation = CmdOutputObservation(
+            command=action.command,
+            metadata=CmdOutputMetadata(exit_code=0),
+            source=action.source,
+            cause=action.id,
+            tool_call_metadata=action.tool_call_metadata,
+        )
+        await self._log.append_observation(
+            delivery.conversation_id, observation, worker_id=self._worker_id, place=delivery.place
+        )
+
+
+async def main() -> None:
+    """Serve the store that the environment names."""
+    await NoopTool(await open_store(os.environ["DECKHANDS_URL"])).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

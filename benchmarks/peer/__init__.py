@@ -1,0 +1,1 @@
+"""OpenHands' SDK at the same work, under an interpreter of its own."""

@@ -1,0 +1,103 @@
+"""What it costs to take up a conversation that another worker left off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from benchmarks.bench import Bench, spread
+from benchmarks.cluster import running_cluster
+from benchmarks.figures import Figure, Result, Spread
+from benchmarks.history import conversation, output
+from broker.ids import new_conversation_id, new_worker_id
+from broker.membership import Membership
+from broker.ownership import Claimed, Owners
+from controller_worker.controller import fold
+from controller_worker.memory.conversation_memory import ConversationMemory
+from controller_worker.state import State, snapshot_of, state_from
+from deckhands.client import Client
+
+EVENTS = 358
+SNAPSHOT_AT = 309
+"""The most that a snapshot can lag behind: 49 events."""
+SNAPSHOT_TARGET_MS = 5.0
+REPLAY_TARGET_MS = 10.0
+
+
+async def measure(bench: Bench) -> Result:
+    """Restore the state of a conversation in three ways, in turns with the peer."""
+    rounds = bench.choose(smoke=2, short=20, full=100)
+    found: dict[str, list[float]] = {name: [] for name in ("snapshot", "replay", "prompt", "peer read", "peer opened")}
+    async with running_cluster(bench.directory / "restoring") as cluster:
+        client = cluster.client
+        conversation_id = await _conversation_with_snapshot(client)
+        for _ in range(4):
+            for _ in range(max(rounds // 4, 1)):
+                found["snapshot"].append(await _seconds(_from_snapshot, client, conversation_id))
+                found["replay"].append(await _seconds(_by_replay, client, conversation_id))
+                found["prompt"].append(await _seconds(_with_messages, client, conversation_id))
+            answer = await bench.peer("replay", events=EVENTS, rounds=max(rounds // 4, 1), text=output(0))
+            found["peer read"] += answer.get("read", [])
+            found["peer opened"] += answer.get("opened", [])
+        size = await client.store.connection.call("MEMORY", "USAGE", client.store.keys(conversation_id).events)
+    figures = (
+        Figure(
+            "restore from the snapshot, 49 events behind",
+            "ms",
+            Spread.of(found["snapshot"], scale=1_000),
+            SNAPSHOT_TARGET_MS,
+            spread(found["peer opened"], scale=1_000),
+        ),
+        Figure(
+            "restore by replay of the whole log",
+            "ms",
+            Spread.of(found["replay"], scale=1_000),
+            REPLAY_TARGET_MS,
+            spread(found["peer read"], scale=1_000),
+        ),
+        Figure("restore, and the next prompt's messages", "ms", Spread.of(found["prompt"], scale=1_000)),
+    )
+    note = (
+        f"A conversation of {EVENTS} events; its log takes {size / 1024:.0f} KiB of the store's memory. "
+        "The SDK: to open the conversation, and to read its event log."
+    )
+    return Result("Restoring", figures, note)
+
+
+async def _conversation_with_snapshot(client: Client) -> str:
+    """Write the conversation and the snapshot that its owner would have kept last."""
+    conversation_id, worker_id = new_conversation_id(), new_worker_id("controller")
+    await client.log.create(*conversation(conversation_id, EVENTS))
+    events = await client.log.read(conversation_id)
+    assert len(events) == EVENTS
+    await Membership(client.store, worker_id, "controller", ttl_seconds=600).register()
+    owners = Owners(client.store)
+    claimed = await owners.claim(conversation_id, worker_id)
+    assert isinstance(claimed, Claimed), claimed
+    assert await owners.save_snapshot(claimed.ownership, snapshot_of(fold(State(), events[:SNAPSHOT_AT])))
+    return conversation_id
+
+
+async def _from_snapshot(client: Client, conversation_id: str) -> None:
+    state = state_from(await Owners(client.store).load_snapshot(conversation_id))
+    assert state is not None
+    assert fold(state, await client.log.read(conversation_id, after=state.version)).version == EVENTS
+
+
+async def _by_replay(client: Client, conversation_id: str) -> None:
+    assert fold(State(), await client.log.read(conversation_id)).version == EVENTS
+
+
+async def _with_messages(client: Client, conversation_id: str) -> None:
+    events = await client.log.read(conversation_id)
+    memory = ConversationMemory()
+    for event in events:
+        memory.add(event)
+    assert memory.messages()
+    assert fold(State(), events).version == EVENTS
+
+
+async def _seconds(restore: Callable[[Client, str], Awaitable[None]], client: Client, conversation_id: str) -> float:
+    began = time.perf_counter()
+    await restore(client, conversation_id)
+    return time.perf_counter() - began
