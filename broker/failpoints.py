@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,10 +75,11 @@ def failpoint(name: str) -> None:
     for path in _LOG:
         with Path(path).open("a", encoding="utf-8") as log:
             log.write(f"{name} {os.getpid()}\n")
+    # To this very thread: a signal to the process may reach another one first, while this one goes on for a moment.
     if armed.action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+        signal.pthread_kill(threading.get_ident(), signal.SIGKILL)
     elif armed.action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif armed.action == "exit":
         os._exit(1)
     else:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.connection import Argument
-from broker.errors import OutcomeUnknown, StoreUnavailable
+from broker.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from broker.store import Store
 
 BLOCK_SECONDS = 2.0
@@ -51,6 +51,9 @@ class GroupReader:
             return await self._connection.call(*command)
         except (OutcomeUnknown, StoreUnavailable):
             self._pending_after = dict.fromkeys(self._streams, "0")
+            raise
+        except StoreError:
+            await self._store.check_generation()  # the usual reason for a group that is gone, and the clearer error
             raise
 
     def _go_on_after(self, entries: list[Entry]) -> None:

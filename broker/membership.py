@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from broker.store import Store
 
-HEARTBEAT_SECONDS = 0.4
-HEARTBEAT_TTL_SECONDS = 2.0
+HEARTBEAT_SECONDS = 0.3
+HEARTBEAT_TTL_SECONDS = 1.7
 LOST_RING_PATIENCE_SECONDS = 3.0
 
 

@@ -161,6 +161,7 @@ class FaultCluster:
             "DECKHANDS_URL": self.url_for_workers or self.store.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_NODE": "node1",
+            "DECKHANDS_SANDBOX": "none",
             "DECKHANDS_NODE_DIR": str(self.root / "n"),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         }

@@ -17,29 +17,28 @@ from tests.faults.harness import FaultCluster, steps
 TAKEOVER_LIMIT_SECONDS = 3.0
 
 
-async def nemesis(cluster: FaultCluster, *, kills: int, seed: int) -> dict[str, list[float]]:
-    """Kill and replace workers at random; returns when each incarnation died, by its process id."""
+async def nemesis(cluster: FaultCluster, *, kills: int, seed: int) -> dict[str, float]:
+    """Kill and replace workers at random, each while the others live; returns when each process died, by its id."""
     seeded = random.Random(seed)
     clock = SystemClock()
-    deaths: dict[str, list[float]] = {}
+    deaths: dict[str, float] = {}
     for number in range(kills):
-        name = seeded.choice(sorted(cluster.workers))
-        worker = cluster.workers[name]
-        # A worker is worth killing once it has entered the cluster.
-        await cluster.until(lambda pid=worker.pid: _is_member(cluster, pid), limit=30, what=name)
+        await cluster.until(lambda: _all_are_members(cluster), limit=60, what="full cluster")
         when = clock.monotonic() + seeded.uniform(0.0, 0.6)
         await cluster.until(lambda: clock.monotonic() >= when)  # noqa: B023  (awaited at once)
+        name = seeded.choice(sorted(cluster.workers))
+        deaths[str(cluster.workers[name].pid)] = clock.now().timestamp()
         cluster.kill(name)
-        deaths.setdefault(str(worker.pid), []).append(clock.now().timestamp())
         start = cluster.start_controller if name.startswith("c") else cluster.start_tool
         start(f"{name[0]}{number + 100}")
     return deaths
 
 
-async def _is_member(cluster: FaultCluster, pid: int) -> bool:
+async def _all_are_members(cluster: FaultCluster) -> bool:
     call = cluster.client.store.connection.call
-    workers = await call("ZRANGE", cluster.client.store.all_shards[0].workers, 0, -1)
-    return any(f"-{pid}-" in worker.decode() for worker in workers)
+    workers = [name.decode() for name in await call("ZRANGE", cluster.client.store.all_shards[0].workers, 0, -1)]
+    pids = [worker.pid for worker in cluster.workers.values()]
+    return all(any(f"-{pid}-" in worker for worker in workers) for pid in pids)
 
 
 async def run_with_kills(cluster: FaultCluster, *, conversations: int, kills: int, seed: int) -> None:
@@ -55,9 +54,9 @@ async def run_with_kills(cluster: FaultCluster, *, conversations: int, kills: in
     ids = [cid for wave in waves for cid in wave]
     await cluster.check(ids, commands=6)
     times = [
-        takeover.at.timestamp() - died[0]
+        takeover.at.timestamp() - died
         for takeover in await Conversations(cluster.client.store).takeovers()
-        if (died := deaths.get(takeover.from_worker.split("-")[2]))
+        if (died := deaths.get(takeover.from_worker.split("-")[2])) is not None
     ]
     times.sort()
     print(
