@@ -1,7 +1,7 @@
-"""Chat Completions on the wire, as litellm takes and gives it: a request to plain values, a reply to its parts.
+"""OpenAI's Chat Completions on the wire: a request to plain values or bytes, a reply to its parts.
 
-Holds: a content is a string wherever a string can hold it: many servers take nothing else, and it costs clients less.
-Does not: write bytes; litellm does, for its hundred providers.
+Holds: a content is a string wherever a string can hold it: many servers take nothing else.
+Does not: know a stream.
 """
 
 from __future__ import annotations
@@ -11,30 +11,70 @@ from typing import Any
 
 from broker.tool_specs import ToolSpec
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
-from controller_worker.llm.llm import Usage
+from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart, ToolCall
-from controller_worker.llm.messages_wire import CACHE_MARK, Reply, count
+from controller_worker.llm.messages_wire import CACHE_MARK
+from controller_worker.llm.reply import Reply, token_count
+from controller_worker.llm.written_messages import WrittenMessages, json_bytes
 
-REFUSAL_LIMIT_CHARS = 2_000
 
+class ChatWire:
+    """Writes requests.
 
-def chat_messages(messages: Sequence[Message], *, cache_marks: bool, thinking: bool) -> list[dict[str, Any]]:
-    """Write the messages.
-
-    Args:
-        messages: in order.
-        cache_marks: mark the system prompt and the last user or tool message for the provider's cache.
-        thinking: replay thinking blocks, which only Claude wants.
+    Attributes:
+        written: the messages so far.
     """
-    last = next((message for message in reversed(messages) if message.role in ("user", "tool")), None)
-    return [
-        _message(
-            message,
-            is_marked=cache_marks and (message.cache or message is last or message.role == "system"),
-            thinking=thinking,
+
+    def __init__(self, *, cache_marks: bool, thinking: bool) -> None:
+        """Choose the form.
+
+        Args:
+            cache_marks: mark the system prompt and the last user or tool message for the provider's cache.
+            thinking: replay thinking blocks, which only Claude wants.
+        """
+        self._cache_marks = cache_marks
+        self._thinking = thinking
+        self.written = WrittenMessages(lambda message: json_bytes(self._value(message, is_marked=False)))
+
+    def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
+        """Return the JSON body of a request; `parameters` are its fields besides messages and tools."""
+        fields = dict(parameters) | ({"tools": chat_tools(request.tools)} if request.tools else {})
+        marked = self._marked(request.messages)
+        messages = b",".join(
+            json_bytes(self._value(message, is_marked=True))
+            if id(message) in marked
+            else self.written.bytes_of(message)
+            for message in request.messages
         )
-        for message in messages
-    ]
+        return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
+
+    def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return the messages as plain values."""
+        marked = self._marked(messages)
+        return [self._value(message, is_marked=id(message) in marked) for message in messages]
+
+    def _marked(self, messages: Sequence[Message]) -> set[int]:
+        if not self._cache_marks:
+            return set()
+        last = next((message for message in reversed(messages) if message.role in ("user", "tool")), None)
+        return {id(message) for message in messages if message.cache or message is last or message.role == "system"}
+
+    def _value(self, message: Message, *, is_marked: bool) -> dict[str, Any]:
+        written: dict[str, Any] = {"role": message.role, "content": _content(message, is_marked=is_marked)}
+        if message.tool_calls:
+            written["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.tool_calls
+            ]
+        if message.role == "tool":
+            written["tool_call_id"] = message.tool_call_id
+            if message.name is not None:
+                written["name"] = message.name
+            if is_marked:
+                written["cache_control"] = CACHE_MARK
+        if self._thinking and message.thinking_blocks:
+            written["thinking_blocks"] = [dict(block) for block in message.thinking_blocks]
+        return written
 
 
 def chat_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
@@ -46,24 +86,6 @@ def chat_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
         }
         for tool in tools
     ]
-
-
-def _message(message: Message, *, is_marked: bool, thinking: bool) -> dict[str, Any]:
-    written: dict[str, Any] = {"role": message.role, "content": _content(message, is_marked=is_marked)}
-    if is_marked and message.role == "tool":
-        written["cache_control"] = CACHE_MARK
-    if message.tool_calls:
-        written["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.role == "tool":
-        written["tool_call_id"] = message.tool_call_id
-        if message.name is not None:
-            written["name"] = message.name
-    if thinking and message.thinking_blocks:
-        written["thinking_blocks"] = [dict(block) for block in message.thinking_blocks]
-    return written
 
 
 def _content(message: Message, *, is_marked: bool) -> str | list[dict[str, Any]] | None:
@@ -87,7 +109,7 @@ def _content(message: Message, *, is_marked: bool) -> str | list[dict[str, Any]]
 
 
 def read_chat_reply(reply: Any) -> Reply:
-    """Read litellm's `ModelResponse`.
+    """Read a chat completion, parsed from JSON.
 
     Raises:
         MalformedReplyError: it has not the form.
@@ -95,43 +117,50 @@ def read_chat_reply(reply: Any) -> Reply:
         NoResponseError: it has no choice, or nothing in it.
     """
     try:
-        if not reply.choices:
+        if not reply["choices"]:
             raise NoResponseError("The reply has no choices.")
-        choice = reply.choices[0]
-        message = choice.message
-        calls = tuple(
-            ToolCall(id=str(call.id), name=str(call.function.name), arguments=str(call.function.arguments or ""))
-            for call in message.tool_calls or ()
-        )
+        choice = reply["choices"][0]
+        message = choice["message"]
         parts = Reply(
-            text=message.content or "",
-            tool_calls=calls,
-            thinking_blocks=tuple(dict(block) for block in getattr(message, "thinking_blocks", None) or ()),
-            model=str(reply.model or ""),
-            response_id=str(reply.id or ""),
-            stop_reason=str(choice.finish_reason or ""),
-            usage=_usage(getattr(reply, "usage", None)),
+            text=_text(message.get("content")),
+            tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
+            thinking_blocks=tuple(dict(block) for block in message.get("thinking_blocks") or ()),
+            model=str(reply.get("model") or ""),
+            response_id=str(reply.get("id") or ""),
+            stop_reason=str(choice.get("finish_reason") or ""),
+            usage=_usage(reply.get("usage") or {}),
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReplyError(f"The reply is no chat completion: {error!r}.") from error
     if not (parts.text or parts.tool_calls or parts.thinking_blocks):
-        refusal = str(getattr(message, "refusal", None) or "")[:REFUSAL_LIMIT_CHARS]
+        refusal = str(message.get("refusal") or "")
         if refusal or parts.stop_reason == "content_filter":
             raise ContentPolicyError(refusal or "The model refused to answer.", provider_text=refusal)
         raise NoResponseError("The reply has no content.")
     return parts
 
 
-def _usage(usage: Any) -> Usage:
-    details = getattr(usage, "prompt_tokens_details", None)
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part.get("type") == "text")
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"content is {type(content).__name__}")
+    return content or ""
+
+
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    function = call["function"]
+    arguments = function.get("arguments") or ""
+    if not isinstance(arguments, str):
+        arguments = json_bytes(arguments).decode()
+    return ToolCall(id=str(call["id"]), name=str(function["name"]), arguments=arguments)
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    details = usage.get("prompt_tokens_details") or {}
     return Usage(
-        prompt_tokens=count(getattr(usage, "prompt_tokens", None)),
-        completion_tokens=count(getattr(usage, "completion_tokens", None)),
-        cache_read_tokens=count(getattr(details, "cached_tokens", None)),
-        cache_write_tokens=count(_extra(usage).get("cache_creation_input_tokens")),
+        prompt_tokens=token_count(usage.get("prompt_tokens")),
+        completion_tokens=token_count(usage.get("completion_tokens")),
+        cache_read_tokens=token_count(details.get("cached_tokens")),
+        cache_write_tokens=token_count(usage.get("cache_creation_input_tokens")),
     )
-
-
-def _extra(usage: Any) -> Mapping[str, Any]:
-    extra = getattr(usage, "model_extra", None)
-    return extra if isinstance(extra, Mapping) else {}

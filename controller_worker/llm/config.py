@@ -54,7 +54,7 @@ class LLMConfig(BaseModel):
     base_url: str | None = None
     api_version: str | None = None
     custom_llm_provider: str | None = None
-    backend: Literal["auto", "litellm", "anthropic", "scripted"] = "auto"
+    backend: Literal["auto", "anthropic", "openai", "litellm", "scripted"] = "auto"
 
     num_retries: int = Field(default=5, ge=1)
     retry_multiplier: float = Field(default=8, gt=0)

@@ -1,8 +1,5 @@
 """Anthropic's Messages on the wire: a request to bytes, a reply to a completion's parts.
 
-The bytes of each message are remembered for as long as its `Message` lives, so a request whose history has only grown
-costs little more than its tail: of 2,000 messages, a tenth of what the SDK takes to walk and serialise them.
-
 Holds: neighbouring messages of one role become one; a tool's result directly follows its call; texts without anything
 in them are left out, as the API refuses them.
 Does not: know a stream.
@@ -11,9 +8,7 @@ Does not: know a stream.
 from __future__ import annotations
 
 import json
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -21,6 +16,8 @@ from broker.tool_specs import ToolSpec
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.llm.reply import Reply, token_count
+from controller_worker.llm.written_messages import WrittenMessages, json_bytes
 
 CACHE_MARK: Mapping[str, str] = {"type": "ephemeral"}
 CACHE_MARKS_LIMIT = 4
@@ -39,11 +36,15 @@ Block = dict[str, Any]
 
 
 class MessagesWire:
-    """Writes requests, remembering what it wrote."""
+    """Writes requests.
+
+    Attributes:
+        written: the messages so far.
+    """
 
     def __init__(self, *, caching_prompt: bool) -> None:
         self._caching_prompt = caching_prompt
-        self._written: dict[int, tuple[weakref.ref[Message], bytes]] = {}
+        self.written = WrittenMessages(_write)
 
     def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
         """Return the JSON body of a request; `parameters` are its fields besides system, tools and messages."""
@@ -65,7 +66,7 @@ class MessagesWire:
             b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(written for _, written in parts))
             for role, parts in turns
         )
-        return b'%b,"messages":[%b]}' % (_dump(fields)[:-1], messages)
+        return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
 
     def _marked(self, messages: Sequence[Message]) -> set[int]:
         """Return the identities of the messages to end with a cache mark, the system prompt's apart."""
@@ -82,22 +83,15 @@ class MessagesWire:
         if id(message) in marked:
             # The mark moves on with the next request, so these bytes are not worth remembering.
             return _join(_with_mark(_blocks(message)))
-        key = id(message)
-        entry = self._written.get(key)
-        if entry is not None and entry[0]() is message:
-            return entry[1]
-        written = _join(_blocks(message))
-        self._written[key] = (weakref.ref(message, lambda _: self._written.pop(key, None)), written)
-        return written
+        return self.written.bytes_of(message)
 
 
-def _join(blocks: Iterable[Block]) -> bytes:
-    return b",".join(_dump(block) for block in blocks)
+def _write(message: Message) -> bytes:
+    return _join(_blocks(message))
 
 
-def _dump(value: Any) -> bytes:
-    # A lone surrogate has no UTF-8 form; the request must not fail for it.
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+def _join(blocks: Sequence[Block]) -> bytes:
+    return b",".join(json_bytes(block) for block in blocks)
 
 
 def _with_mark(blocks: list[Block]) -> list[Block]:
@@ -148,19 +142,6 @@ def _tool(tool: ToolSpec) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The parts of a completion that a reply holds."""
-
-    text: str
-    tool_calls: tuple[ToolCall, ...]
-    thinking_blocks: tuple[Block, ...]
-    model: str
-    response_id: str
-    stop_reason: str
-    usage: Usage
-
-
 def read_reply(body: bytes) -> Reply:
     """Read the body of a successful reply.
 
@@ -202,15 +183,13 @@ def _tool_call(block: Mapping[str, Any]) -> ToolCall:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    read, write = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
+    read, write = (
+        token_count(usage.get("cache_read_input_tokens")),
+        token_count(usage.get("cache_creation_input_tokens")),
+    )
     return Usage(
-        prompt_tokens=count(usage.get("input_tokens")) + read + write,
-        completion_tokens=count(usage.get("output_tokens")),
+        prompt_tokens=token_count(usage.get("input_tokens")) + read + write,
+        completion_tokens=token_count(usage.get("output_tokens")),
         cache_read_tokens=read,
         cache_write_tokens=write,
     )
-
-
-def count(tokens: Any) -> int:
-    """Return a number of tokens as a provider gave it; what is no count is 0, so that no cost is negative."""
-    return tokens if isinstance(tokens, int) and tokens > 0 else 0

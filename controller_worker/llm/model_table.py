@@ -18,9 +18,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Usage
 
 TABLE_FILE = "model_prices_and_context_window_backup.json"
+
+OTHER_PROVIDERS = frozenset(
+    {"huggingface", "ollama_chat", "openrouter", "sagemaker_chat", "vertex_ai_beta", "watsonx_text", "xinference"}
+)
+"""Providers of which the table prices no model."""
 
 _TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
 
@@ -71,6 +77,21 @@ def cost_usd(prices: Prices, usage: Usage) -> float:
         + write * (prices.input if prices.cache_write is None else prices.cache_write)
         + usage.completion_tokens * prices.output
     )
+
+
+def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage) -> float | None:
+    """Return what a call cost by the configured prices, if there are both, else by the table's; None if unknown."""
+    if config.input_cost_per_token is not None and config.output_cost_per_token is not None:
+        return cost_usd(Prices(config.input_cost_per_token, config.output_cost_per_token), usage)
+    return row.cost_usd(usage) if row is not None else None
+
+
+@lru_cache(maxsize=1)
+def providers() -> frozenset[str]:
+    """Return the names that litellm knows as providers, the first part of `provider/model`."""
+    rows = _read_table().values()
+    named = {row.get("litellm_provider") for row in rows if isinstance(row, dict)}
+    return frozenset(name for name in named if isinstance(name, str)) | OTHER_PROVIDERS
 
 
 @lru_cache(maxsize=256)

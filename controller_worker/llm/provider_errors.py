@@ -76,7 +76,7 @@ _BY_CLASS: tuple[tuple[frozenset[str], type[ModelError]], ...] = (
     (frozenset({"TransportError", "ClientError", "ConnectionError"}), ServiceUnavailableError),
     (frozenset({"APIConnectionError"}), ServiceUnavailableError),
 )
-"""By class names anywhere in the chain of causes, in this order."""
+"""By the names of a cause's class and its bases, in this order."""
 
 _BY_STATUS: Mapping[int, type[ModelError]] = {
     400: BadRequestError,
@@ -132,10 +132,12 @@ def _classify(chain: Sequence[BaseException], text: str) -> type[ModelError]:
     for code in _provider_codes(chain):
         if code in _BY_PROVIDER_CODE:
             return _BY_PROVIDER_CODE[code]
-    names = {cls.__name__ for link in chain for cls in type(link).__mro__}
-    for class_names, error_class in _BY_CLASS:
-        if names & class_names:
-            return error_class
+    # The innermost cause knows best: some clients wrap a refused connection into a timeout.
+    for link in reversed(chain):
+        names = {cls.__name__ for cls in type(link).__mro__}
+        for class_names, error_class in _BY_CLASS:
+            if names & class_names:
+                return error_class
     status = next((value for link in chain if isinstance(value := getattr(link, "status_code", None), int)), 0)
     if status in _BY_STATUS:
         return _BY_STATUS[status]

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import logging
 
+from controller_worker.llm.anthropic_backend import AnthropicLLM
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
+from controller_worker.llm.litellm_backend import LitellmLLM
 from controller_worker.llm.llm import LLM
 from controller_worker.llm.model_features import features_of
+from controller_worker.llm.model_table import providers
+from controller_worker.llm.openai_backend import COMPATIBLE_PROVIDERS, OpenAICompatibleLLM
 from controller_worker.llm.scripted import PREFIX as SCRIPTED_PREFIX
 from controller_worker.llm.scripted import ScriptedLLM
+
+OPENHANDS_PREFIX = "openhands/"
+OPENHANDS_URL = "https://llm-proxy.app.all-hands.dev/"
 
 logger = logging.getLogger(__name__)
 
@@ -30,32 +37,48 @@ def create_llm(config: LLMConfig) -> LLM:
             "LLM_NATIVE_TOOL_CALLING=false asks for tool calls in text, which this version does not have.",
             remedy="Unset it, or use a model that calls tools natively.",
         )
-    match backend_of(config):
-        case "scripted":
-            return ScriptedLLM(config)
-        case "anthropic":
-            from controller_worker.llm.anthropic_backend import AnthropicLLM
+    if config.model.startswith(OPENHANDS_PREFIX):
+        model = "litellm_proxy/" + config.model.removeprefix(OPENHANDS_PREFIX)
+        config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
+    backend = backend_of(config)
+    if backend == "scripted":
+        return ScriptedLLM(config)
+    if config.native_tool_calling is None and not features_of(config.model).function_calling:
+        logger.info("It is not known whether %s calls tools natively; it is asked to.", config.model)
+    return _create_remote(backend, config)
 
-            return AnthropicLLM(config)
-        case _:
-            from controller_worker.llm.litellm_backend import LitellmLLM
 
-            if config.native_tool_calling is None and not features_of(config.model).function_calling:
-                logger.info("It is not known whether %s calls tools natively; it is asked to.", config.model)
-            return LitellmLLM(config)
+def _create_remote(backend: str, config: LLMConfig) -> LLM:
+    if backend == "anthropic":
+        return AnthropicLLM(config)
+    if backend == "openai":
+        return OpenAICompatibleLLM(config)
+    return LitellmLLM(config)
 
 
 def backend_of(config: LLMConfig) -> str:
-    """Return the backend: as configured, or by model: scripts, Claude at Anthropic, litellm for all others."""
-    if config.backend == "scripted" and not config.model.startswith(SCRIPTED_PREFIX):
+    """Return the backend: as configured, or by model and address.
+
+    `auto` means: scripts by their prefix; Claude at Anthropic, or at an address that speaks its protocol; any other
+    model with an address and no provider of its own at an OpenAI-compatible server; litellm for all others.
+
+    Raises:
+        LLMConfigError: the configured backend cannot serve the model.
+    """
+    is_script = config.model.startswith(SCRIPTED_PREFIX)
+    if config.backend == "scripted" and not is_script:
         raise LLMConfigError(
             f"The model {config.model!r} is no script.", remedy=f"Name it {SCRIPTED_PREFIX}FILE, or unset the backend."
         )
+    if config.backend == "openai" and config.base_url is None:
+        raise LLMConfigError("An OpenAI-compatible server has no address.", remedy="Set LLM_BASE_URL.")
     if config.backend != "auto":
         return config.backend
-    if config.model.startswith(SCRIPTED_PREFIX):
+    if is_script:
         return "scripted"
-    is_native = config.model.startswith("anthropic/") or (
-        config.model.startswith("claude") and config.custom_llm_provider in (None, "anthropic")
-    )
-    return "anthropic" if is_native else "litellm"
+    first, _, rest = config.model.partition("/")
+    provider = config.custom_llm_provider or (first if rest else "")
+    if provider == "anthropic" or (not provider and config.model.startswith("claude")):
+        return "anthropic"
+    is_compatible = provider in COMPATIBLE_PROVIDERS or provider not in providers()
+    return "openai" if config.base_url is not None and is_compatible else "litellm"

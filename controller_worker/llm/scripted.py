@@ -21,7 +21,7 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
 from controller_worker.llm.messages import ToolCall
-from controller_worker.llm.model_table import Prices, cost_usd
+from controller_worker.llm.model_table import call_cost_usd
 
 PREFIX = "scripted/"
 WORKSPACE_PLACEHOLDER = "{workspace}"
@@ -163,7 +163,7 @@ class ScriptedLLM:
             response_id=f"scripted-{request.conversation_id}-{request.iteration}",
             stop_reason=turn.stop_reason or ("tool_calls" if turn.tool_calls else "stop"),
             usage=usage,
-            cost_usd=self._cost_usd(turn, usage),
+            cost_usd=call_cost_usd(self._config, None, usage) if turn.cost_usd is None else turn.cost_usd,
             latency_seconds=self._clock.monotonic() - began,
         )
 
@@ -182,12 +182,6 @@ class ScriptedLLM:
             provider_text=error.text,
             retry_after_seconds=error.retry_after_seconds,
         )
-
-    def _cost_usd(self, turn: Turn, usage: Usage) -> float | None:
-        config = self._config
-        if turn.cost_usd is not None or config.input_cost_per_token is None or config.output_cost_per_token is None:
-            return turn.cost_usd
-        return cost_usd(Prices(config.input_cost_per_token, config.output_cost_per_token), usage)
 
 
 def tool_calls(calls: Sequence[ScriptedCall], iteration: int, workspace: str | None) -> tuple[ToolCall, ...]:

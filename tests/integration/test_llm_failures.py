@@ -1,4 +1,4 @@
-"""Every way a provider fails, through both real clients against a real server: one attempt, the right class, in time."""
+"""Every way a provider fails, through all real clients against a real server: one attempt, the right class, in time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytest_plugins = ("tests.model_server.fixtures",)
 
 KEY = "sk-the-right-key"
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
-PROTOCOLS = ("anthropic", "litellm")
+BACKENDS = ("anthropic", "openai", "litellm")
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +31,15 @@ def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningMod
     return shared_model_server("--builtin", "bash:3", "--key", KEY, "--model", "test-model", "--model", "claude-test")
 
 
-def settings(protocol: str, url: str, **changes: Any) -> LLMConfig:
-    address = (
-        {"model": "claude-test", "base_url": url}
-        if protocol == "anthropic"
-        else {"model": "test-model", "base_url": url + "/v1"}
-    )
+def settings(backend: str, url: str, **changes: Any) -> LLMConfig:
+    if backend == "anthropic":
+        address = {"model": "claude-test", "base_url": url}
+    else:
+        address = {"model": "test-model", "base_url": url + "/v1", "backend": backend}
     return LLMConfig.create(**address | {"api_key": KEY} | changes)
 
 
-@pytest.fixture(params=PROTOCOLS)
+@pytest.fixture(params=BACKENDS)
 async def make_llm(request: pytest.FixtureRequest, server: RunningModelServer) -> AsyncIterator[Callable[..., LLM]]:
     server.clear()
     made: list[LLM] = []

@@ -38,7 +38,9 @@ def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningMod
 
 async def ask(server: RunningModelServer, **settings: Any) -> Completion:
     server.clear()
-    llm = create_llm(LLMConfig.create(**{"api_key": "k", "base_url": server.url + "/v1"} | settings))
+    llm = create_llm(
+        LLMConfig.create(**{"backend": "litellm", "api_key": "k", "base_url": server.url + "/v1"} | settings)
+    )
     try:
         return await llm.complete(REQUEST)
     finally:
@@ -107,11 +109,6 @@ async def test_models_of_openai_compatible_servers(server: RunningModelServer, m
     assert (await sent(server, model=model))["model"] == named
 
 
-async def test_a_server_without_keys_needs_none(server: RunningModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert (await ask(server, model="my-own", api_key=None)).text == "Step 2."
-
-
 async def test_prices_are_the_tables_or_the_configured(server: RunningModelServer) -> None:
     # gpt-4o: 2.5 and 10 USD per million tokens
     assert (await ask(server, model="openai/gpt-4o")).cost_usd == pytest.approx(1_200 * 2.5e-6 + 50 * 10e-6)
@@ -127,7 +124,7 @@ async def test_reasoning_models_take_an_effort_and_no_sampling(server: RunningMo
 
 
 async def test_claude_behind_a_gateway_gets_marks(server: RunningModelServer) -> None:
-    body = await sent(server, model="openai/claude-sonnet-4-5", backend="litellm")
+    body = await sent(server, model="openai/claude-sonnet-4-5")
     mark = {"type": "ephemeral"}
     assert body["messages"][0]["content"] == [{"type": "text", "text": "Be good.", "cache_control": mark}]
     assert body["messages"][-1]["cache_control"] == mark

@@ -1,16 +1,18 @@
-"""The Chat Completions wire form as it is given to litellm. What comes back: tests/integration/test_llm_litellm.py."""
+"""The Chat Completions wire form, and what is read back."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import json
 from typing import Any
 
 import pytest
 
 from broker.tool_specs import ToolSpec
-from controller_worker.llm.chat_wire import chat_messages, chat_tools, read_chat_reply
+from controller_worker.llm.chat_wire import ChatWire, chat_tools, read_chat_reply
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
+from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.llm.reply import Reply
 
 MARK = {"type": "ephemeral"}
 HISTORY = (
@@ -25,6 +27,10 @@ HISTORY = (
     Message("tool", (TextPart("a.txt"),), tool_call_id="t1", name="execute_bash"),
 )
 CALLS = [{"id": "t1", "type": "function", "function": {"name": "execute_bash", "arguments": '{"command": "ls'}}]
+
+
+def chat_messages(messages: Any, *, cache_marks: bool, thinking: bool) -> list[dict[str, Any]]:
+    return ChatWire(cache_marks=cache_marks, thinking=thinking).values(messages)
 
 
 def test_plain_text_is_a_string() -> None:
@@ -73,21 +79,69 @@ def test_tools() -> None:
     ]
 
 
-def reply(content: str | None = None, finish_reason: str = "stop", refusal: str | None = None) -> Any:
-    message = SimpleNamespace(content=content, tool_calls=None, refusal=refusal)
-    choice = SimpleNamespace(message=message, finish_reason=finish_reason)
-    return SimpleNamespace(choices=[choice], model="m", id="r", usage=None)
+@pytest.mark.parametrize("cache_marks", [False, True])
+def test_bytes_and_values_say_the_same_while_the_history_grows(cache_marks: bool) -> None:
+    wire = ChatWire(cache_marks=cache_marks, thinking=True)
+    history = list(HISTORY)
+    for number in range(5):
+        body = wire.body({"model": "m"}, ModelRequest(history, (), "c1", number, "/w"))
+        assert json.loads(body) == {"model": "m", "messages": wire.values(history)}
+        history += [Message("user", (TextPart(f"more {number}"),)), Message("assistant", (TextPart("ü"),))]
+    assert len(wire.written) == len(history) - (4 if cache_marks else 2)
+
+
+def reply(content: Any = None, finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
+    choice = {"message": {"content": content} | message, "finish_reason": finish_reason}
+    return {"choices": [choice], "model": "m", "id": "r"}
+
+
+def test_a_reply() -> None:
+    calls = [
+        {"id": "t1", "type": "function", "function": {"name": "execute_bash", "arguments": '{"command": "ls'}},
+        {"id": "t2", "type": "function", "function": {"name": "think", "arguments": {"thought": "ü"}}},
+        {"id": "t3", "type": "function", "function": {"name": "finish", "arguments": None}},
+    ]
+    answer = reply("I look.", "tool_calls", tool_calls=calls) | {
+        "usage": {
+            "prompt_tokens": 130, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 100},
+            "cache_creation_input_tokens": 20,
+        },
+    }  # fmt: skip
+    assert read_chat_reply(answer) == Reply(
+        text="I look.",
+        tool_calls=(
+            ToolCall("t1", "execute_bash", '{"command": "ls'),
+            ToolCall("t2", "think", '{"thought":"ü"}'),
+            ToolCall("t3", "finish", ""),
+        ),
+        thinking_blocks=(),
+        model="m",
+        response_id="r",
+        stop_reason="tool_calls",
+        usage=Usage(prompt_tokens=130, completion_tokens=7, cache_read_tokens=100, cache_write_tokens=20),
+    )
+
+
+def test_a_content_in_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": []}, {"type": "text", "text": "b"}]
+    assert read_chat_reply(reply(parts)).text == "ab"
 
 
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
-        (SimpleNamespace(choices=[]), NoResponseError, "The reply has no choices."),
+        ({"choices": []}, NoResponseError, "The reply has no choices."),
+        ({"choices": None}, NoResponseError, "The reply has no choices."),
         (reply(), NoResponseError, "The reply has no content."),
         (reply(refusal="I must not."), ContentPolicyError, "I must not."),
         (reply(finish_reason="content_filter"), ContentPolicyError, "The model refused to answer."),
-        (SimpleNamespace(choices=[SimpleNamespace()]), MalformedReplyError, "The reply is no chat completion"),
-        ("text", MalformedReplyError, "The reply is no chat completion"),
+        ({}, MalformedReplyError, "The reply is no chat completion"),
+        ([1, 2], MalformedReplyError, "The reply is no chat completion"),
+        (None, MalformedReplyError, "The reply is no chat completion"),
+        ({"choices": [{}]}, MalformedReplyError, "The reply is no chat completion"),
+        ({"choices": [{"message": None}]}, MalformedReplyError, "The reply is no chat completion"),
+        (reply(7), MalformedReplyError, "The reply is no chat completion"),
+        (reply(tool_calls=[{"id": "t1"}]), MalformedReplyError, "The reply is no chat completion"),
     ],
 )
 def test_replies_without_a_use(answer: Any, error: type[ModelError], said: str) -> None:

@@ -99,6 +99,12 @@ def test_the_cause_tells_what_a_wrapper_hides() -> None:
     assert (error.code, error.message) == ("timeout", "internal error (read timed out)")
 
 
+def test_the_innermost_cause_knows_best() -> None:
+    wrapper = TimeoutError("timed out")
+    wrapper.__cause__ = ConnectionRefusedError("refused")
+    assert model_error(wrapper).code == "service_unavailable"
+
+
 def test_our_own_errors_pass_unchanged() -> None:
     ours = RateLimitError("slow", retry_after_seconds=3.0)
     wrapper = StatusError("wrapped", 500)

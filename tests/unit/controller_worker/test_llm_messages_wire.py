@@ -12,7 +12,8 @@ from broker.tool_specs import ToolSpec
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.llm.messages_wire import MessagesWire, Reply, read_reply
+from controller_worker.llm.messages_wire import MessagesWire, read_reply
+from controller_worker.llm.reply import Reply
 
 BASH = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
 MARK = {"type": "ephemeral"}
@@ -147,10 +148,10 @@ def test_what_was_written_is_forgotten_with_its_message() -> None:
     wire = MessagesWire(caching_prompt=False)
     messages = [text("user", "one"), calls("t1"), result("t1", "two")]
     wire.body({}, request(*messages))
-    assert len(wire._written) == 3
+    assert len(wire.written) == 3
     del messages[:]
     gc.collect()
-    assert wire._written == {}
+    assert len(wire.written) == 0
 
 
 def reply_body(*content: Any, **fields: Any) -> bytes:

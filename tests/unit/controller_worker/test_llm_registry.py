@@ -8,6 +8,7 @@ import pytest
 
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
+from controller_worker.llm.openai_backend import OpenAICompatibleLLM
 from controller_worker.llm.registry import backend_of, create_llm
 
 
@@ -23,7 +24,17 @@ from controller_worker.llm.registry import backend_of, create_llm
         ({"model": "openrouter/anthropic/claude-sonnet-4"}, "litellm"),
         ({"model": "bedrock/anthropic.claude-sonnet-5"}, "litellm"),
         ({"model": "gpt-4o"}, "litellm"),
-        ({"model": "my-own", "base_url": "http://127.0.0.1:1"}, "litellm"),
+        ({"model": "my-own"}, "litellm"),
+        ({"model": "my-own", "base_url": "http://127.0.0.1:1"}, "openai"),
+        ({"model": "openai/my-own", "base_url": "http://127.0.0.1:1"}, "openai"),
+        ({"model": "hosted_vllm/Qwen/Qwen3-Coder", "base_url": "http://127.0.0.1:1"}, "openai"),
+        ({"model": "Qwen/Qwen3-Coder", "base_url": "http://127.0.0.1:1"}, "openai"),
+        ({"model": "my-own", "base_url": "http://127.0.0.1:1", "custom_llm_provider": "openai"}, "openai"),
+        ({"model": "my-own", "base_url": "http://127.0.0.1:1", "custom_llm_provider": "azure"}, "litellm"),
+        ({"model": "my-own", "base_url": "http://127.0.0.1:1", "backend": "litellm"}, "litellm"),
+        ({"model": "azure/gpt-4o", "base_url": "http://127.0.0.1:1"}, "litellm"),
+        ({"model": "deepseek/deepseek-chat", "base_url": "http://127.0.0.1:1"}, "litellm"),
+        ({"model": "openrouter/qwen/qwen3-coder", "base_url": "http://127.0.0.1:1"}, "litellm"),
     ],
 )
 def test_backends(settings: dict[str, Any], backend: str) -> None:
@@ -34,6 +45,11 @@ def test_backends(settings: dict[str, Any], backend: str) -> None:
     ("settings", "complaint"),
     [
         ({"model": "gpt-4o", "backend": "scripted"}, "The model 'gpt-4o' is no script."),
+        ({"model": "my-own", "backend": "openai"}, "An OpenAI-compatible server has no address. Set LLM_BASE_URL."),
+        (
+            {"model": "my-own", "base_url": "http://127.0.0.1:1", "reasoning_effort": "high", "drop_params": False},
+            "The model 'my-own' does not take reasoning_effort. Unset it.",
+        ),
         ({"model": "gpt-4o", "native_tool_calling": False}, "LLM_NATIVE_TOOL_CALLING=false"),
         (
             {"model": "claude-sonnet-5", "api_key": "k", "temperature": 0.5, "drop_params": False},
@@ -45,3 +61,10 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -
     with pytest.raises(LLMConfigError) as caught:
         create_llm(LLMConfig(**settings))
     assert complaint in str(caught.value)
+
+
+def test_models_of_openhands_are_its_proxys() -> None:
+    llm = create_llm(LLMConfig.create(model="openhands/claude-sonnet-4", api_key="k"))
+    assert isinstance(llm, OpenAICompatibleLLM)
+    assert str(llm._client.base_url) == "https://llm-proxy.app.all-hands.dev/"
+    assert llm._parameters["model"] == "claude-sonnet-4"

@@ -1,0 +1,86 @@
+"""Which parameters a model is asked with: OpenHands' rules, by model.
+
+Holds: a setting that the model does not take is dropped aloud, or refused when `drop_params` is off; none is dropped
+silently.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import LLMConfigError
+from controller_worker.llm.model_features import features_of
+from controller_worker.llm.model_table import look_up
+
+DEFAULT_MAX_TOKENS = 8_192
+MAX_TOKENS_LIMIT = 64_000
+
+logger = logging.getLogger(__name__)
+
+
+def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
+    """Return what Anthropic's Messages are asked with besides the messages and tools.
+
+    Raises:
+        LLMConfigError: `drop_params` is off and a setting would have to be dropped.
+    """
+    features, row = features_of(model), look_up(model)
+    table_limit = row.max_output_tokens if row is not None else None
+    default_max_tokens = min(table_limit, MAX_TOKENS_LIMIT) if table_limit is not None else DEFAULT_MAX_TOKENS
+    fields: dict[str, Any] = {"model": model, "max_tokens": config.max_output_tokens or default_max_tokens}
+    dropped = {"seed"}
+    effort = "low" if config.reasoning_effort == "minimal" else config.reasoning_effort
+    if effort is not None and effort != "none":
+        if features.reasoning_effort:
+            fields["output_config"] = {"effort": effort}
+            if features.adaptive_thinking:
+                fields["thinking"] = {"type": "adaptive"}
+        else:
+            dropped.add("reasoning_effort")
+    # The later models take no sampling parameters, and those that do take none while they think.
+    sampling = _sampling(config) if features.sampling and "thinking" not in fields else {}
+    dropped |= {"temperature", "top_p", "top_k"} - set(sampling)
+    _tell_dropped(config, dropped)
+    return fields | sampling
+
+
+def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
+    """Return what Chat Completions are asked with besides the messages and tools.
+
+    Raises:
+        LLMConfigError: `drop_params` is off and a setting would have to be dropped.
+    """
+    features = features_of(model)
+    sampling: dict[str, Any]
+    if features.is_claude:
+        sampling = _sampling(config) if features.sampling else {}
+    elif features.reasoning:
+        sampling = {}
+    else:
+        sampling = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+    fields: dict[str, Any] = sampling | {"seed": config.seed, "max_completion_tokens": config.max_output_tokens}
+    dropped = {"temperature", "top_p", "top_k"} - set(sampling)
+    if features.reasoning_effort:
+        fields["reasoning_effort"] = config.reasoning_effort
+    else:
+        dropped.add("reasoning_effort")
+    _tell_dropped(config, dropped)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _sampling(config: LLMConfig) -> dict[str, float]:
+    """Return Claude's sampling parameters: it takes no top_p beside a temperature."""
+    top_p = None if config.temperature is not None else config.top_p
+    sampling = {"temperature": config.temperature, "top_p": top_p, "top_k": config.top_k}
+    return {name: value for name, value in sampling.items() if value is not None}
+
+
+def _tell_dropped(config: LLMConfig, dropped: set[str]) -> None:
+    names = sorted(name for name in dropped & config.model_fields_set if getattr(config, name) is not None)
+    if not names:
+        return
+    if not config.drop_params:
+        raise LLMConfigError(f"The model {config.model!r} does not take {', '.join(names)}.", remedy="Unset it.")
+    logger.warning("The model %s does not take %s; it is not sent.", config.model, ", ".join(names))
