@@ -15,7 +15,7 @@ Does not: know agents, tools or models; the shell (`conversation_loop`) performs
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from broker.actions import (
@@ -39,7 +39,7 @@ from broker.events import (
 from broker.observations import AgentStateChangedObservation, ErrorObservation, NullObservation
 from broker.standing import REQUESTABLE_STATES
 from controller_worker.memory.recall import recall
-from controller_worker.state import PendingAction, State, UnansweredMessage, Wait, without_pending
+from controller_worker.state import PendingAction, State, UnansweredMessage, Wait, replace, without_pending
 
 RATE_LIMIT_CODE = "rate_limit"
 
