@@ -115,7 +115,6 @@ async def measure_with_model(bench: Bench) -> Result:
                 for name in BACKENDS:
                     controller = await cluster.start_controller(**model_environment(name, server.url))
                     async with _noop_tool(cluster) as tool:
-                        await _run(cluster, tool, StepWatch(controller), WARM_UP_STEPS)
                         watch = StepWatch(controller, (cluster.store.child.pid, os.getpid()))
                         ours[name].append(await _run(cluster, tool, watch, steps, is_scripted=False))
                     await cluster.stop_workers()
