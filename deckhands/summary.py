@@ -23,6 +23,18 @@ LIMIT_ERRORS = (
 )
 """How the error of a conversation begins that has used up a limit (OpenHands section 4.3 and 4.4)."""
 
+_CHECK_MODEL = "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."
+_CHECK_SERVER = "Check LLM_BASE_URL and the network."
+REMEDIES = {
+    "authentication": "Check LLM_API_KEY.",
+    "bad_request": _CHECK_MODEL,
+    "not_found": _CHECK_MODEL,
+    "out_of_credits": "Top up the account that LLM_API_KEY belongs to.",
+    "service_unavailable": _CHECK_SERVER,
+    "timeout": _CHECK_SERVER,
+}
+"""What to do about a failed model call, by its code."""
+
 
 class ExitCode(IntEnum):
     """How a command of the CLI ends."""
@@ -47,6 +59,8 @@ class Summary:
         cost_usd: a lower bound if `has_unknown_cost`.
         duration_seconds: from the first event to the last.
         last_error: the error it ended with, or the last failed model call that was not made up for; or empty.
+        error_code: the class of that failed call, or empty.
+        error_detail: what the provider said to it, or empty.
         message: what the agent said last: its final thought, its reason to refuse, its question.
     """
 
@@ -66,7 +80,14 @@ class Summary:
     started: datetime | None
     updated: datetime | None
     last_error: str
+    error_code: str
+    error_detail: str
     message: str
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the last failed model call, or empty."""
+        return REMEDIES.get(self.error_code, "")
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values; `summary` is true in this object and in no event."""
@@ -119,6 +140,7 @@ class Tally:
         self._completion_tokens = 0
         self._model = ""
         self._last_error = ""
+        self._failure: ModelCallFailed | None = None
         self._message = ""
 
     @property
@@ -141,6 +163,7 @@ class Tally:
                 self._add_reply(event)
             case ModelCallFailed():
                 self._last_error = event.last_error or event.content
+                self._failure = event
             case AgentFinishAction():
                 self._message = event.final_thought or event.thought
             case AgentRejectAction():
@@ -150,7 +173,7 @@ class Tally:
             case AgentStateChangedObservation(agent_state=AgentState.ERROR):
                 self._last_error = event.reason or self._last_error
             case AgentStateChangedObservation(agent_state=AgentState.RUNNING) if was is AgentState.ERROR:
-                self._last_error = ""
+                self._forget_error()
 
     def summary(self) -> Summary:
         """Return the summary of what was taken in so far; the first event must be among it."""
@@ -174,12 +197,17 @@ class Tally:
             started=self._started,
             updated=self._updated,
             last_error=self._last_error,
+            error_code=self._failure.code if self._failure else "",
+            error_detail=self._failure.content if self._failure else "",
             message=self._message,
         )
 
+    def _forget_error(self) -> None:
+        self._last_error, self._failure = "", None
+
     def _add_reply(self, reply: ModelReply) -> None:
         self._replies += 1
-        self._last_error = ""
+        self._forget_error()
         self._model = reply.model or self._model
         self._cost_usd += reply.cost_usd or 0.0
         self._has_unknown_cost = self._has_unknown_cost or reply.cost_usd is None

@@ -60,6 +60,8 @@ def summary_lines(summary: Summary) -> list[str]:
     cost = "unknown" if summary.has_unknown_cost and not summary.cost_usd else f"{at_least}${summary.cost_usd:.4f}"
     facts = {
         "State": summary.state + (f": {summary.last_error}" if summary.last_error else ""),
+        "Details": "" if summary.error_detail in summary.last_error else summary.error_detail,
+        "Remedy": summary.remedy,
         "Conversation": summary.conversation_id,
         "Title": summary.title,
         "Model": summary.model,

@@ -31,6 +31,8 @@ def test_a_finished_conversation_in_numbers():
         "started": "2026-05-01T12:00:00+00:00",
         "updated": "2026-05-01T12:00:10+00:00",
         "last_error": "",
+        "error_code": "",
+        "error_detail": "",
         "message": "All tests pass.",
     }
 
@@ -48,7 +50,8 @@ def test_an_unknown_cost_is_said_to_be_unknown():
 def test_the_last_error_is_that_of_the_state():
     failed = ModelCallFailed(code="authentication", content="401", last_error="AuthenticationError: wrong key")
     summary = summarize(numbered(created(), user("go"), failed, state("error", "STATUS$ERROR_LLM_AUTHENTICATION")))
-    assert summary.last_error == "STATUS$ERROR_LLM_AUTHENTICATION"
+    assert (summary.last_error, summary.error_code) == ("STATUS$ERROR_LLM_AUTHENTICATION", "authentication")
+    assert (summary.error_detail, summary.remedy) == ("401", "Check LLM_API_KEY.")
 
 
 def test_an_error_without_a_reason_shows_the_failed_call():
@@ -59,7 +62,8 @@ def test_an_error_without_a_reason_shows_the_failed_call():
 def test_a_reply_makes_up_for_a_failed_call():
     failed = ModelCallFailed(code="rate_limit", last_error="RateLimitError: slow down")
     assert summarize(numbered(created(), failed)).last_error == "RateLimitError: slow down"
-    assert summarize(numbered(created(), failed, reply())).last_error == ""
+    made_up_for = summarize(numbered(created(), failed, reply()))
+    assert (made_up_for.last_error, made_up_for.error_code, made_up_for.remedy) == ("", "", "")
 
 
 def test_work_that_goes_on_after_an_error_forgets_it():

@@ -1,0 +1,247 @@
+"""The verbs on a cluster kept up by `deckhands up`, with real workers and a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import psutil
+import pytest
+
+from broker.membership import members
+from deckhands import Client
+from deckhands.runs import event_from_export
+from deckhands.summary import summarize
+from tests.integration.command_line import (
+    cluster,
+    deckhands,
+    environment,
+    finish,
+    finished,
+    read_until,
+    run_command,
+    script,
+    started,
+)
+from tests.polling import until
+
+SUMMARY_KEYS = (
+    "conversation_id",
+    "state",
+    "iterations",
+    "cost_usd",
+    "prompt_tokens",
+    "completion_tokens",
+    "duration_seconds",
+    "last_event_id",
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A home with a cluster that is up."""
+    path = tmp_path_factory.mktemp("home")
+    with cluster(path, "--sandbox", "none"):
+        yield path
+
+
+@pytest.fixture
+def env(home):
+    return environment(home)
+
+
+@pytest.fixture
+def on_cluster(home):
+    """An environment where `run` uses the cluster too, in the place of a store of its own."""
+    url = (home / "cluster" / "url").read_text().strip()
+    return environment(home, DECKHANDS_URL=url)
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    path = tmp_path / "workspace"
+    path.mkdir()
+    return path
+
+
+def run(env, workspace, model, *arguments):
+    return deckhands("run", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none", *arguments, env=env)
+
+
+def test_a_run_that_finishes(on_cluster, workspace, tmp_path):
+    usage = {"prompt_tokens": 100, "completion_tokens": 10}
+    model = script(tmp_path / "m.json", run_command("echo hello > a", usage=usage, cost_usd=0.25), finish("Done."))
+    done = run(on_cluster, workspace, model, "--json")
+    assert done.code == 0, done
+    assert (workspace / "a").read_text() == "hello\n"
+    *events, summary = done.json
+    assert [event["id"] for event in events] == list(range(1, len(events) + 1))
+    assert {key: summary[key] for key in SUMMARY_KEYS} | {"duration_seconds": 0} == {
+        "conversation_id": events[0]["conversation_id"],
+        "state": "finished",
+        "iterations": 2,
+        "cost_usd": 0.25,
+        "prompt_tokens": 100,
+        "completion_tokens": 10,
+        "duration_seconds": 0,
+        "last_event_id": len(events),
+    }
+    assert (summary["summary"], summary["message"]) == (True, "Done.")
+
+
+def test_a_run_in_a_readable_form(on_cluster, workspace, tmp_path):
+    model = script(tmp_path / "m.json", run_command("printf 'a\\033[31mb'; exit 3"), finish("Done."))
+    done = run(on_cluster, workspace, model)
+    assert done.code == 0, done
+    lines = done.out.splitlines()
+    assert lines[:2] == ["You: Do it.", "$ printf 'a\\033[31mb'; exit 3"]
+    assert "Done." in lines
+    assert "State:        finished" in lines
+    assert "\x1b" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("turns", "arguments", "code", "state", "error"),
+    [
+        ([{"text": "Which one?"}], [], 5, "awaiting_user_input", ""),
+        ([run_command("true")] * 3, ["-i", "1"], 6, "error", "RuntimeError: Agent reached maximum iteration."),
+        (
+            [run_command("true", cost_usd=2.0)] * 2,
+            ["-b", "1"],
+            6,
+            "error",
+            "RuntimeError: Agent reached maximum budget",
+        ),
+        ([run_command("true", latency_seconds=60)], ["--timeout", "0.5"], 4, "stopped", ""),
+    ],
+)
+def test_how_runs_end(on_cluster, workspace, tmp_path, turns, arguments, code, state, error):
+    done = run(on_cluster, workspace, script(tmp_path / "m.json", *turns), "--json", *arguments)
+    summary = done.json[-1]
+    assert (done.code, summary["state"]) == (code, state), done
+    assert summary["last_error"].startswith(error) if error else summary["last_error"] == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "remedy"),
+    [
+        ("authentication", "invalid x-api-key", "Check LLM_API_KEY."),
+        ("not_found", "no such model", "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."),
+        ("bad_request", "LLM Provider NOT provided", "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."),
+    ],
+)
+def test_a_model_call_that_fails(on_cluster, workspace, tmp_path, code, text, remedy):
+    done = run(on_cluster, workspace, script(tmp_path / "m.json", {"error": {"code": code, "text": text}}))
+    assert done.code == 1, done
+    assert "State:        error: " in done.out
+    assert text in done.out
+    assert f"Remedy:       {remedy}" in done.out.splitlines()
+
+
+def test_a_script_that_does_not_exist(on_cluster, workspace):
+    done = run(on_cluster, workspace, "scripted//no/such/file.json")
+    assert done.code == 1
+    assert "/no/such/file.json" in done.out
+
+
+def test_submit_logs_show_export_ls(env, workspace, tmp_path):
+    model = script(tmp_path / "m.json", run_command("echo hello"), finish("Done."))
+    arguments = ["submit", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none", "--title", "A title"]
+    cid = deckhands(*arguments, env=env).out.strip()
+    followed = deckhands("logs", "-f", cid, env=env)
+    assert (followed.code, followed.out.splitlines()[-1]) == (0, "Done.")
+    assert deckhands("logs", cid, env=env).out == followed.out
+
+    shown = deckhands("show", cid, "--json", env=env).json[0]
+    assert (shown["conversation_id"], shown["state"], shown["title"]) == (cid, "finished", "A title")
+    assert "State:        finished" in deckhands("show", cid, env=env).out
+
+    exported = deckhands("export", cid, env=env).json
+    assert summarize([event_from_export(event) for event in exported]).as_json() == shown
+    assert list(exported[0])[:5] == ["id", "kind", "source", "cause_id", "timestamp"]
+    deckhands("export", cid, "-o", tmp_path / "log.jsonl", env=env)
+    assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == exported
+
+    listed = {row["conversation_id"]: row for row in deckhands("ls", "--json", env=env).json}
+    assert (listed[cid]["state"], listed[cid]["title"], listed[cid]["iterations"]) == ("finished", "A title", 2)
+    assert "A title" in deckhands("ls", env=env).out
+
+
+def test_the_same_key_submits_once(env, tmp_path):
+    model = script(tmp_path / "m.json", finish("Done."))
+    arguments = ["submit", "-t", "Do it.", "--model", model, "--idempotency-key", str(tmp_path), "--json"]
+    first = deckhands(*arguments, env=env).json
+    assert deckhands(*arguments, env=env).json == first
+    (submitted,) = first
+    deckhands("logs", "-f", submitted["conversation_id"], env=env)
+    kinds = [event["kind"] for event in deckhands("export", submitted["conversation_id"], env=env).json]
+    assert kinds.count("conversation.created") == 1
+
+
+def test_pause_message_resume_cancel(env, tmp_path):
+    model = script(tmp_path / "m.json", {"text": "Which one?"}, run_command("sleep 301.7"), finish("Done."))
+    arguments = ["submit", "-t", "Do it.", "--model", model, "--sandbox", "none"]
+    cid = deckhands(*arguments, env=env).out.strip()
+    with started("logs", "-f", "--json", cid, env=env) as following:
+        read_until(following, "awaiting_user_input")
+        assert deckhands("message", cid, "The first.", env=env).code == 0
+        read_until(following, '"command": "sleep 301.7"')
+        asyncio.run(until(lambda: is_running("sleep", "301.7"), what="start of the command"))
+        assert deckhands("pause", cid, env=env).code == 0
+        read_until(following, '"agent_state": "paused"')
+        assert deckhands("resume", cid, env=env).code == 0
+        read_until(following, '"agent_state": "running"')
+        done = deckhands("cancel", cid, "--json", env=env)
+        assert (done.code, done.json[0]["state"]) == (0, "stopped")
+        assert finished(following).code == 0
+    asyncio.run(until(lambda: not is_running("sleep", "301.7"), limit=10, what="end of the command"))
+    assert deckhands("cancel", cid, env=env).err == "The conversation is stopped.\n"
+    refused = deckhands("pause", cid, env=env)
+    assert (refused.code, "is stopped; it cannot be paused" in refused.err) == (2, True)
+
+
+def test_cancelling_without_waiting(env, tmp_path):
+    model = script(tmp_path / "m.json", finish("Done."), latency_seconds=60)
+    cid = deckhands("submit", "-t", "Do it.", "--model", model, env=env).out.strip()
+    assert deckhands("cancel", cid, "--no-wait", env=env).err == "The request is in the log.\n"
+    assert deckhands("logs", "-f", cid, env=env).out.splitlines()[-1] == "(stopped)"
+
+
+def test_a_second_cluster_in_the_same_home_is_refused(home, env):
+    pid = (home / "cluster" / "supervisor.lock").read_text().strip()
+    done = deckhands("up", env=env)
+    assert done.code == 2
+    assert f"A cluster is at work in {home}/cluster already (pid {pid})." in done.err
+    assert f"`kill {pid}`" in done.err
+
+
+def test_a_worker_that_is_killed_is_replaced(home, env, tmp_path):
+    supervisor = psutil.Process(int((home / "cluster" / "supervisor.lock").read_text()))
+    (victim,) = [child for child in supervisor.children() if "controller_worker" in child.cmdline()]
+    victim.send_signal(signal.SIGKILL)
+    model = script(tmp_path / "m.json", finish("Done."))
+    cid = deckhands("submit", "-t", "Do it.", "--model", model, env=env).out.strip()
+    assert deckhands("logs", "-f", cid, env=env).out.splitlines()[-1] == "Done."
+
+
+def test_one_worker_in_the_foreground(home, tmp_path):
+    """`deckhands tools` becomes the worker: it serves its pool, and SIGTERM ends it in order."""
+    url = (home / "cluster" / "url").read_text().strip()
+    env = environment(tmp_path / "home", DECKHANDS_URL=url, DECKHANDS_NODE="other")
+    with started("tools", "--pool", "gpu", "--concurrency", "3", "--sandbox", "none", env=env) as worker:
+        asyncio.run(until(lambda: reported(url, "other"), what="worker"))
+        worker.send_signal(signal.SIGTERM)
+        assert finished(worker).code == 0
+
+
+def is_running(*command: str) -> bool:
+    """Say whether any process was started with exactly this command."""
+    return any(process.info["cmdline"] == list(command) for process in psutil.process_iter(["cmdline"]))
+
+
+async def reported(url: str, node: str) -> bool:
+    """Say whether a worker of the node has reported to the store, with the pool it was given."""
+    async with await Client.connect(url) as client:
+        found = [member.about for member in await members(client.store) if member.about.get("node") == node]
+    return [about["pools"] for about in found] == ["gpu"]

@@ -1,0 +1,177 @@
+"""`deckhands run` with a store and workers of its own: what it leaves, and how it is interrupted and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+
+import psutil
+import pytest
+
+from tests.integration.command_line import (
+    COMMAND,
+    deckhands,
+    environment,
+    finish,
+    finished,
+    read_until,
+    run_command,
+    script,
+    started,
+)
+from tests.polling import until
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def env(home):
+    return environment(home)
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    path = tmp_path / "workspace"
+    path.mkdir()
+    return path
+
+
+def running_below(path) -> list[str]:
+    """Return the command lines of processes that belong to a directory."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        try:
+            has_it = str(path) in " ".join(process.info["cmdline"] or ()) or any(
+                str(path) in value for value in process.environ().values()
+            )
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if has_it and process.pid != psutil.Process().pid:
+            found.append(" ".join(process.info["cmdline"]))
+    return found
+
+
+def test_what_a_run_leaves(env, home, workspace, tmp_path):
+    model = script(tmp_path / "m.json", run_command("echo hello > a"), finish("Done."))
+    (tmp_path / "task").write_text("Do it.")
+    done = deckhands("run", "-f", tmp_path / "task", "-w", workspace, "--model", model, "--json", env=env)
+    assert done.code == 0, done
+    assert (workspace / "a").read_text() == "hello\n"
+    *events, summary = done.json
+    cid = summary["conversation_id"]
+    assert done.err == f"Conversation {cid}\n"
+    assert events[1]["content"] == "Do it."
+
+    folder = home / "runs" / cid
+    assert [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()] == events
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert deckhands("export", cid, env=env).json == events
+    assert deckhands("show", cid, "--json", env=env).json == [summary]
+    assert deckhands("logs", "-f", cid, env=env).out.splitlines()[-1] == "Done."
+    (listed,) = deckhands("ls", "--json", env=env).json
+    assert (listed["conversation_id"], listed["state"], listed["title"]) == (cid, "finished", "Do it.")
+    assert running_below(home) == []
+
+    refused = deckhands("run", "--resume", cid, env=env)
+    assert (refused.code, "has settled (finished)" in refused.err, "-t" in refused.err) == (2, True, True)
+    again = deckhands("run", "--resume", cid, "-t", "Once more.", env=env)
+    assert (again.code, again.out.splitlines()[0]) == (0, "You: Once more.")
+    assert deckhands("show", cid, "--json", env=env).json[0]["iterations"] > summary["iterations"]
+
+
+def test_an_interrupted_run_stops_in_order_and_can_be_gone_on_with(env, home, workspace, tmp_path):
+    model = script(tmp_path / "m.json", run_command("echo $((6*7)); sleep 302.9"), finish("Done."))
+    with started("run", "-t", "Do it.", "-w", workspace, "--model", model, "--json", env=env) as running:
+        read_until(running, '"kind": "action.run"')
+        running.send_signal(signal.SIGINT)
+        done = finished(running)
+    assert done.code == 130, done
+    assert "interrupted; stopping" in done.err
+    summary = done.json[-1]
+    assert (summary["summary"], summary["state"]) == (True, "stopped")
+    assert running_below(home) == []
+    cid = summary["conversation_id"]
+    assert json.loads((home / "runs" / cid / "summary.json").read_text()) == summary
+
+    resumed = deckhands("run", "--resume", cid, env=env)
+    assert (resumed.code, resumed.out.splitlines()[0]) == (0, "Asked to be running")
+    assert "Done." in resumed.out.splitlines()
+
+
+def test_a_run_that_was_killed_can_be_gone_on_with(env, home, workspace, tmp_path):
+    go = tmp_path / "go"
+    waiting = f"while [ ! -e {go} ]; do sleep 0.05; done; echo x >> count"
+    model = script(tmp_path / "m.json", run_command("pwd"), run_command(waiting), finish("Done."))
+    arguments = ["run", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none", "--json"]
+    with started(*arguments, env=env) as running:
+        first = json.loads(read_until(running, '"kind": "conversation.created"')[-1])
+        read_until(running, '"kind": "action.run"')
+        read_until(running, '"kind": "action.run"')
+        running.kill()
+    cid = first["conversation_id"]
+    asyncio.run(until(lambda: not running_below(home / "runs" / cid / "valkey"), limit=10, what="end of the store"))
+    assert not (home / "runs" / cid / "summary.json").exists()
+    (listed,) = deckhands("ls", "--json", env=env).json
+    assert (listed["state"], listed["wait_reason"]) == ("running", "under way, or killed")
+    seen = deckhands("export", cid, env=env).json
+
+    go.write_text("")
+    resumed = deckhands("run", "--resume", cid, "--json", env=env)
+    assert (resumed.code, resumed.json[-1]["state"]) == (0, "finished"), resumed
+    events = deckhands("export", cid, env=env).json
+    assert events[: len(seen)] == seen
+    assert [event["id"] for event in events] == list(range(1, len(events) + 1))
+    assert (workspace / "count").read_text() == "x\n"
+
+
+def test_a_second_interruption_ends_it_at_once(env, home, workspace, tmp_path):
+    model = script(tmp_path / "m.json", finish("Done."), latency_seconds=300)
+    with started("run", "-t", "Do it.", "-w", workspace, "--model", model, env=env) as running:
+        read_until(running, "Do it.")
+        running.send_signal(signal.SIGSTOP)  # both signals wait, and are seen one right after the other
+        running.send_signal(signal.SIGINT)
+        running.send_signal(signal.SIGTERM)
+        running.send_signal(signal.SIGCONT)
+        assert finished(running).code == 130
+    asyncio.run(until(lambda: running_below(home) == [], limit=10, what="end of everything"))
+
+
+def test_a_run_under_way_is_seen_and_stopped_from_another_terminal(env, workspace, tmp_path):
+    model = script(tmp_path / "m.json", run_command("sleep 303.3"), finish("Done."))
+    arguments = ["run", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none", "--json"]
+    with started(*arguments, env=env) as running:
+        cid = json.loads(read_until(running, '"kind": "conversation.created"')[-1])["conversation_id"]
+        read_until(running, '"kind": "action.run"')
+        assert "$ sleep 303.3" in deckhands("logs", cid, env=env).out.splitlines()
+        assert deckhands("show", cid, "--json", env=env).json[0]["state"] == "running"
+        taken = deckhands("run", "--resume", cid, env=env)
+        assert (taken.code, f"(pid {running.pid})" in taken.err) == (2, True)
+        assert deckhands("cancel", cid, env=env).code == 0
+        done = finished(running)
+    assert (done.code, done.json[-1]["state"]) == (130, "stopped")
+
+
+def test_a_disk_that_is_full_is_named(env, home, workspace, tmp_path):
+    home.mkdir()
+    model = script(tmp_path / "m.json", finish("Done."))
+    mount = ["bwrap", "--dev-bind", "/", "/", "--size", "60000", "--tmpfs", str(home)]
+    command = [*mount, *COMMAND, "run", "-t", "x", "-w", str(workspace), "--model", model, "--sandbox", "none"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done
+    assert "No space left on device" in done.stderr or "The disk is full" in done.stderr
+
+
+def test_workers_that_cannot_start_are_quoted(env, workspace, tmp_path):
+    model = script(tmp_path / "m.json", finish("Done."))
+    done = deckhands(
+        *("run", "-t", "x", "-w", workspace, "--model", model), env={**env, "DECKHANDS_FAILPOINTS": "x:explode"}
+    )
+    assert done.code == 1, done
+    assert "keeps ending right after its start" in done.err
+    assert "The failpoint 'x:explode' cannot be used" in done.err
+    assert "Its log is " in done.err

@@ -1,0 +1,78 @@
+"""`deckhands up`: its port, what a killed one leaves, and what is in its way. And how fast `--help` is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+
+import psutil
+
+from broker.store import open_store
+from tests.integration.command_line import COMMAND, cluster, deckhands, environment, finished, read_until, started
+from tests.polling import until
+
+
+def test_a_port_with_a_password_for_other_programs(tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with cluster(tmp_path, "--port", str(port), "--sandbox", "none"):
+        password = (tmp_path / "cluster" / "valkey" / "password").read_text()
+        asyncio.run(check(f"redis://:{password}@127.0.0.1:{port}/0"))
+        assert deckhands("ls", env=environment(tmp_path)).code == 0
+
+
+async def check(url: str) -> None:
+    """Open a store and close it again."""
+    await (await open_store(url)).aclose()
+
+
+def test_a_port_in_use(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = deckhands("up", "--port", str(port), env=environment(tmp_path))
+    assert done.code == 2
+    assert done.err.startswith(f"deckhands: The port {port} is in use.\n  Choose another one by `--port`.\n")
+
+
+def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
+    env = environment(tmp_path)
+    with started("up", "--controllers", "1", "--tools", "0", env=env) as first:
+        read_until(first, "Ctrl-C stops it")
+        cid = deckhands("submit", "-t", "Do it.", "--model", "scripted/x", env=env).out.strip()
+        below = psutil.Process(first.pid).children()
+        first.kill()
+    asyncio.run(until(lambda: not any(child.is_running() for child in below), limit=10, what="end of its children"))
+    gone = deckhands("submit", "-t", "x", env=env)
+    assert (gone.code, gone.err.startswith("deckhands: No cluster is running here.")) == (1, True)
+
+    with started("up", "--controllers", "0", "--tools", "0", env=env) as second:
+        read_until(second, "Ctrl-C stops it")
+        assert deckhands("show", cid, "--json", env=env).json[0]["conversation_id"] == cid
+        second.send_signal(signal.SIGTERM)
+        done = finished(second)
+    assert (done.code, done.err) == (0, "Stopped.\n")
+    assert not (tmp_path / "cluster" / "url").exists()
+
+
+def test_help_takes_less_than_a_third_of_a_second_of_cpu():
+    with subprocess.Popen([*COMMAND, "--help"], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        text = running.stdout.read().decode()
+        _, status, usage = os.wait4(running.pid, 0)
+        running.returncode = os.waitstatus_to_exitcode(status)
+    assert running.returncode == 0
+    assert "  submit " in text
+    assert usage.ru_utime + usage.ru_stime < 0.3
+
+
+def test_every_verb_has_help(tmp_path):
+    for verb in ("run", "demo", "submit", "ls", "show", "logs", "export", "message", "pause", "resume", "cancel", "up"):
+        done = deckhands(verb, "--help", env=environment(tmp_path))
+        assert (done.code, done.out.startswith(f"Usage: deckhands {verb} ")) == (0, True)
+    assert deckhands("--version", env=environment(tmp_path)).out.startswith("deckhands ")
