@@ -85,16 +85,7 @@ class Store:
         Raises:
             StoreUnavailable, OutcomeUnknown: still no answer after `patience_seconds`.
         """
-        started, pause = self.clock.monotonic(), FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return await call()
-            except (OutcomeUnknown, StoreUnavailable):
-                waited = self.clock.monotonic() - started
-                if self.patience_seconds is not None and waited + pause > self.patience_seconds:
-                    raise
-            await asyncio.sleep(pause * jitter())
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        return await _persist(call, self.clock, self.patience_seconds)
 
     async def check_generation(self) -> None:
         """Make sure that the store is still the one that was opened.
@@ -102,7 +93,7 @@ class Store:
         Raises:
             StoreMisconfigured: it was emptied or replaced; going on would begin conversations anew at event 1.
         """
-        found = await self.connection.call("HGET", keys.STORE, "generation")
+        found = await self.persist(lambda: self.connection.call("HGET", keys.STORE, "generation"))
         if found is None or found.decode() != self.generation:
             raise StoreMisconfigured(
                 "The store is not the one this process started with: it was emptied or replaced.",
@@ -120,6 +111,7 @@ async def open_store(
     shards: int = 1,
     clock: Clock | None = None,
     patience_seconds: float | None = 30.0,
+    opening_seconds: float | None = 0.0,
 ) -> Store:
     """Connect to a store, deploy the function library if it is missing or older, and check that it is fit.
 
@@ -127,6 +119,7 @@ async def open_store(
         url: `redis://…`, `rediss://…`, `unix://…`, or a ready connection.
         shards: for a store that has never been used; a used one keeps its number.
         patience_seconds: see `Store`.
+        opening_seconds: how long to try while the store does not answer at all; 0: once, None: for ever.
 
     Raises:
         StoreUnavailable: cannot connect.
@@ -134,10 +127,15 @@ async def open_store(
         StoreTooNew: written by a newer version of Deckhands.
     """
     connection = MultiplexedConnection(url) if isinstance(url, str) else url
-    try:
+    clock = clock or SystemClock()
+
+    async def open_it() -> dict[str, str]:
         await _check_server(connection)
         await _deploy(connection)
-        about = await _found_store(connection, shards)
+        return await _found_store(connection, shards)
+
+    try:
+        about = await _persist(open_it, clock, opening_seconds)
     except BaseException:
         await connection.aclose()
         raise
@@ -145,9 +143,22 @@ async def open_store(
         connection=connection,
         shards=int(about["shards"]),
         generation=about["generation"],
-        clock=clock or SystemClock(),
+        clock=clock,
         patience_seconds=patience_seconds,
     )
+
+
+async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seconds: float | None) -> T:
+    started, pause = clock.monotonic(), FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await call()
+        except (OutcomeUnknown, StoreUnavailable):
+            waited = clock.monotonic() - started
+            if patience_seconds is not None and waited + pause > patience_seconds:
+                raise
+        await asyncio.sleep(pause * jitter())
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 async def _check_server(connection: Connection) -> None:

@@ -45,7 +45,9 @@ class ControllerConsumer:
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
         settings = self._settings
-        store = await open_store(settings.store_url, shards=settings.shards, patience_seconds=None)
+        store = await open_store(
+            settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
+        )
         services = Services(store, EventLog(store), Owners(store), Models(settings.model_env))
         try:
             while not stop.is_set():

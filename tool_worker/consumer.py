@@ -36,10 +36,10 @@ class ToolConsumer:
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
         settings = self._settings
-        workspaces = Workspaces(
-            settings.node_dir, sandbox=settings.sandbox, ttl_seconds=settings.workspace_ttl_seconds
+        workspaces = Workspaces(settings.node_dir, sandbox=settings.sandbox, ttl_seconds=settings.workspace_ttl_seconds)
+        store = await open_store(
+            settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )
-        store = await open_store(settings.store_url, shards=settings.shards, patience_seconds=None)
         try:
             while not stop.is_set():
                 self._incarnation = _Incarnation(store, workspaces, settings)
