@@ -30,8 +30,7 @@ class SwallowingProxy:
             yield self
         finally:
             server.close()
-            for task in list(self._tasks):
-                task.cancel()
+            await asyncio.gather(*self._tasks)  # each ends with its worker's connection
 
     async def _serve(self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
         try:
