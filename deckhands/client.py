@@ -153,12 +153,18 @@ class Client:
         events = await self.log.read(conversation_id, after=after)
         return [await self.log.blobs.whole(conversation_id, event) for event in events] if is_whole else events
 
-    async def tail(self, conversation_id: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Yield the events above `after`, then each new one as it is appended; never ends by itself."""
+    async def tail(
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events above `after`, then each new one as it is appended; never ends by itself.
+
+        Args:
+            is_whole: see `events`.
+        """
         tail = cast("AsyncGenerator[Event, None]", self.log.tail(conversation_id, after=after))
         async with contextlib.aclosing(tail) as events:
             async for event in events:
-                yield event
+                yield await self.log.blobs.whole(conversation_id, event) if is_whole else event
 
     async def summary(self, conversation_id: str) -> Summary:
         """Return the summary of a conversation; raises what `events` does."""

@@ -8,6 +8,7 @@ Does not: decide anything about conversations; the workers do, and they find eac
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import sys
@@ -18,11 +19,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from broker.child import Child, last_lines, rotate
-from broker.clock import SystemClock
+from broker.clock import SystemClock, to_millis
 from broker.embedded import EmbeddedValkey
 from broker.errors import DeckhandsError
 from broker.membership import members
-from broker.store import open_store
+from broker.store import Store, open_store
 
 QUICK_END_SECONDS = 10.0
 """A worker that ends sooner than this after its start has not begun to work."""
@@ -159,7 +160,7 @@ class Cluster:
         store = await open_store(self.url)
         try:
             async with asyncio.timeout(READY_LIMIT_SECONDS):
-                while len(await members(store)) < len(self.workers):
+                while await self._count_alive(store) < len(self.workers):
                     if self._failure is not None:
                         raise self._failure
                     await asyncio.sleep(0.05)
@@ -170,6 +171,11 @@ class Cluster:
         finally:
             await store.aclose()
 
+    async def _count_alive(self, store: Store) -> int:
+        """Count the workers whose heartbeat has not lapsed; those of an earlier cluster may not be buried yet."""
+        now_ms = to_millis(self._clock.now())
+        return sum(member.deadline_ms > now_ms for member in await members(store))
+
     def _places(self) -> list[Worker]:
         counts = {CONTROLLER: self.spec.controllers, TOOLS: self.spec.tools}
         names = [(role, f"{role}-{number}") for role, count in counts.items() for number in range(1, count + 1)]
@@ -179,12 +185,12 @@ class Cluster:
         rotate(worker.log)
         worker.log_begins = worker.log.stat().st_size if worker.log.exists() else 0
         worker.started = self._clock.monotonic()
-        worker.child = Child.start(self.spec.commands[worker.role], log=worker.log, env=self._environment())
+        worker.child = Child.start(self.spec.commands[worker.role], log=worker.log, env=self._environment(worker.role))
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, role: str) -> dict[str, str]:
         directory = self.spec.directory
         return {
-            **self.spec.environment,
+            **worker_environment(role, self.spec.environment),
             "DECKHANDS_URL": self.store.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_NODE": node_name(directory),
@@ -235,6 +241,12 @@ class Cluster:
 def node_name(directory: Path) -> str:
     """Return the node id of the workspaces in a directory of this machine, always the same."""
     return f"{socket.gethostname()}-{sha256(str(directory).encode()).hexdigest()[:8]}"
+
+
+def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a worker of a role may know: tool workers, which run what agents say, get no model's key."""
+    is_for_models = re.compile(r"(LLM|LITELLM)_.*|.*_API_KEY")
+    return {name: value for name, value in environment.items() if role != TOOLS or not is_for_models.fullmatch(name)}
 
 
 def _status_name(status: int) -> str:

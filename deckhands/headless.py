@@ -181,7 +181,7 @@ async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summar
 
 
 async def _follow(client: Client, conversation_id: str, tally: Tally, on_event: OnEvent) -> None:
-    async with contextlib.aclosing(client.tail(conversation_id)) as events:
+    async with contextlib.aclosing(client.tail(conversation_id, is_whole=True)) as events:
         async for event in events:
             on_event(event)
             tally.add(event)

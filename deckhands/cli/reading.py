@@ -110,7 +110,7 @@ async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPr
     tally = Tally()
     async with (
         conversation_client(settings, conversation_id) as client,
-        contextlib.aclosing(client.tail(conversation_id)) as events,
+        contextlib.aclosing(client.tail(conversation_id, is_whole=True)) as events,
     ):
         async for event in events:
             printer.event(event)

@@ -13,7 +13,7 @@ import click
 from broker.errors import UsageError
 from broker.store import open_store
 from deckhands.cli.output import note
-from deckhands.cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec
+from deckhands.cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
 from deckhands.home import Home, supervising
 from deckhands.settings import FaceSettings
 
@@ -46,10 +46,10 @@ def up(*, controllers: int, tool_workers: int, port: int | None, sandbox: str | 
         gives_up=False,
     )
     with supervising(home.cluster, "A cluster"):
-        asyncio.run(_keep_up(home, spec))
+        asyncio.run(_keep_up(home, spec, settings.model))
 
 
-async def _keep_up(home: Home, spec: ClusterSpec) -> None:
+async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -63,7 +63,7 @@ async def _keep_up(home: Home, spec: ClusterSpec) -> None:
             await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not stopped.done():
                 await ready
-                click.echo(_greeting(cluster))
+                click.echo(_greeting(cluster, model))
             await stopped
             ready.cancel()
     finally:
@@ -71,11 +71,12 @@ async def _keep_up(home: Home, spec: ClusterSpec) -> None:
     note("Stopped.")
 
 
-def _greeting(cluster: Cluster) -> str:
+def _greeting(cluster: Cluster, model: str | None) -> str:
     lines = [
         f"The cluster is up: {cluster.spec.controllers} controller and {cluster.spec.tools} tool workers.",
         f"  store: {cluster.store.port_url or cluster.url}",
         f"  logs:  {cluster.logs}",
+        f"  model: {model or 'none by default; name one by `submit --model`, or set LLM_MODEL here'}",
         "In another terminal: `deckhands submit -t TASK`, `deckhands ls`, `deckhands logs -f ID`. Ctrl-C stops it.",
     ]
     return "\n".join(lines)
@@ -107,7 +108,9 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
             remedy="Set it to the store, such as redis://host:6379/0; `deckhands up` runs a cluster without one.",
         )
     asyncio.run(_check_store(settings))
-    environment = {**settings.environment, **{name: str(value) for name, value in chosen.items() if value}}
+    environment = worker_environment(role, settings.environment) | {
+        name: str(value) for name, value in chosen.items() if value
+    }
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-P", "-m", MODULES[role]], environment)  # noqa: S606
 

@@ -148,7 +148,9 @@ async def test_waiting_until_it_settles(client):
 
 async def test_a_message_on_the_heels_of_the_end_is_waited_for(client):
     cid = await client.submit("Mend it.")
-    await client.log.append(cid, [state("running"), state("finished"), MessageAction(content="And that.", source="user")])
+    await client.log.append(
+        cid, [state("running"), state("finished"), MessageAction(content="And that.", source="user")]
+    )
     with pytest.raises(TimeoutError):
         await client.wait_until_settled(cid, timeout_seconds=0.1)
 
@@ -160,6 +162,9 @@ async def test_long_texts_are_whole_when_asked_for(client):
     (short,) = await client.events(cid, after=2)
     assert len(short.content) < 20_000
     assert (await client.events(cid, is_whole=True))[2].content == text
+    async for event in client.tail(cid, after=2, is_whole=True):
+        assert event.content == text
+        break
 
 
 def test_titles_are_one_line():

@@ -87,12 +87,11 @@ async def test_a_store_that_dies_is_replaced_within_a_second_and_has_kept_everyt
 
 async def test_the_workers_get_what_they_need(start, tmp_path):
     printing = ("sh", "-c", "env; exec sleep 600")
-    cluster, _ = await start(tools=printing, environment={"LLM_MODEL": "acme/large", "DECKHANDS_POOLS": "bash,gpu"})
+    cluster, _ = await start(tools=printing, environment={"DECKHANDS_POOLS": "bash,gpu"})
     log = cluster.workers["tools-1"].log
     await until(lambda: "DECKHANDS_NODE_DIR" in log.read_text(), what="environment")
     lines = set(log.read_text().splitlines())
     assert {
-        "LLM_MODEL=acme/large",
         "DECKHANDS_POOLS=bash,gpu",
         f"DECKHANDS_URL=unix://{tmp_path}/valkey/valkey.sock",
         f"DECKHANDS_CELERY_URL=redis+socket://{tmp_path}/valkey/valkey.sock?virtual_host=1",
@@ -100,6 +99,17 @@ async def test_the_workers_get_what_they_need(start, tmp_path):
         f"DECKHANDS_NODE_DIR={tmp_path}/node",
     } <= lines
     assert "HOME" not in {line.partition("=")[0] for line in lines}
+
+
+async def test_tool_workers_get_no_key_of_a_model(start):
+    printing = ("sh", "-c", "env; exec sleep 600")
+    keys = {"LLM_API_KEY": "k1", "ANTHROPIC_API_KEY": "k2", "PATH": "/usr/bin:/bin"}
+    cluster, _ = await start(controller=printing, tools=printing, environment=keys)
+    logs = {name: worker.log for name, worker in cluster.workers.items()}
+    for log in logs.values():
+        await until(lambda: "DECKHANDS_NODE_DIR" in log.read_text(), what="environment")  # noqa: B023
+    assert {"LLM_API_KEY=k1", "ANTHROPIC_API_KEY=k2"} <= set(logs["controller-1"].read_text().splitlines())
+    assert "API_KEY" not in logs["tools-1"].read_text()
 
 
 async def test_a_worker_that_keeps_failing_breaks_the_cluster_and_is_quoted(start):
