@@ -141,9 +141,12 @@ class _Wire(asyncio.Protocol):
             future.set_exception(StoreUnavailable("The connection to the store is lost."))
             return future
         packed = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # the stub wants exactly one part
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(packed)
+        if not self._waiting and self._transport is not None:
+            self._transport.write(packed)  # nothing to gather it with, so it need not wait for the loop's next turn
+        else:
+            if not self._out:
+                self._loop.call_soon(self._flush)
+            self._out.append(packed)
         self._waiting.append((future, self._loop.time()))
         if self._watch is None:
             self._watch = self._loop.call_later(self._reply_timeout_seconds, self._check_replies)
