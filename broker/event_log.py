@@ -315,9 +315,10 @@ class EventLog:
         raise StoreError(f"The function append answered {reply!r}.")
 
     async def _entry(self, conversation_id: str, event: Event) -> bytes:
+        wire = event.wire()
         if event.timestamp is None:
-            event = event.model_copy(update={"timestamp": self._store.clock.now()})
-        entry, contents = codec.to_entry(event.wire())
+            wire["timestamp"] = self._store.clock.now().isoformat()
+        entry, contents = codec.to_entry(wire)
         if contents:
             await self.blobs.keep(conversation_id, contents)
         return entry
