@@ -107,6 +107,8 @@ def _client(config: LLMConfig) -> anthropic.AsyncAnthropic:
             http_client=anthropic.DefaultAioHttpClient(
                 timeout=timeout,
                 limits=httpx2.Limits(max_connections=CONNECTIONS_LIMIT, keepalive_expiry=IDLE_CONNECTION_SECONDS),
+                # A redirect would carry prompt and key to wherever it points.
+                follow_redirects=False,
             ),
         )
     except anthropic.CredentialsError as error:

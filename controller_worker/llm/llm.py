@@ -36,6 +36,10 @@ class ModelRequest:
     workspace: str
     temperature: float | None = None
 
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise ValueError("The messages list is empty. At least one message is required.")
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

@@ -1,7 +1,7 @@
 """Anthropic's Messages on the wire: a request to bytes, a reply to a completion's parts.
 
-Holds: neighbouring messages of one role become one; a tool's result directly follows its call; texts without anything
-in them are left out, as the API refuses them.
+Holds: neighbouring messages of one role become one, so a tool's result directly follows its call; what the API refuses
+stays at home: texts without anything in them, and thinking blocks that no Claude has signed.
 Does not: know a stream.
 """
 
@@ -110,7 +110,8 @@ def _blocks(message: Message) -> list[Block]:
             {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
             for call in message.tool_calls
         ]
-        return [*(dict(block) for block in message.thinking_blocks), *parts, *calls]
+        thoughts = [dict(block) for block in message.thinking_blocks if "signature" in block or "data" in block]
+        return [*thoughts, *parts, *calls]
     return parts
 
 

@@ -99,9 +99,10 @@ class OpenAICompatibleLLM:
 def told_cost_usd(headers: Mapping[str, str], name: str = COST_HEADER) -> float | None:
     """Return what a gateway says that the call cost, or None if it does not say."""
     try:
-        return max(float(headers[name]), 0.0)
+        cost = float(headers[name])
     except (LookupError, TypeError, ValueError):
         return None
+    return cost if 0.0 <= cost < float("inf") else None
 
 
 def _client(config: LLMConfig) -> openai.AsyncOpenAI:
@@ -123,5 +124,7 @@ def _client(config: LLMConfig) -> openai.AsyncOpenAI:
         http_client=openai.DefaultAioHttpClient(
             timeout=timeout,
             limits=httpx.Limits(max_connections=CONNECTIONS_LIMIT, keepalive_expiry=IDLE_CONNECTION_SECONDS),
+            # A redirect would carry prompt and key to wherever it points.
+            follow_redirects=False,
         ),
     )

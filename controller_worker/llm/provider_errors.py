@@ -141,6 +141,8 @@ def _classify(chain: Sequence[BaseException], text: str) -> type[ModelError]:
     status = next((value for link in chain if isinstance(value := getattr(link, "status_code", None), int)), 0)
     if status in _BY_STATUS:
         return _BY_STATUS[status]
+    if 300 <= status < 400:
+        return NotFoundError
     if status >= 500:
         return InternalServerError
     return BadRequestError if status >= 400 else ModelError

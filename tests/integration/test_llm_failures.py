@@ -142,6 +142,15 @@ async def test_an_unknown_model(request: pytest.FixtureRequest, make_llm: Callab
     assert (error.code, error.provider_text) == ("not_found", f"The model `{name}` does not exist.")
 
 
+@pytest.mark.parametrize("make_llm", ["anthropic", "openai"], indirect=True)
+async def test_a_redirect_is_not_followed(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+    received = server.counts()["received"]
+    server.plan({"kind": "redirect"})
+    error = await failure(make_llm())
+    assert (error.code, error.remedy) == ("not_found", "Check LLM_MODEL and LLM_BASE_URL.")
+    assert server.counts()["received"] == received + 1
+
+
 async def test_nobody_listens(make_llm: Callable[..., LLM]) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))

@@ -9,6 +9,7 @@ import json
 import signal
 from pathlib import Path
 
+from broker.errors import DeckhandsError
 from controller_worker.llm.scripted import Script
 from tests.model_server.faults import Fault, FaultPlan
 from tests.model_server.scripts import builtin_script
@@ -29,8 +30,11 @@ def main() -> None:
     parser.add_argument("--faults", help="a plan as JSON: a list of faults, see tests/model_server/faults.py")
     parser.add_argument("--records", type=int, default=200, help="how many of the last requests are kept")
     arguments = parser.parse_args()
-    script = Script.load(arguments.script) if arguments.script else builtin_script(arguments.builtin)
-    faults = json.loads(arguments.faults) if arguments.faults else None
+    try:
+        script = Script.load(arguments.script) if arguments.script else builtin_script(arguments.builtin)
+        faults = json.loads(arguments.faults) if arguments.faults else None
+    except (DeckhandsError, ValueError) as error:
+        parser.error(str(error))
     asyncio.run(_run(arguments, script, faults))
 
 

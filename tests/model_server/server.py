@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import pydantic_core
 from aiohttp import web
 
 from controller_worker.llm.scripted import Script
@@ -24,6 +25,7 @@ from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_bod
 
 FORMATS: Mapping[str, ModuleType] = {module.PATH: module for module in (chat_format, messages_format)}
 REQUEST_LIMIT_BYTES = 64 * 1024 * 1024
+BODIES_REMEMBERED = 10_000
 WAIT_LIMIT_SECONDS = 30.0
 SHUTDOWN_SECONDS = 0.5
 
@@ -112,7 +114,7 @@ class ModelServer:
         ):
             return _refuse(wire, "unauthorized")
         try:
-            body = json.loads(record.body)
+            body = pydantic_core.from_json(record.body)  # three times as fast as json, which counts at 200 in flight
             if self._models and body["model"] not in self._models:
                 return _refuse(wire, "unknown_model", f"The model `{body['model']}` does not exist.")
             number = sum(message["role"] == "assistant" for message in body["messages"])
@@ -128,6 +130,8 @@ class ModelServer:
         await asyncio.sleep(self._latency_seconds if latency is None else latency)
         if fault is not None and fault.kind in STATUS_FAULTS:
             return _refuse(wire, fault.kind, fault.text, fault.retry_after)
+        if fault is not None and fault.kind == "redirect":
+            return web.Response(status=307, headers={"Location": str(request.url)})
         is_stream = body.get("stream") is True
         content = self._render(request.path, body["model"], number, is_stream, fault)
         content_type = "text/event-stream" if is_stream else "application/json"
@@ -138,7 +142,7 @@ class ModelServer:
 
     def _render(self, path: str, model: str, number: int, is_stream: bool, fault: Fault | None) -> bytes:
         wire = FORMATS[path]
-        key = (path, model, min(number, len(self._script.turns)), is_stream)
+        key = (path, model, number, is_stream)
         if fault is None and key in self._bodies:
             return self._bodies[key]
         kind = fault.kind if fault is not None else "none"
@@ -149,7 +153,7 @@ class ModelServer:
         body: bytes = (wire.stream if is_stream else wire.reply)(turn, number, model)
         if kind == "error_event":
             return bytes(body[: body.index(b"\n\n") + 2] + wire.error_event())
-        if fault is None:
+        if fault is None and len(self._bodies) < BODIES_REMEMBERED:
             self._bodies[key] = body
         return spoil_body(kind, body)
 

@@ -103,6 +103,17 @@ def test_neighbours_become_one_and_empty_messages_vanish() -> None:
     ]
 
 
+def test_thoughts_that_nobody_signed_stay_at_home() -> None:
+    thoughts = ({"type": "thinking", "thinking": "hm"}, {"type": "redacted_thinking", "data": "x"})
+    turn = written(text("user", "hi"), text("assistant", "yes", thinking_blocks=thoughts))["messages"][1]
+    assert turn["content"] == [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "yes"}]
+
+
+def test_a_request_has_a_message() -> None:
+    with pytest.raises(ValueError, match=r"The messages list is empty\. At least one message is required\."):
+        request()
+
+
 def test_images() -> None:
     parts = (TextPart("look"), ImagePart("data:image/png;base64,AAAA"), ImagePart("https://example.org/a.png"))
     assert written(Message("user", parts))["messages"][0]["content"] == [

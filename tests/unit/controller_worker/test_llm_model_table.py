@@ -10,6 +10,7 @@ import pytest
 from controller_worker.llm.llm import Usage
 from controller_worker.llm.model_features import ModelFeatures, features_of, normalised
 from controller_worker.llm.model_table import ModelRow, Prices, cost_usd, look_up
+from controller_worker.llm.openai_backend import told_cost_usd
 
 
 def test_a_cost_counts_every_token_once() -> None:
@@ -53,6 +54,21 @@ def test_long_prompts_have_prices_of_their_own() -> None:
     assert row is not None
     assert row.cost_usd(Usage(prompt_tokens=200_000)) == pytest.approx(0.25)
     assert row.cost_usd(Usage(prompt_tokens=200_001)) == pytest.approx(0.5000025)
+
+
+@pytest.mark.parametrize(
+    ("headers", "told"),
+    [
+        ({"x-litellm-response-cost": "0.0125"}, 0.0125),
+        ({"x-litellm-response-cost": "-1"}, None),
+        ({"x-litellm-response-cost": "nan"}, None),
+        ({"x-litellm-response-cost": "inf"}, None),
+        ({"x-litellm-response-cost": "free"}, None),
+        ({}, None),
+    ],
+)
+def test_a_gateway_may_tell_the_cost(headers: dict[str, str], told: float | None) -> None:
+    assert told_cost_usd(headers) == told
 
 
 def test_the_table_is_read_without_importing_a_client() -> None:
