@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
 PYTEST_ARGS ?=
+# Most tests wait for other processes: more of them at once than there are cores.
+JOBS ?= 4
 BENCH_ARGS ?=
 # Tests of the docker sandbox need its engine; without one they are left out, as the printed command says.
 MARKERS ?= not slow$(shell docker info >/dev/null 2>&1 || echo ' and not docker')
@@ -30,7 +32,7 @@ tools:
 	@.ci/tools
 
 test: $(SETUP) tools ## Run the tests, without the slow ones
-	$(BIN)/python -m pytest -m '$(MARKERS)' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '$(MARKERS)' $(PYTEST_ARGS)
 
 check: $(SETUP) ## Lint, check the format, check the types
 	@$(BIN)/ruff check .
