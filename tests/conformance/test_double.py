@@ -56,7 +56,9 @@ def _normal(name: str, reply: Any) -> Any:
     if name == "HGETALL":
         return dict(zip(reply[::2], _timeless(reply[1::2]), strict=True))
     if name == "XINFO":
-        return [{flat[i]: _timeless(flat[i + 1]) for i in range(0, 8, 2)} for flat in reply]
+        # Servers do not agree on whether a read that finds nothing makes its consumer known.
+        facts = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in reply]
+        return [_timeless([group[b"name"], group[b"pending"], group[b"last-delivered-id"]]) for group in facts]
     if name == "XPENDING" and reply and isinstance(reply[0], list):
         return _timeless([[entry, consumer, deliveries] for entry, consumer, _, deliveries in reply])
     return _timeless(reply)

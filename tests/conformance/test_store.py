@@ -77,7 +77,9 @@ async def test_newer_functions_are_left_alone(connect: Callable[[], Connection])
 
 async def test_changed_functions_are_replaced(connect: Callable[[], Connection]) -> None:
     connection = connect()
-    await connection.call("FUNCTION", "LOAD", "#!lua name=deckhands\nredis.register_function('deck_leave', function() end)")
+    await connection.call(
+        "FUNCTION", "LOAD", "#!lua name=deckhands\nredis.register_function('deck_leave', function() end)"
+    )
     await connection.call("HSET", keys.STORE, "functions", "1:abc")
     store = await open_store(connection)
     assert await store.function("deck_leave", (store.all_shards[0].root,), "w") == ["left"]
