@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from benchmarks.machine import is_named_by_a_process
 from benchmarks.noop_tool import POOL
 from broker.child import Child
 from broker.conversations import Conversations
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 READY_LIMIT_SECONDS = 60.0
 POLL_SECONDS = 0.05
 STOP_GRACE_SECONDS = 20.0
+CLOSE_LIMIT_SECONDS = 20.0
 BACKENDS = ("anthropic", "openai", "litellm")
 """The ways to a model: Anthropic's protocol, OpenAI's protocol, and OpenAI's protocol through litellm."""
 
@@ -76,6 +78,13 @@ class BenchCluster:
             if len(rows) == count and all(row.state == "finished" for row in rows):
                 return
             await asyncio.sleep(POLL_SECONDS)
+
+    async def close(self, conversation_id: str) -> None:
+        """Close a conversation and wait until its workspace host, which outlives its tool worker, has ended."""
+        await Conversations(self.client.store).close(conversation_id)
+        async with asyncio.timeout(CLOSE_LIMIT_SECONDS):
+            while is_named_by_a_process(conversation_id):
+                await asyncio.sleep(POLL_SECONDS)
 
     async def stop_workers(self) -> None:
         """End every worker in order."""

@@ -41,3 +41,11 @@ def peak_kib(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
     return float(line.split()[1])
+
+
+def is_named_by_a_process(text: str) -> bool:
+    """Whether the command line of a process other than this one contains a text."""
+    found = psutil.process_iter(["pid", "cmdline"])
+    return any(
+        text in " ".join(process.info["cmdline"] or ()) for process in found if process.info["pid"] != os.getpid()
+    )

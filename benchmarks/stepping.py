@@ -159,6 +159,7 @@ async def measure_bash(bench: Bench) -> Result:
                 if isinstance(event, CmdOutputObservation) and event.timestamp is not None and event.exit_code == 0
             ]
             assert len(times) == steps, f"{len(times)} of {steps} commands succeeded"
+            await cluster.close(cid)
             ours.append(around(times, steps // 2, reach=steps))
             answer = await bench.peer("terminal", count=bench.choose(smoke=3, short=10, full=30))
             theirs += [statistics.median(answer["seconds"])] if answer else []
