@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -20,8 +21,8 @@ from pathlib import Path
 
 from broker.child import Child, last_lines, rotate
 from broker.clock import SystemClock, to_millis
-from broker.embedded import EmbeddedValkey
-from broker.errors import DeckhandsError
+from broker.embedded import SPACE_FOR_LOG_BYTES, EmbeddedValkey
+from broker.errors import DeckhandsError, StoreUnavailable
 from broker.membership import members
 from broker.store import Store, open_store
 
@@ -32,6 +33,7 @@ FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
 STOP_GRACE_SECONDS = 5.0
 READY_LIMIT_SECONDS = 60.0
+DISK_CHECK_SECONDS = 1.0
 
 CONTROLLER, TOOLS = "controller", "tools"
 MODULES = {CONTROLLER: "controller_worker", TOOLS: "tool_worker"}
@@ -118,7 +120,10 @@ class Cluster:
         (self.spec.directory / "node").mkdir(exist_ok=True)
         for worker in self.workers.values():
             self._fill(worker)
-        self._watches = [asyncio.create_task(self._keep_store_up(), name="watch store")]
+        self._watches = [
+            asyncio.create_task(self._keep_store_up(), name="watch store"),
+            asyncio.create_task(self._watch_disk(), name="watch disk"),
+        ]
         self._watches += [
             asyncio.create_task(self._keep_up(worker), name=f"watch {worker.name}") for worker in self.workers.values()
         ]
@@ -144,7 +149,8 @@ class Cluster:
         """Wait until the cluster cannot be kept up, and say why.
 
         Raises:
-            WorkerKeepsFailing: always, at the end of the wait.
+            WorkerKeepsFailing: a worker ends again and again.
+            StoreError: the disk is full, or the store cannot be started again.
         """
         await self._failed.wait()
         assert self._failure is not None
@@ -227,6 +233,23 @@ class Cluster:
                 failures += 1
                 self._on_notice(str(error))
                 await self._pause(failures + 1)
+
+    async def _watch_disk(self) -> None:
+        """Tell of a full disk before it shows in a store that refuses writes and in workers that wait for it."""
+        was_full = False
+        while True:
+            is_full = shutil.disk_usage(self.spec.directory).free < SPACE_FOR_LOG_BYTES
+            if is_full and not was_full:
+                error = StoreUnavailable(
+                    f"The disk is full: nothing can be written in {self.spec.directory}.",
+                    remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",
+                )
+                if self.spec.gives_up:
+                    self._fail(error)
+                    return
+                self._on_notice(str(error))
+            was_full = is_full
+            await asyncio.sleep(DISK_CHECK_SECONDS)
 
     async def _pause(self, failures: int) -> None:
         """Wait before the next start: not at all after a first failure, then longer and longer."""

@@ -112,7 +112,7 @@ class Progress:
 
 
 @dataclass(slots=True)
-class _Patient:
+class _Case:
     """One conversation, its copy of a project, and what was seen of its log."""
 
     example: Example
@@ -137,15 +137,14 @@ class Demo:
         self._on_progress = on_progress
         self._clock = SystemClock()
         choice = examples()
-        self._patients = [
-            _Patient(
-                example := choice[number % len(choice)], spec.directory / "projects" / f"{number:02}-{example.name}"
-            )
+        self._cases = [
+            _Case(example := choice[number % len(choice)], spec.directory / "projects" / f"{number:02}-{example.name}")
             for number in range(spec.conversations)
         ]
         turns = {example.name: example.turns for example in choice}
-        self.progress = Progress(spec.conversations, sum(turns[patient.example.name] for patient in self._patients))
+        self.progress = Progress(spec.conversations, sum(turns[case.example.name] for case in self._cases))
         self._moved = asyncio.Condition()
+        self._kills: list[Kill] = []
         # The face decides which model is used and the example scripts need no key: settings of the user's own stay out.
         environment = {
             name: value for name, value in spec.environment.items() if not name.startswith(("LLM_", "LITELLM_"))
@@ -163,63 +162,60 @@ class Demo:
         """
         started = self._clock.monotonic()
         (self._spec.directory / "projects").mkdir(parents=True)
-        for patient in self._patients:
-            patient.example.copy_to(patient.directory)
+        for case in self._cases:
+            case.example.copy_to(case.directory)
         try:
             await self.cluster.start()
             await self.cluster.until_ready()
             async with await Client.connect(self.cluster.url) as client:
                 try:
-                    kills = await self._treat_all(client)
+                    await self._follow_all(client)
                     wall_seconds = self._clock.monotonic() - started
                     passing = await self._count_passing()
-                    return await self._report(client, kills, passing, wall_seconds)
+                    return await self._report(client, passing, wall_seconds)
                 finally:
                     await self._end_sessions(client)
         finally:
             await self.cluster.stop()
 
-    async def _treat_all(self, client: Client) -> list[Kill]:
+    async def _follow_all(self, client: Client) -> None:
         """Let every conversation come to its end, and kill workers meanwhile."""
         broken = asyncio.ensure_future(self.cluster.until_broken())
         killing = asyncio.ensure_future(self._kill_workers())
-        treating = asyncio.gather(*(self._treat(client, patient) for patient in self._patients))
-        everything = asyncio.gather(treating, killing)
+        following = asyncio.gather(*(self._follow(client, case) for case in self._cases))
+        tasks: tuple[asyncio.Future[Any], ...] = (broken, following)
         try:
-            await asyncio.wait((broken, everything), timeout=TIME_LIMIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if broken.done():
-                await broken
-            if everything.done():
-                await everything
-            return killing.result() if killing.done() else []
+            await asyncio.wait(tasks, timeout=TIME_LIMIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    await task
         finally:
-            for task in (broken, everything, treating, killing):
+            for task in (*tasks, killing):
                 task.cancel()
-            await asyncio.gather(broken, everything, return_exceptions=True)
+            await asyncio.gather(*tasks, killing, return_exceptions=True)
 
-    async def _treat(self, client: Client, patient: _Patient) -> None:
-        patient.conversation_id = await client.submit(
+    async def _follow(self, client: Client, case: _Case) -> None:
+        case.conversation_id = await client.submit(
             TASK,
-            agent=AgentSpec(llm=LLMSpec(model=patient.example.model)),
-            workspace=WorkspaceSpec(path=str(patient.directory)),
-            title=patient.directory.name,
+            agent=AgentSpec(llm=LLMSpec(model=case.example.model)),
+            workspace=WorkspaceSpec(path=str(case.directory)),
+            title=case.directory.name,
         )
-        async with contextlib.aclosing(client.tail(patient.conversation_id)) as events:
+        async with contextlib.aclosing(client.tail(case.conversation_id)) as events:
             async for event in events:
-                patient.seen.append(event)
-                patient.tally.add(event)
-                is_over = patient.tally.standing.is_settled
+                case.seen.append(event)
+                case.tally.add(event)
+                is_over = case.tally.standing.is_settled
                 async with self._moved:
                     self.progress.events += 1
                     self.progress.replies += isinstance(event, ModelReply)
-                    self.progress.finished += is_over and patient.tally.standing.state is AgentState.FINISHED
+                    self.progress.finished += is_over and case.tally.standing.state is AgentState.FINISHED
                     self._moved.notify_all()
                 self._on_progress(self.progress)
                 if is_over:
                     return
 
-    async def _kill_workers(self) -> list[Kill]:
-        kills: list[Kill] = []
+    async def _kill_workers(self) -> None:
         for number in range(self._spec.kills):
             share = (number + 0.5 + 0.5 * self._draw(f"moment {number}")) / (self._spec.kills + 0.5)
             due = int(share * self.progress.replies_expected)
@@ -227,17 +223,15 @@ class Demo:
                 await self._moved.wait_for(lambda: self.progress.replies >= due)  # noqa: B023  (awaited at once)
             role = (CONTROLLER, TOOLS)[number % 2]
             places = [worker for worker in self.cluster.workers.values() if worker.role == role]
-            kills.append(self._kill(places[int(self._draw(f"victim {number}") * len(places))]))
-        return kills
+            self._kill(places[int(self._draw(f"victim {number}") * len(places))])
 
-    def _kill(self, worker: Worker) -> Kill:
+    def _kill(self, worker: Worker) -> None:
         assert worker.child is not None
         pid = worker.child.pid
-        at = self._clock.now()
+        self._kills.append(Kill(worker.name, pid, self._clock.now()))
         worker.child.send(signal.SIGKILL)
         self.progress.killed += 1
         self._on_notice(f"killed {worker.name} (pid {pid}) with SIGKILL")
-        return Kill(worker.name, pid, at)
 
     def _draw(self, purpose: str) -> float:
         """Return a number from 0 up to 1, the same for the same seed and purpose."""
@@ -247,11 +241,11 @@ class Demo:
         """Run every project's tests, here, and count the projects where they pass."""
         slots = asyncio.Semaphore(TESTS_AT_ONCE)
 
-        async def passes(patient: _Patient) -> bool:
+        async def passes(case: _Case) -> bool:
             async with slots:
-                log = self._spec.directory / "logs" / f"tests-{patient.directory.name}.log"
+                log = self._spec.directory / "logs" / f"tests-{case.directory.name}.log"
                 command = (sys.executable, "-m", "unittest", "-q")
-                tests = Child.start(command, log=log, directory=patient.directory)
+                tests = Child.start(command, log=log, directory=case.directory)
                 try:
                     async with asyncio.timeout(TEST_LIMIT_SECONDS):
                         return await tests.wait() == 0
@@ -259,29 +253,29 @@ class Demo:
                     tests.send(signal.SIGKILL)
                     return False
 
-        return sum(await asyncio.gather(*(passes(patient) for patient in self._patients)))
+        return sum(await asyncio.gather(*(passes(case) for case in self._cases)))
 
     async def _end_sessions(self, client: Client) -> None:
         orders = WorkspaceOrders(client.store)
-        ids = [patient.conversation_id for patient in self._patients if patient.conversation_id]
+        ids = [case.conversation_id for case in self._cases if case.conversation_id]
         await asyncio.gather(*(orders.end_sessions(cid, limit_seconds=END_LIMIT_SECONDS) for cid in ids))
 
-    async def _report(self, client: Client, kills: list[Kill], passing: int, wall_seconds: float) -> DemoReport:
+    async def _report(self, client: Client, passing: int, wall_seconds: float) -> DemoReport:
         events = lost = doubled = 0
         broken: list[str] = []
         conversations = Conversations(client.store)
-        for patient in self._patients:
-            log = await client.events(patient.conversation_id)
-            row = await conversations.row(patient.conversation_id)
+        for case in self._cases:
+            log = await client.events(case.conversation_id)
+            row = await conversations.row(case.conversation_id)
             events += len(log)
-            lost += lost_events(log, patient.seen)
+            lost += lost_events(log, case.seen)
             doubled += doubled_observations(log)
             found = violations(
-                log, conversation_id=patient.conversation_id, last_event_id=row.last_event_id, seen=patient.seen
+                log, conversation_id=case.conversation_id, last_event_id=row.last_event_id, seen=case.seen
             )
-            broken += [f"{patient.conversation_id}: {item.invariant}: {item.text}" for item in found]
+            broken += [f"{case.conversation_id}: {item.invariant}: {item.text}" for item in found]
         takeovers = await conversations.takeovers()
-        found_seconds = [kill.takeover_seconds(takeover) for kill in kills for takeover in takeovers]
+        found_seconds = [kill.takeover_seconds(takeover) for kill in self._kills for takeover in takeovers]
         seconds = [second for second in found_seconds if second is not None]
         return DemoReport(
             conversations=self._spec.conversations,
@@ -291,7 +285,7 @@ class Demo:
             events_lost=lost,
             observations_doubled=doubled,
             violations=broken,
-            kills=[kill.worker for kill in kills],
+            kills=[kill.worker for kill in self._kills],
             takeovers=len(seconds),
             takeover_median_seconds=round(statistics.median(seconds), 3) if seconds else None,
             takeover_longest_seconds=round(max(seconds), 3) if seconds else None,

@@ -16,7 +16,7 @@ from typing import Any
 
 from broker.agent_state import AgentState
 from broker.errors import UnknownConversation, UsageError
-from broker.events import AgentSpec, Event, Limits, WorkspaceSpec
+from broker.events import AgentSpec, ConversationCreated, Event, Limits, WorkspaceSpec
 from broker.ids import new_conversation_id
 from broker.workspace_orders import WorkspaceOrders
 from deckhands.client import Client
@@ -94,8 +94,9 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         raise UnknownConversation(conversation_id)
     home.prepare(folder.path)
     with supervising(folder.path, "A run"):
-        sandbox = {"DECKHANDS_SANDBOX": task.workspace.sandbox}
-        spec = ClusterSpec(folder.path, environment={**environment, **sandbox})
+        # The private tool worker demands what the conversation asks for: nobody else is there to be protected.
+        sandbox = _begun_with(folder).sandbox if task.resumed_id else task.workspace.sandbox
+        spec = ClusterSpec(folder.path, environment={**environment, "DECKHANDS_SANDBOX": sandbox})
         cluster = Cluster(spec, on_notice=watcher.on_notice)
         watcher.at_once = cluster.kill_all
         try:
@@ -174,6 +175,12 @@ async def carry_out(
         for future in waiting:
             future.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _begun_with(folder: RunFolder) -> WorkspaceSpec:
+    """Return the workspace that a run has had from its beginning."""
+    created = folder.events()[0] if folder.has_events else None
+    return created.workspace if isinstance(created, ConversationCreated) else WorkspaceSpec()
 
 
 async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summary:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker.errors import UsageError
 from broker.settings import BrokerSettings
 
+SANDBOXES = ("auto", "bwrap", "none")
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
 
 
@@ -23,6 +25,7 @@ class FaceSettings:
         url: the store named by DECKHANDS_URL; None when none is named.
         home: where embedded clusters and runs live.
         model: the model named by the environment; None when none is named.
+        sandbox: the strongest sandbox to use here: `auto`, `bwrap` or `none`.
         debug: tracebacks instead of one-line errors.
         environment: everything, for the workers.
     """
@@ -31,6 +34,7 @@ class FaceSettings:
     shards: int
     home: Path
     model: str | None
+    sandbox: str
     debug: bool
     environment: Mapping[str, str]
 
@@ -42,11 +46,14 @@ class FaceSettings:
             UsageError: a name that begins with DECKHANDS_ is unknown, or a value cannot be used.
         """
         broker = BrokerSettings.from_env(env)
+        if broker.sandbox not in SANDBOXES:
+            raise UsageError(f"DECKHANDS_SANDBOX is {broker.sandbox!r}.", remedy="Use auto, bwrap or none.")
         return cls(
             url=broker.url if env.get("DECKHANDS_URL", "").strip() else None,
             shards=broker.shards,
             home=broker.home.absolute(),
             model=next((found for name in MODEL_VARIABLES if (found := env.get(name, "").strip())), None),
+            sandbox=broker.sandbox,
             debug=broker.debug,
             environment=dict(env),
         )

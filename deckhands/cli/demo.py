@@ -7,6 +7,8 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -37,26 +39,18 @@ def demo(*, conversations: int, controllers: int, tools: int, kills: int, seed: 
     no key is needed. Ends with 0 if everything finished, every test passes and no event was lost or doubled.
     """
     settings = FaceSettings.from_env()
-    directory = Path(tempfile.mkdtemp(prefix="deckhands-demo-"))
-    screen = _Screen()
-    spec = DemoSpec(
-        directory,
-        conversations=conversations,
-        controllers=controllers,
-        tools=tools,
-        kills=kills,
-        seed=seed,
-        environment=settings.environment,
-    )
-    note(f"{conversations} agents, {controllers} controller and {tools} tool workers, all in {directory}")
-    try:
-        report = asyncio.run(_run(spec, screen))
-    finally:
-        screen.clear()
-        if keep:
-            note(f"Everything is left in {directory}.")
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
+    with _directory(is_kept=keep) as directory:
+        note(f"{conversations} agents, {controllers} controller and {tools} tool workers, all in {directory}")
+        spec = DemoSpec(
+            directory,
+            conversations=conversations,
+            controllers=controllers,
+            tools=tools,
+            kills=kills,
+            seed=seed,
+            environment=settings.environment,
+        )
+        report = asyncio.run(_run(spec))
     if report is None:
         return int(ExitCode.INTERRUPTED)
     if as_json:
@@ -66,8 +60,21 @@ def demo(*, conversations: int, controllers: int, tools: int, kills: int, seed: 
     return 0 if report.is_whole else 1
 
 
-async def _run(spec: DemoSpec, screen: _Screen) -> DemoReport | None:
+@contextmanager
+def _directory(*, is_kept: bool) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="deckhands-demo-"))
+    try:
+        yield path
+    finally:
+        if is_kept:
+            note(f"Everything is left in {path}.")
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+async def _run(spec: DemoSpec) -> DemoReport | None:
     """Run the demo; None if it was interrupted."""
+    screen = _Screen()
     run = Demo(spec, on_notice=screen.notice, on_progress=screen.progress)
     running = asyncio.ensure_future(run.run())
     loop = asyncio.get_running_loop()
@@ -77,12 +84,14 @@ async def _run(spec: DemoSpec, screen: _Screen) -> DemoReport | None:
         return await running
     except asyncio.CancelledError:
         return None
+    finally:
+        screen.clear()
 
 
 def report_lines(report: DemoReport) -> list[str]:
     """Return the table at the end."""
     longest, median = report.takeover_longest_seconds, report.takeover_median_seconds
-    takeovers = f"{report.takeovers}, median {median:.2f} s, longest {longest:.2f} s" if longest and median else "none"
+    takeovers = f"{report.takeovers}, median {median:.2f} s, longest {longest:.2f} s" if longest is not None else "none"
     facts = {
         "conversations": str(report.conversations),
         "finished": str(report.finished),

@@ -10,11 +10,15 @@ from typing import Any, TypeVar
 import click
 
 from broker.errors import UsageError
-from broker.events import AgentSpec, Limits, LLMSpec
+from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from deckhands.client import check_task
+from deckhands.settings import SANDBOXES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+sandbox_option = click.option(
+    "--sandbox", type=click.Choice(SANDBOXES), help="What commands run in; DECKHANDS_SANDBOX, or else auto."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 
 
@@ -28,7 +32,7 @@ def task_options(command: F) -> F:
         click.option("--model", help="Which model it uses; LLM_MODEL if not given."),
         click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=500, show_default=True),
         click.option("-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="In USD."),
-        click.option("--sandbox", type=click.Choice(["auto", "bwrap", "none"]), default="auto", show_default=True),
+        sandbox_option,
         click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
     )
     for option in reversed(options):
@@ -67,6 +71,21 @@ def given_text(text: str | None, file: Path | None) -> str | None:
         raise UsageError(f"The file {file} cannot be read: {error.strerror}.", remedy="Name another by -f.") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"The file {file} is not text in UTF-8.", remedy="Name another by -f.") from error
+
+
+def workspace_of(options: dict[str, Any], path: Path | None, sandbox: str) -> WorkspaceSpec:
+    """Return the workspace that the options describe.
+
+    Args:
+        sandbox: the one to use if none is given.
+    """
+    return WorkspaceSpec.model_validate(
+        {
+            "path": str(path) if path is not None else None,
+            "sandbox": options["sandbox"] or sandbox,
+            "network": options["network"],
+        }
+    )
 
 
 def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from broker.errors import UsageError
-from broker.events import WorkspaceSpec
-from deckhands.cli.options import agent_of, given_text, json_option, limits_of, read_task, task_options
+from deckhands.cli.options import agent_of, given_text, json_option, limits_of, read_task, task_options, workspace_of
 from deckhands.cli.output import EventPrinter, note
 from deckhands.client import check_task
 from deckhands.headless import Ending, Task, Watcher, check_directory, run_on_cluster, run_privately
 from deckhands.home import Home
 from deckhands.settings import FaceSettings
 from deckhands.summary import ExitCode
+
+OF_A_RESUMED_RUN = {"resumed_id", "text", "file", "timeout", "as_json"}
 
 
 @click.command()
@@ -50,6 +52,7 @@ def run(**options: Any) -> int:
 
 def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
     if options["resumed_id"]:
+        _refuse_what_is_settled()
         text = given_text(options["text"], options["file"])
         if text is not None:
             check_task(text)
@@ -66,11 +69,24 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
     return Task(
         text,
         agent=agent_of(options, model),
-        workspace=WorkspaceSpec(path=str(directory), sandbox=options["sandbox"], network=options["network"]),
+        workspace=workspace_of(options, directory, settings.sandbox),
         limits=limits_of(options),
         title=options["title"],
         time_limit_seconds=options["timeout"],
     )
+
+
+def _refuse_what_is_settled() -> None:
+    """Make sure that nothing is given which a run that is resumed has had since its beginning."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in OF_A_RESUMED_RUN:
+            raise UsageError(
+                f"{parameter.opts[-1]} cannot be given together with --resume.",
+                remedy="A run keeps what it was begun with; submit the task anew to change it.",
+            )
 
 
 async def _run(settings: FaceSettings, task: Task, printer: EventPrinter) -> Ending:

@@ -12,6 +12,7 @@ import click
 
 from broker.errors import UsageError
 from broker.store import open_store
+from deckhands.cli.options import sandbox_option
 from deckhands.cli.output import note
 from deckhands.cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
 from deckhands.home import Home, supervising
@@ -22,9 +23,7 @@ from deckhands.settings import FaceSettings
 @click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--port", type=click.IntRange(1, 65_535), help="Offer the store on this port of 127.0.0.1 too.")
-@click.option(
-    "--sandbox", type=click.Choice(["auto", "bwrap", "none"]), help="The strongest sandbox to use; DECKHANDS_SANDBOX."
-)
+@sandbox_option
 def up(*, controllers: int, tool_workers: int, port: int | None, sandbox: str | None) -> None:
     """Keep a cluster up on this machine: a store, controller workers and tool workers.
 
@@ -92,7 +91,7 @@ def controller(*, concurrency: int | None) -> NoReturn:
 @click.command()
 @click.option("--pool", "pools", multiple=True, help="What this host can do; may be given several times.")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Actions run at once.")
-@click.option("--sandbox", type=click.Choice(["auto", "bwrap", "none"]), help="The strongest sandbox to use.")
+@sandbox_option
 def tools(*, pools: tuple[str, ...], concurrency: int | None, sandbox: str | None) -> NoReturn:
     """Run one tool worker in the foreground against DECKHANDS_URL."""
     chosen = {"DECKHANDS_POOLS": ",".join(pools), "DECKHANDS_CONCURRENCY": concurrency, "DECKHANDS_SANDBOX": sandbox}

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from broker.events import WorkspaceSpec
-from deckhands.cli.options import agent_of, json_option, limits_of, read_task, task_options
+from deckhands.cli.options import agent_of, json_option, limits_of, read_task, task_options, workspace_of
 from deckhands.cli.output import print_json
 from deckhands.cli.reach import cluster_client
 from deckhands.headless import check_directory
@@ -45,9 +44,7 @@ async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) ->
         return await client.submit(
             task,
             agent=agent_of(options, options["model"]),
-            workspace=WorkspaceSpec(
-                path=str(path) if path is not None else None, sandbox=options["sandbox"], network=options["network"]
-            ),
+            workspace=workspace_of(options, path, "auto"),
             limits=limits_of(options),
             title=options["title"],
             idempotency_key=options["idempotency_key"],

@@ -175,6 +175,12 @@ class TestRuns:
     def test_resuming_a_run_that_does_not_exist(self, env):
         refused(deckhands("run", "--resume", "abc", env=env), 2, "No conversation with the id 'abc'")
 
+    @pytest.mark.parametrize("option", [["--model", "m"], ["-i", "3"], ["-w", "."], ["--network"]])
+    def test_changing_what_a_run_was_begun_with(self, env, option):
+        name = {"-i": "--max-iterations", "-w": "--workspace"}.get(option[0], option[0])
+        done = deckhands("run", "--resume", "abc", *option, env=env)
+        refused(done, 2, f"{name} cannot be given together with --resume.", "keeps what it was begun with")
+
     def test_speaking_to_a_run_that_is_over(self, env, tmp_path):
         leave_a_run(tmp_path / "home" / "runs" / "abc")
         refused(deckhands("pause", "abc", env=env), 2, "The run abc is not under way.", "`deckhands run --resume abc`")

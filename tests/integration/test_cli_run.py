@@ -85,8 +85,9 @@ def test_what_a_run_leaves(env, home, workspace, tmp_path):
 
 
 def test_an_interrupted_run_stops_in_order_and_can_be_gone_on_with(env, home, workspace, tmp_path):
-    model = script(tmp_path / "m.json", run_command("echo $((6*7)); sleep 302.9"), finish("Done."))
-    with started("run", "-t", "Do it.", "-w", workspace, "--model", model, "--json", env=env) as running:
+    model = script(tmp_path / "m.json", run_command("sleep 302.9"), run_command("echo x > b"), finish("Done."))
+    arguments = ["run", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none", "--json"]
+    with started(*arguments, env=env) as running:
         read_until(running, '"kind": "action.run"')
         running.send_signal(signal.SIGINT)
         done = finished(running)
@@ -101,6 +102,7 @@ def test_an_interrupted_run_stops_in_order_and_can_be_gone_on_with(env, home, wo
     resumed = deckhands("run", "--resume", cid, env=env)
     assert (resumed.code, resumed.out.splitlines()[0]) == (0, "Asked to be running")
     assert "Done." in resumed.out.splitlines()
+    assert (workspace / "b").read_text() == "x\n"  # in a new session, since the first one ended with the run
 
 
 def test_a_run_that_was_killed_can_be_gone_on_with(env, home, workspace, tmp_path):
@@ -163,7 +165,8 @@ def test_a_disk_that_is_full_is_named(env, home, workspace, tmp_path):
     command = [*mount, *COMMAND, "run", "-t", "x", "-w", str(workspace), "--model", model, "--sandbox", "none"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done
-    assert "No space left on device" in done.stderr or "The disk is full" in done.stderr
+    assert f"The disk is full: nothing can be written in {home}/runs/" in done.stderr
+    assert "Free some space there, or choose another directory by DECKHANDS_HOME." in done.stderr
 
 
 def test_workers_that_cannot_start_are_quoted(env, workspace, tmp_path):

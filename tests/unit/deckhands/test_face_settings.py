@@ -22,11 +22,13 @@ def test_everything_set():
         "DECKHANDS_HOME": "/srv/deck",
         "DECKHANDS_DEBUG": "1",
         "DECKHANDS_SHARDS": "4",
+        "DECKHANDS_SANDBOX": "none",
         "LLM_MODEL": "acme/large",
     }
     settings = FaceSettings.from_env(environment)
     assert (settings.url, settings.home) == ("redis://store:6379/0", Path("/srv/deck"))
     assert (settings.model, settings.debug, settings.shards) == ("acme/large", True, 4)
+    assert settings.sandbox == "none"
     assert settings.environment == environment
 
 
@@ -38,3 +40,8 @@ def test_empty_values_count_as_unset():
 def test_a_misspelt_name_is_not_ignored():
     with pytest.raises(UsageError, match=r"DECKHANDS_HOM is not known.*DECKHANDS_HOME"):
         FaceSettings.from_env({"DECKHANDS_HOM": "/srv"})
+
+
+def test_a_sandbox_that_does_not_exist():
+    with pytest.raises(UsageError, match=r"DECKHANDS_SANDBOX is 'chroot'\. Use auto, bwrap or none."):
+        FaceSettings.from_env({"DECKHANDS_SANDBOX": "chroot"})
