@@ -5,7 +5,7 @@
         binding.json     directory, sandbox and network, fixed when the workspace is first opened
         opening.lock     held by whoever starts or ends the host
         alive.lock       held by the host and its sandbox as long as one of them lives
-        pid.json         the process whose death ends all others of the workspace
+        pid-<n>.json     the process whose death ends all others of the workspace, as pid namespace <n> counts
         socket, journal, host.log
 
 Holds: locks are kernel locks on open files, so they end with their holder, however it ends.
@@ -53,7 +53,8 @@ class HostFolder:
         self._folder = root / conversation_id / "host"
         self.journal = self._folder / "journal"
         self.log = self._folder / "host.log"
-        self.pid = self._folder / "pid.json"
+        # Tool workers of one node may be in several containers, where the same number is somebody else's.
+        self.pid = self._folder / f"pid-{Path('/proc/self/ns/pid').stat().st_ino}.json"
         self._alive = self._folder / "alive.lock"
         self._opening = self._folder / "opening.lock"
         self._binding = self._folder / "binding.json"
@@ -81,13 +82,21 @@ class HostFolder:
         draft.replace(self._binding)
 
     def main_pid(self) -> int | None:
-        """Return the process id that the last host announced, or None; whether it lives is for the lock to say."""
+        """Return the process id that the last host announced; whether it lives is for the lock to say.
+
+        None: nothing was announced, or in another pid namespace, where we can neither see nor signal it.
+        """
         try:
             announced = json.loads(self.pid.read_text())
         except (OSError, ValueError):
             return None
         pid = announced.get("child-pid")
         return pid if isinstance(pid, int) and pid > 1 else None
+
+    def forget_pids(self) -> None:
+        """Drop what earlier hosts announced: the kernel uses the numbers of pid namespaces again."""
+        for announced in self._folder.glob("pid-*.json"):
+            announced.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
         """Return the end of what the last host wrote to its standard error."""

@@ -25,6 +25,7 @@ from tool_worker.workspace_errors import WorkspaceUnavailable
 
 END_GRACE_SECONDS = 3.0
 DEATH_LIMIT_SECONDS = 10.0
+LOCK_POLL_SECONDS = 0.02
 
 _DEFAULT_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ]
 _FIRST_FREE_FD = 64
@@ -45,6 +46,7 @@ def start_host(
     program = [interpreter(), "-I", "-S", main_module, folder.conversation_id]
     options = sandbox.options(enclosure)
     command = list(sandbox.command(program, options, HostDescriptors(PID_FD, OPTIONS_FD)))
+    folder.forget_pids()
     with ExitStack() as closing:
         listener = closing.enter_context(folder.listen())
         sources = {
@@ -79,19 +81,23 @@ async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
     The caller holds `folder.opening()`.
 
     Raises:
-        WorkspaceUnavailable: a process could not be killed; the kernel keeps it.
+        WorkspaceUnavailable: a process could not be killed: the kernel keeps it, or it is in another container.
     """
     pid = folder.main_pid()
     with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
         # Only while the lock is held does the process id belong to the host and not to somebody who got it later.
-        if main is not None and folder.is_alive:
+        if folder.is_alive:
             _ask_to_close(folder)
-            if not await _has_died(main, END_GRACE_SECONDS):
+            if main is None:
+                await _has_let_go(folder, END_GRACE_SECONDS)
+            elif not await _has_died(main, END_GRACE_SECONDS):
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(main, signal.SIGKILL)
             for descriptor in (main, outer):
                 if descriptor is not None and not await _has_died(descriptor, DEATH_LIMIT_SECONDS):
                     raise WorkspaceUnavailable(f"The host of {folder.conversation_id} cannot be killed.")
+            if main is None and folder.is_alive:
+                raise WorkspaceUnavailable(f"The host of {folder.conversation_id} cannot be killed from here.")
     sandbox.kill_stragglers(host_id)
 
 
@@ -99,7 +105,9 @@ async def wait_until_dead(folder: HostFolder, limit_seconds: float) -> bool:
     """Wait for a host that is ending by itself, its sandbox included; return whether it has ended."""
     pid = folder.main_pid()
     with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
-        if folder.is_alive:
+        if main is None:
+            await _has_let_go(folder, limit_seconds)
+        elif folder.is_alive:
             for descriptor in (main, outer):
                 if descriptor is not None:
                     await _has_died(descriptor, limit_seconds)
@@ -156,6 +164,14 @@ def _watched(pid: int | None) -> Iterator[int | None]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+async def _has_let_go(folder: HostFolder, limit_seconds: float) -> None:
+    """Wait for the end of a host whose processes cannot be seen from here, such as one in another container."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_seconds):
+            while folder.is_alive:  # noqa: ASYNC110  (a lock of the kernel's; nobody tells when it is free)
+                await asyncio.sleep(LOCK_POLL_SECONDS)
 
 
 async def _has_died(pidfd: int, limit_seconds: float) -> bool:
