@@ -23,7 +23,7 @@ CANCEL_WAIT_SECONDS = 30.0
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the message.")
 def message(*, conversation_id: str, text: str | None, file: Path | None) -> None:
     """Say something to the agent; it goes on, whatever state it is in. Without TEXT it is read from standard input."""
-    content = read_task(text, file)
+    content = read_task(text, file=file)
     _speak(conversation_id, lambda client: client.send_message(conversation_id, content))
     note("The message is in the log.")
 

@@ -25,7 +25,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 def task_options(command: F) -> F:
     """Add what describes a task and the agent that does it."""
     options = (
-        click.option("-t", "--task", "text", help="The task. Without -t and -f it is read from standard input."),
+        click.argument("argument", metavar="[TASK]", required=False),
+        click.option("-t", "--task", "text", help="The task. If it is not given at all, standard input is read."),
         click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task."),
         click.option("--title", default="", help="A name for listings; the task's first line if not given."),
         click.option("--agent", default="CodeActAgent", show_default=True, help="Which agent does it."),
@@ -40,31 +41,35 @@ def task_options(command: F) -> F:
     return command
 
 
-def read_task(text: str | None, file: Path | None) -> str:
-    """Return the task from the option, the file or standard input.
+def read_task(*texts: str | None, file: Path | None) -> str:
+    """Return the task from the command line, the file or standard input.
 
     Raises:
         UsageError: there is none, two are given, or it cannot be used.
     """
-    task = given_text(text, file)
+    task = given_text(*texts, file=file)
     if task is None:
         if sys.stdin.isatty():
             raise UsageError("No task is given.", remedy="Give it by -t TEXT, by -f FILE or on standard input.")
-        task = sys.stdin.read()
+        try:
+            task = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise UsageError("What standard input holds is not text in UTF-8.", remedy="Convert it.") from error
     check_task(task)
     return task
 
 
-def given_text(text: str | None, file: Path | None) -> str | None:
-    """Return the text from the option or the file; None when neither is given.
+def given_text(*texts: str | None, file: Path | None) -> str | None:
+    """Return the one text that is given on the command line or in the file; None when none is.
 
     Raises:
-        UsageError: both are given, or the file cannot be read.
+        UsageError: two are given, or the file cannot be read.
     """
-    if text is not None and file is not None:
-        raise UsageError("Both -t and -f are given.", remedy="Give the task by one of them.")
+    given = [text for text in texts if text is not None]
+    if len(given) + (file is not None) > 1:
+        raise UsageError("The text is given more than once.", remedy="Give it as an argument, by -t or by -f.")
     if file is None:
-        return text
+        return given[0] if given else None
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:

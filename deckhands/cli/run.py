@@ -21,7 +21,7 @@ from deckhands.home import Home
 from deckhands.settings import FaceSettings
 from deckhands.summary import ExitCode
 
-OF_A_RESUMED_RUN = {"resumed_id", "text", "file", "timeout", "as_json"}
+OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "as_json"}
 
 
 @click.command()
@@ -53,11 +53,11 @@ def run(**options: Any) -> int:
 def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
     if options["resumed_id"]:
         _refuse_what_is_settled()
-        text = given_text(options["text"], options["file"])
+        text = given_text(options["argument"], options["text"], file=options["file"])
         if text is not None:
             check_task(text)
         return Task(text, resumed_id=options["resumed_id"], time_limit_seconds=options["timeout"])
-    text = read_task(options["text"], options["file"])
+    text = read_task(options["argument"], options["text"], file=options["file"])
     directory = check_directory(options["workspace"])
     model = options["model"] or settings.model
     if model is None:

@@ -28,7 +28,7 @@ from deckhands.settings import FaceSettings
 def submit(**options: Any) -> None:
     """Queue a task on a running cluster and print the conversation's id."""
     settings = FaceSettings.from_env()
-    task = read_task(options["text"], options["file"])
+    task = read_task(options["argument"], options["text"], file=options["file"])
     conversation_id = asyncio.run(_submit(settings, task, options))
     if options["as_json"]:
         print_json({"conversation_id": conversation_id})

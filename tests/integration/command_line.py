@@ -49,7 +49,7 @@ def environment(home: Path, **variables: str) -> dict[str, str]:
     return kept | {"DECKHANDS_HOME": str(home)} | variables
 
 
-def deckhands(*arguments: str | Path, env: Mapping[str, str], stdin: io.StringIO | str = "") -> Done:
+def deckhands(*arguments: str | Path, env: Mapping[str, str], stdin: io.TextIOBase | str = "") -> Done:
     """Call the command in this process."""
     out, err = io.StringIO(), io.StringIO()
     before, before_stdin = dict(os.environ), sys.stdin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 import socket
 import subprocess
@@ -53,7 +54,12 @@ class TestTask:
         refused(done, 2, "The task has 100,001 characters; the limit is 100,000.", "into a file of the workspace")
 
     def test_given_twice(self, env, tmp_path):
-        refused(deckhands("run", "-t", "x", "-f", tmp_path / "t", env=env), 2, "Both -t and -f", "by one of them")
+        for twice in (["-t", "x", "-f", tmp_path / "t"], ["x", "-t", "x"]):
+            refused(deckhands("run", *twice, env=env), 2, "given more than once", "as an argument, by -t or by -f")
+
+    def test_on_a_standard_input_that_is_no_text(self, env):
+        stdin = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")
+        refused(deckhands("run", env=env, stdin=stdin), 2, "What standard input holds is not text in UTF-8.")
 
     def test_in_a_file_that_is_not_there(self, env, tmp_path):
         refused(
