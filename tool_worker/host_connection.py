@@ -54,6 +54,21 @@ class ActionStatus:
     is_certain: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """How a host is.
+
+    Attributes:
+        workspace: the path of the workspace, as its programs see it.
+        running: actions that were begun or wait for their turn.
+        is_shell_busy: whether a command runs in the shell, answered or not.
+    """
+
+    workspace: str
+    running: tuple[int, ...]
+    is_shell_busy: bool
+
+
 class HostConnection:
     """An open connection; made by `attach`."""
 
@@ -136,15 +151,17 @@ class HostConnection:
         """
         return (await self._ask({"op": "interrupt", "action_id": action_id})).get("was_running") is True
 
-    async def ping(self) -> None:
+    async def ping(self) -> HostReport:
         """Make sure that the host answers.
 
         Raises:
             HostLost: it does not, or it speaks another version of the protocol.
         """
-        version = (await self._ask({"op": "ping"})).get("protocol")
-        if version != protocol.PROTOCOL_VERSION:
+        reply = await self._ask({"op": "ping"})
+        version, running = reply.get("protocol"), reply.get("running")
+        if version != protocol.PROTOCOL_VERSION or not isinstance(running, list):
             raise HostLost(f"The host speaks version {version!r} of the protocol.", remedy="Close the workspace first.")
+        return HostReport(str(reply.get("workspace")), tuple(running), reply.get("is_shell_busy") is True)
 
     async def detach(self) -> None:
         """Close the connection; actions go on in the host.  Idempotent."""

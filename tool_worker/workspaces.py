@@ -135,6 +135,7 @@ class Workspaces:
         self._started: set[int] = set()
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
         self._choosing = asyncio.Lock()
+        self._is_closed = False
 
     async def open(
         self, conversation_id: str, *, path: str | None = None, sandbox: str = AUTO, network: bool | None = None
@@ -151,12 +152,14 @@ class Workspaces:
             WorkspaceRefused: the directory may not be a workspace.
             WorkspaceConflict: it was first opened with other arguments.
             SandboxError: the sandbox is too weak for the node, does not work here or does not hold.
-            WorkspaceUnavailable: no host could be started; retryable.
+            WorkspaceUnavailable: no host could be started, or `aclose` was called; retryable.
             UsageError: the conversation id cannot be used.
         """
         self._reap()
         attached = self._attached.setdefault(check_conversation_id(conversation_id), _Attached())
         async with attached.turn:
+            if self._is_closed:
+                raise WorkspaceUnavailable(f"The workspace of {conversation_id} is left to other tool workers.")
             if attached.connection is not None and not attached.connection.is_open:
                 await attached.connection.detach()
                 attached.connection = None
@@ -216,7 +219,8 @@ class Workspaces:
                 await connection.detach()
 
     async def aclose(self) -> None:
-        """Detach from all hosts; they live on.  Idempotent."""
+        """Detach from all hosts, which live on, and open none any more.  Idempotent."""
+        self._is_closed = True
         for attached in self._attached.values():
             if attached.connection is not None:
                 await attached.connection.detach()

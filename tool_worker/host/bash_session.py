@@ -28,9 +28,10 @@ from tool_worker.host.children import Children
 from tool_worker.host.command_marks import CommandEnd
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.loop import Loop
-from tool_worker.host.shell import INPUT_LINE_LIMIT_BYTES, Shell, ShellEvents
+from tool_worker.host.shell import ENDED, IDLE, INPUT_LINE_LIMIT_BYTES, SUBMITTED, Shell, ShellEvents
 
-CANCEL_GRACE_SECONDS = 0.5
+CANCEL_STEPS_SECONDS = (0.2, 0.5)
+"""When a cancelled command gets a second SIGINT, as bash loses one between two programs, and when it is killed."""
 
 COMPLETED = "completed"
 NO_CHANGE_TIMEOUT = "no_change_timeout"
@@ -64,10 +65,11 @@ class BashSession:
         self._finish: Callable[[Result], None] | None = None
         self._began_at = self._changed_at = 0.0
         self._is_cancelled = False
+        self._cancelled_at = 0.0
         self._unobserved: tuple[str, str, int, dict[str, object]] | None = None
         self._notice = ""
         self._limits = loop.alarm(self._check_limits)
-        self._last_resort = loop.alarm(self._kill_command)
+        self._escalation = loop.alarm(self._escalate)
         self._shell = self._new_shell()
 
     @property
@@ -75,12 +77,17 @@ class BashSession:
         """Whether a call is in progress."""
         return self._finish is not None
 
+    @property
+    def has_running_command(self) -> bool:
+        """Whether a command runs in the shell; also one that was answered when it timed out."""
+        return self._shell.is_busy
+
     def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:
         """Begin a call; `finish` gets its result, maybe at once. No other may be in progress."""
         assert self._finish is None
         self._call, self._finish = call, finish
         self._began_at = self._changed_at = self._loop.now()
-        if self._shell.is_running:
+        if self._shell.is_busy:
             self._notice = BELOW
             self._go_on(call)
         elif self._unobserved is not None and (call.is_input or not call.command):
@@ -92,23 +99,25 @@ class BashSession:
 
     def interrupt(self) -> bool:
         """Stop what runs in the shell: SIGINT, and SIGKILL half a second later. Return whether anything ran."""
-        if not self._shell.is_running:
+        if not self._shell.is_busy:
             return False
-        self._is_cancelled = True
-        self._shell.interrupt()
-        self._last_resort.set(self._loop.now() + CANCEL_GRACE_SECONDS)
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self._shell.interrupt()
+            self._cancelled_at = self._loop.now()
+            self._escalation.set(self._cancelled_at + CANCEL_STEPS_SECONDS[0])
         return True
 
     def close(self) -> None:
         """Kill the shell; a call in progress is not answered any more."""
         self._finish = None
         self._loop.drop(self._limits)
-        self._loop.drop(self._last_resort)
-        if not self._shell.has_ended:
+        self._loop.drop(self._escalation)
+        if self._shell.state != ENDED:
             self._shell.kill()
 
     def _run(self, call: BashCall) -> None:
-        if self._shell.has_ended:
+        if self._shell.state == ENDED:
             self._shell = self._new_shell()
         if self._unobserved is not None:
             content, suffix, _, _ = self._unobserved
@@ -178,18 +187,23 @@ class BashSession:
         }
         self._complete(facts, "")
 
-    def _exited(self, exit_code: int, was_running: bool) -> None:
-        if was_running:
+    def _exited(self, exit_code: int, last_state: str) -> None:
+        gone = f"[The shell had ended with exit code {exit_code}; this is a new one.]\n"
+        if last_state == IDLE:
+            self._notice = gone
+        elif last_state == SUBMITTED and self._call is not None and self._finish is not None and not self._notice:
+            # It ended just before it was given the command, which has not begun and gets a second chance.
+            self._notice = gone
+            self._run(self._call)
+        else:
             note = f"\n[The shell has ended with it; the next command gets a new one in {self._working_dir}.]"
             self._complete({"exit_code": exit_code, **self._place()}, note)
-        else:
-            self._notice = f"[The shell had ended with exit code {exit_code}; this is a new one.]\n"
 
     def _place(self) -> dict[str, object]:
         return {"username": _username(), "hostname": os.uname().nodename, "working_dir": self._working_dir}
 
     def _complete(self, facts: dict[str, object], note: str) -> None:
-        self._last_resort.set(None)
+        self._escalation.set(None)
         key = self._call.key if self._call is not None and self._finish is not None else None
         suffix = f"\n[The command completed with exit code {facts['exit_code']}.{f' CTRL+{key} was sent.' * bool(key)}]"
         suffix += note + "\n[The command was cancelled.]" * self._is_cancelled
@@ -215,9 +229,13 @@ class BashSession:
         metadata = {"exit_code": -1, "pid": -1, **facts, "prefix": prefix, "suffix": suffix}
         finish({"content": content, "state": state, "omitted_bytes": omitted_bytes, "metadata": metadata})
 
-    def _kill_command(self) -> None:
-        if self._shell.is_running:
+    def _escalate(self) -> None:
+        killed_at = self._cancelled_at + CANCEL_STEPS_SECONDS[1]
+        if self._loop.now() >= killed_at:
             self._shell.kill()
+        else:
+            self._shell.interrupt()
+            self._escalation.set(killed_at)
 
     def _new_shell(self) -> Shell:
         return Shell(self._loop, self._children, self._configuration, self._working_dir, self._events)

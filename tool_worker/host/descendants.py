@@ -46,16 +46,45 @@ def live_descendants(root: int) -> list[Descendant]:
     return list(found.values())
 
 
-def kill_descendants(root: int, *, since_tick: int = 0) -> bool:
-    """Send SIGKILL to all below `root` that began at this tick or later; return whether there were any."""
-    victims = [entry for entry in live_descendants(root) if entry.started >= since_tick and entry.pid != os.getpid()]
+def kill_descendants(root: int) -> bool:
+    """Send SIGKILL to all below `root`, but not to it; return whether there were any."""
+    victims = live_descendants(root)
     for victim in victims:
-        kill(victim.pid)
+        _kill(victim.pid)
     return bool(victims)
 
 
-def kill(pid: int) -> None:
-    """Send SIGKILL to a process, if it is still there."""
+def kill_tree(root: int, *, since_tick: int, spared: frozenset[int]) -> None:
+    """Send SIGKILL to `root`, and then to all below it that began at this tick or later.
+
+    Args:
+        spared: Children of `root` that live on, with all below them: a tick is too coarse to tell what began shortly
+            before from what began shortly after.
+    """
+    # Looked up before, because the tree falls apart with its root; killed after, so that it cannot say "Killed".
+    entries = {entry.pid: entry for entry in live_descendants(root)}
+    victims = []
+    for entry in entries.values():
+        ancestor: Descendant | None = entry
+        while ancestor is not None and ancestor.pid not in spared:
+            ancestor = entries.get(ancestor.parent)
+        if ancestor is None and entry.started >= since_tick:
+            victims.append(entry.pid)
+    _kill(root)
+    for pid in victims:
+        _kill(pid)
+
+
+def children(pid: int) -> frozenset[int]:
+    """Return the children of a process; empty where the kernel was built without that list."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            return frozenset(map(int, file.read().split()))
+    except OSError:
+        return frozenset()
+
+
+def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

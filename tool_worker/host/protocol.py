@@ -15,7 +15,8 @@ answered `{"request", "error": {"code", "message", "retryable"}}`, and then noth
         Stops the action, within a second; null: whatever runs in the shell. Who runs it gets its result as usual.
         → {"was_running"}
     {"op": "ping", "request"}
-        → {"protocol", "workspace", "running": [action ids]}
+        → {"protocol", "workspace", "running": [action ids], "is_shell_busy"}; the shell is busy also with a command
+        that was answered when it timed out
     {"op": "close", "request"}
         → {"closing": true}; then the host and everything it started end
 

@@ -179,6 +179,7 @@ class Server:
             "protocol": protocol.PROTOCOL_VERSION,
             "workspace": self._configuration.workspace,
             "running": sorted(self._executions),
+            "is_shell_busy": self._session.has_running_command,
         }
 
     def _status(self, client: Client, request: object, action_id: int) -> None:

@@ -23,7 +23,7 @@ from time import monotonic
 from tool_worker.host.children import Children
 from tool_worker.host.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.host.descendants import kill, kill_descendants, present_tick
+from tool_worker.host.descendants import children, kill_tree, present_tick
 from tool_worker.host.loop import Loop, Outlet
 from tool_worker.host.terminal_text import OutputBuffer
 
@@ -32,12 +32,17 @@ ROWS = COLUMNS = 1000
 INPUT_LINE_LIMIT_BYTES = 4095
 """What a terminal takes as one line from a program's point of view; the kernel drops the rest."""
 
+IDLE = "idle"
+SUBMITTED = "submitted"
+BEGUN = "begun"
+ENDED = "ended"
+
 _READ_BYTES = 65536
 _MAX_FD = 1 << 20
 
 
 class ShellEvents:
-    """Whom a shell tells what happens: output, the end of a command, its own end (exit code, was a command running)."""
+    """Whom a shell tells what happens: output, the end of a command, its own end (exit code, state until then)."""
 
     __slots__ = ("on_end", "on_exit", "on_output")
 
@@ -46,7 +51,7 @@ class ShellEvents:
         *,
         on_output: Callable[[], None],
         on_end: Callable[[CommandEnd], None],
-        on_exit: Callable[[int, bool], None],
+        on_exit: Callable[[int, str], None],
     ) -> None:
         self.on_output = on_output
         self.on_end = on_end
@@ -54,22 +59,26 @@ class ShellEvents:
 
 
 class Shell:
-    """One bash. It is idle, or a command is running in it, or it has ended."""
+    """One bash.
+
+    Attributes:
+        state: `IDLE`; `SUBMITTED`: it has been given a command; `BEGUN`: the command runs; `ENDED`: bash is no more.
+        output: what has been printed and not yet taken.
+    """
 
     def __init__(
-        self, loop: Loop, children: Children, configuration: HostConfiguration, cwd: str, events: ShellEvents
+        self, loop: Loop, reaper: Children, configuration: HostConfiguration, cwd: str, events: ShellEvents
     ) -> None:
         self._loop = loop
         self._events = events
         self._scanner = MarkScanner()
         self.output = OutputBuffer(configuration.output_limit_bytes)
         self._nonce = ""
-        self._has_begun = False
         self._typed_early = b""
         self._previous_exit_code = 0
         self._command_tick = 0
-        self.is_running = False
-        self.has_ended = False
+        self._earlier_jobs: frozenset[int] = frozenset()
+        self.state = IDLE
         self._master, self._slave = os.openpty()
         self._terminal = os.ttyname(self._slave)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -83,17 +92,21 @@ class Shell:
         self._to_bash = Outlet(loop, self._commands.fileno())
         self._to_program = Outlet(loop, self._master)
         loop.on_readable(self._master, self._read)
-        children.watch(self.pid, self._exited)
+        reaper.watch(self.pid, self._exited)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has a command."""
+        return self.state in (SUBMITTED, BEGUN)
 
     def submit(self, command: str, *, environment: dict[str, str], cwd: str | None) -> None:
         """Run a command; the shell must be idle. `cwd` moves the shell, as `cd` would."""
-        assert not self.is_running
-        assert not self.has_ended
+        assert self.state == IDLE
         self._nonce = os.urandom(16).hex()
         self._scanner.expect(self._nonce.encode())
-        self._has_begun = False
-        self.is_running = True
+        self.state = SUBMITTED
         self._command_tick = present_tick()
+        self._earlier_jobs = children(self.pid)
         self._settle_terminal()
         line = begin_line(
             self._nonce,
@@ -123,7 +136,7 @@ class Shell:
     def interrupt(self) -> None:
         """Send SIGINT to the foreground, whatever state the terminal is in."""
         foreground = os.tcgetpgrp(self._master)
-        if self._has_begun and foreground > 0:
+        if self.state == BEGUN and foreground > 0:
             try:
                 os.killpg(foreground, signal.SIGINT)
             except ProcessLookupError:
@@ -132,12 +145,11 @@ class Shell:
 
     def kill(self) -> None:
         """Kill the shell and what the present command started; earlier background jobs go on."""
-        kill_descendants(self.pid, since_tick=self._command_tick)
-        kill(self.pid)
+        kill_tree(self.pid, since_tick=self._command_tick, spared=self._earlier_jobs)
 
     def _type(self, keys: bytes) -> None:
         # Before the command begins, an interrupt would hit bash in the middle of reading it.
-        if self._has_begun:
+        if self.state == BEGUN:
             self._to_program.write(keys)
         else:
             self._typed_early += keys
@@ -172,17 +184,17 @@ class Shell:
             if isinstance(piece, bytes):
                 self.output.add(piece)
                 self._events.on_output()
-            elif piece.nonce == self._nonce.encode() and self.is_running:
+            elif piece.nonce == self._nonce.encode() and self.is_busy:
                 self._pass(piece)
 
     def _pass(self, mark: Mark) -> None:
         if mark.fields is None:
-            self._has_begun = True
+            self.state = BEGUN
             typed, self._typed_early = self._typed_early, b""
             if typed:
                 self._to_program.write(typed)
             return
-        self.is_running = False
+        self.state = IDLE
         self._to_program.clear()
         end = CommandEnd(mark.fields)
         self._previous_exit_code = end.exit_code
@@ -196,15 +208,14 @@ class Shell:
                 self._scan(os.read(self._master, _READ_BYTES))
             except OSError:
                 break
-        was_running, self.is_running = self.is_running, False
-        self.has_ended = True
+        last_state, self.state = self.state, ENDED
         self._to_bash.clear()
         self._to_program.clear()
         self._loop.on_readable(self._master, None)
         os.close(self._master)
         os.close(self._slave)
         self._commands.close()
-        self._events.on_exit(exit_code, was_running)
+        self._events.on_exit(exit_code, last_state)
 
 
 def _become_bash(terminal: int, commands: socket.socket, configuration: HostConfiguration, cwd: str) -> None:
@@ -216,7 +227,8 @@ def _become_bash(terminal: int, commands: socket.socket, configuration: HostConf
         for source, target in ((commands.fileno(), 0), (nowhere, 1), (nowhere, 2)):
             os.dup2(source, target)
         os.closerange(3, _MAX_FD)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+            # What is ignored when bash starts stays ignored in everything it starts.
             signal.signal(number, signal.SIG_DFL)
         for name, limit in configuration.resource_limits.items():
             _lower(getattr(resource, name), limit)

@@ -39,8 +39,7 @@ def plain_text(raw: bytes) -> str:
     text = _MARKS.sub("", text)
     text = _MOVE.sub(_mark, text)
     text = _ESCAPE.sub("", text)
-    text = re.sub("\r+\n", "\n", text)
-    text = "\n".join(_overwritten(line) for line in text.split("\n"))
+    text = "\n".join(_overwritten(line.rstrip("\r")) for line in text.split("\n"))
     return _UNWANTED.sub("", text)
 
 

@@ -66,9 +66,10 @@ def run_self_test(sandbox: Sandbox) -> SelfTestReport:
                 timeout=LIMIT_SECONDS,
             )
             reached = json.loads(ended.stdout)
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            detail = error.stderr.decode("utf-8", "replace") if isinstance(error, subprocess.CalledProcessError) else ""
-            raise SandboxUnavailable(f"The self-test could not run in {sandbox.name}: {error} {detail}") from error
+        except subprocess.CalledProcessError as error:
+            raise _not_run(sandbox, error.stderr.decode("utf-8", "replace").strip()) from error
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            raise _not_run(sandbox, str(error)) from error
     return SelfTestReport(sandbox.name, tuple(ProbeResult(name, target) for name, target in reached.items()))
 
 
@@ -81,6 +82,10 @@ def require_safe(report: SelfTestReport) -> None:
     if report.escapes:
         found = ", ".join(f"{result.name} ({result.reached})" for result in report.escapes)
         raise SandboxUnsafe(f"The sandbox {report.sandbox} does not hold: {found}.")
+
+
+def _not_run(sandbox: Sandbox, reason: str) -> SandboxUnavailable:
+    return SandboxUnavailable(f"The self-test could not be run in the sandbox {sandbox.name}: {reason}")
 
 
 @contextmanager

@@ -1,0 +1,313 @@
+"""What survives the death of a tool worker, of a host, and of everything in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.workspace_hosts import (
+    LIMIT_SECONDS,
+    Gate,
+    Terminal,
+    alive,
+    answer,
+    client,
+    main_pid,
+    opened,
+    output,
+    processes,
+)
+from tool_worker.host_folder import HostFolder
+from tool_worker.host_launch import wait_until_dead
+from tool_worker.workspace_errors import (
+    HostRefused,
+    SandboxTooWeak,
+    WorkspaceConflict,
+    WorkspaceLost,
+    WorkspaceRefused,
+    WorkspaceUnavailable,
+)
+from tool_worker.workspaces import Workspaces
+
+CONVERSATION = "conversation"
+SANDBOXES = ["bwrap", "none"]
+
+
+@pytest.fixture(params=SANDBOXES)
+def sandbox(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    # Deeper than the 108 bytes that the address of a unix socket can have.
+    return tmp_path / ("long-name-" * 10) / "node"
+
+
+@pytest.fixture
+async def workspaces(root: Path, sandbox: str) -> AsyncIterator[Workspaces]:
+    async with opened(root, sandbox=sandbox) as workspaces:
+        yield workspaces
+
+
+@pytest.fixture
+def workspace(root: Path) -> Path:
+    """The directory, made by hand, so that gates can be in it before a host is."""
+    path = root / CONVERSATION / "workspace"
+    path.mkdir(parents=True)
+    return path
+
+
+async def test_a_killed_tool_worker_loses_nothing_and_nothing_runs_twice(
+    workspaces: Workspaces, root: Path, sandbox: str, workspace: Path
+) -> None:
+    begun, gate = Gate(workspace, "begun"), Gate(workspace, "gate")
+    command = "echo effect >> effects; echo > begun; read x < gate; echo done"
+    first = client(root, sandbox, CONVERSATION, 7, command)
+    await begun.wait()
+    first.kill()
+    first.communicate()
+    second, third = (client(root, sandbox, CONVERSATION, 7, command) for _ in range(2))
+    host = (await workspaces.open(CONVERSATION)).connection
+    assert (await host.status(7)).state == "running"
+    waiting = asyncio.create_task(host.run(7, "bash", {"command": command}))
+    gate.open()
+    answers = [await answer(second), await answer(third)]
+    assert [one["content"] for one in answers] == ["done", "done"]
+    assert (await waiting).value["content"] == "done"
+    again = await host.run(7, "bash", {"command": command})
+    assert (again.is_replayed, again.value["content"]) == (True, "done")
+    assert (workspace / "effects").read_text() == "effect\n"
+
+
+async def test_the_shell_of_a_killed_tool_worker_goes_on(workspaces: Workspaces, root: Path, sandbox: str) -> None:
+    ended = await answer(client(root, sandbox, CONVERSATION, 1, "cd /usr; A=1; sleep 1000 &"))
+    assert ended["metadata"]["exit_code"] == 0
+    result = await (await workspaces.open(CONVERSATION)).run(2, "bash", {"command": "pwd; echo $A; jobs | wc -l"})
+    assert result.value["content"] == "/usr\n1\n1"
+
+
+async def test_a_killed_host_leaves_an_unknown_outcome_that_only_permission_repeats(
+    workspaces: Workspaces, root: Path, workspace: Path
+) -> None:
+    begun = Gate(workspace, "begun")
+    host = await workspaces.open(CONVERSATION)
+    await host.run(1, "bash", {"command": "echo recorded"})
+    command = {"command": "echo effect >> effects; echo > begun; [ $(wc -l < effects) = 2 ] || sleep 1000"}
+    running = asyncio.create_task(host.run(2, "bash", command))
+    await begun.wait()
+    victims = processes(root, CONVERSATION)
+    os.kill(main_pid(root, CONVERSATION), signal.SIGKILL)
+    result = await running
+    assert (result.is_unknown, result.value) == (True, {})
+    assert (await host.status(1)).result.value["content"] == "recorded"
+    assert (await host.status(2)).state == "unknown"
+    assert (await host.status(3)).state == "never_started"
+    assert (await host.status(3)).is_certain
+    assert alive(victims) == []
+    repeated = await host.run(2, "bash", command, may_repeat=True)
+    assert output(dict(repeated.value)).exit_code == 0
+    assert (workspace / "effects").read_text() == "effect\neffect\n"
+
+
+async def test_close_leaves_no_process(workspaces: Workspaces, root: Path) -> None:
+    run = Terminal(await workspaces.open(CONVERSATION))
+    await run("sleep 1000 & setsid sleep 1001 & (setsid sh -c 'trap \"\" HUP TERM INT; sleep 1002 & sleep 1003' &)")
+    await run("env -i setsid sleep 1004 &")
+    await run("trap '' TERM; while :; do :; done", no_change_timeout=0.1)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while sum(process.name() == "sleep" for process in processes(root, CONVERSATION)) < 5:
+            await asyncio.sleep(0)
+    found = processes(root, CONVERSATION)
+    await workspaces.close(CONVERSATION)
+    assert alive(found) == []
+    assert [state.is_alive for state in workspaces.list()] == [False]
+    await workspaces.close(CONVERSATION)
+    assert (await run.workspace.run(100, "bash", {"command": "echo again"})).value["content"] == "again"
+
+
+async def test_close_kills_a_host_that_does_not_answer(workspaces: Workspaces, root: Path) -> None:
+    run = Terminal(await workspaces.open(CONVERSATION))
+    await run("sleep 1000 &")
+    found = processes(root, CONVERSATION)
+    os.kill(main_pid(root, CONVERSATION), signal.SIGSTOP)
+    await workspaces.close(CONVERSATION)
+    assert alive(found) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code"),
+    [
+        ("echo > begun; sleep 1001; echo never", 130),
+        ("echo > begun; while :; do :; done", 130),
+        ("trap '' INT; sh -c 'trap \"\" INT; echo > begun; sleep 1002'; sleep 1003", 137),
+    ],
+)
+async def test_cancelling_stops_a_command_within_a_second(
+    workspaces: Workspaces, root: Path, workspace: Path, command: str, exit_code: int
+) -> None:
+    begun = Gate(workspace, "begun")
+    host = await workspaces.open(CONVERSATION)
+    await host.run(1, "bash", {"command": "sleep 1000 &"})
+    running = asyncio.create_task(host.run(2, "bash", {"command": command}))
+    await begun.wait()
+    began_at = asyncio.get_running_loop().time()
+    assert await host.interrupt(2)
+    cancelled = output(dict((await running).value))
+    assert asyncio.get_running_loop().time() - began_at < 1.0
+    assert (cancelled.exit_code, cancelled.state, cancelled.content) == (exit_code, "cancelled", "")
+    assert cancelled.suffix.endswith("\n[The command was cancelled.]")
+    assert not await host.interrupt(2)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while len(left := [one for one in alive(processes(root, CONVERSATION)) if one.name() == "sleep"]) != 1:
+            await asyncio.sleep(0)
+    assert left[0].cmdline() == ["sleep", "1000"]
+
+
+async def test_a_command_that_waits_for_its_turn_can_be_cancelled(workspaces: Workspaces, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    host = await workspaces.open(CONVERSATION)
+    first = asyncio.create_task(host.run(1, "bash", {"command": "read x < gate"}))
+    second = asyncio.create_task(host.run(2, "bash", {"command": "touch never"}))
+    while (await host.connection.ping()).running != (1, 2):
+        await asyncio.sleep(0)
+    assert await host.interrupt(2)
+    assert output(dict((await second).value)).state == "cancelled"
+    assert await host.interrupt(None)
+    assert output(dict((await first).value)).state == "cancelled"
+    assert not (workspace / "never").exists()
+    gate.open()
+
+
+async def test_a_host_ends_when_nobody_needs_it(root: Path, sandbox: str, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    async with opened(root, sandbox=sandbox, ttl_seconds=0.3) as workspaces:
+        host = await workspaces.open(CONVERSATION)
+        await host.run(1, "bash", {"command": "sleep 1000 &"})
+        running = asyncio.create_task(host.run(2, "bash", {"command": "read x < gate; echo $x"}))
+        while 2 not in (await host.connection.ping()).running:
+            await asyncio.sleep(0)
+        found = processes(root, CONVERSATION)
+        await workspaces.aclose()
+        with pytest.raises(WorkspaceUnavailable):
+            await running
+        gate.open()
+        assert await wait_until_dead(HostFolder(root, CONVERSATION), LIMIT_SECONDS)
+        assert alive(found) == []
+    async with opened(root, sandbox=sandbox) as workspaces:
+        again = await (await workspaces.open(CONVERSATION)).run(2, "bash", {"command": "never"})
+        assert (again.is_replayed, again.value["content"]) == (True, "go")
+
+
+async def test_many_hosts_at_once(root: Path, sandbox: str) -> None:
+    async with opened(root, sandbox=sandbox) as workspaces:
+
+        async def work(number: int) -> tuple[str, int]:
+            host = await workspaces.open(f"conversation-{number}")
+            result = await host.run(1, "bash", {"command": f"echo {number}"})
+            return result.value["content"], main_pid(root, f"conversation-{number}")
+
+        results = await asyncio.gather(*(work(number) for number in range(24)))
+        assert [content for content, _ in results] == [str(number) for number in range(24)]
+        assert len({pid for _, pid in results}) == 24
+        assert max(psutil.Process(pid).memory_info().rss for _, pid in results) < 16 * 2**20
+        await asyncio.gather(*(workspaces.close(f"conversation-{number}") for number in range(24)))
+        assert not any(psutil.pid_exists(pid) for _, pid in results)
+
+
+async def test_two_tool_workers_that_open_at_once_share_one_host(root: Path, sandbox: str) -> None:
+    async with opened(root, sandbox=sandbox) as one, opened(root, sandbox=sandbox) as other:
+        first, second, third = await asyncio.gather(
+            one.open(CONVERSATION), other.open(CONVERSATION), other.open(CONVERSATION)
+        )
+        await first.run(1, "bash", {"command": "A=1"})
+        assert (await second.run(2, "bash", {"command": "echo $A"})).value["content"] == "1"
+        assert second.connection is third.connection
+
+
+async def test_files_are_edited_in_the_host(workspaces: Workspaces, root: Path, workspace: Path) -> None:
+    host = await workspaces.open(CONVERSATION)
+    path = f"{(await host.connection.ping()).workspace}/a.txt"
+    created = await host.run(1, "edit", {"command": "create", "path": path, "file_text": "one\n"})
+    assert created.value["content"] == f"File created successfully at: {path}"
+    changed = {"command": "str_replace", "path": path, "old_str": "one", "new_str": "two"}
+    await host.run(2, "edit", changed)
+    assert (await host.run(2, "edit", changed)).is_replayed
+    assert (workspace / "a.txt").read_text() == "two\n"
+
+
+async def test_what_cannot_be_run_is_refused(workspaces: Workspaces) -> None:
+    host = (await workspaces.open(CONVERSATION)).connection
+    for action_id, tool, code in [(1, "browser", "unknown_tool"), (-1, "bash", "bad_arguments")]:
+        with pytest.raises(HostRefused) as refused:
+            await host.run(action_id, tool, {"command": "true"})
+        assert refused.value.code == code
+    assert host.is_open
+
+
+async def test_idle_connections_are_let_go_and_found_again(workspaces: Workspaces) -> None:
+    host = await workspaces.open(CONVERSATION)
+    await host.run(1, "bash", {"command": "A=1"})
+    await workspaces.let_go_of_idle(60)
+    assert host.connection.is_open
+    await workspaces.let_go_of_idle(0)
+    assert not host.connection.is_open
+    assert (await host.run(2, "bash", {"command": "echo $A"})).value["content"] == "1"
+    assert await workspaces.interrupt(CONVERSATION, None) is False
+    assert await workspaces.interrupt("never-opened", None) is False
+
+
+async def test_a_directory_of_the_user_keeps_its_path_and_its_binding(
+    workspaces: Workspaces, tmp_path: Path, sandbox: str
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    host = await workspaces.open(CONVERSATION, path=str(project), network=False)
+    await host.run(1, "bash", {"command": "pwd > where"})
+    assert (project / "where").read_text() == f"{project}\n"
+    other = "none" if sandbox == "bwrap" else "bwrap"
+    for changed in ({"path": str(tmp_path)}, {"network": True}, {"sandbox": other}):
+        with pytest.raises(WorkspaceConflict):
+            await workspaces.open(CONVERSATION, **changed)
+    await workspaces.close(CONVERSATION)
+    (project / "where").unlink()
+    project.rmdir()
+    with pytest.raises(WorkspaceLost):
+        await workspaces.open(CONVERSATION)
+
+
+async def test_directories_that_may_not_be_workspaces(workspaces: Workspaces, tmp_path: Path) -> None:
+    for path in ("/", "/usr", "/etc/"):
+        with pytest.raises(WorkspaceRefused):
+            await workspaces.open(CONVERSATION, path=path)
+    with pytest.raises(WorkspaceLost):
+        await workspaces.open(CONVERSATION, path=str(tmp_path / "missing"))
+
+
+async def test_a_node_with_a_sandbox_runs_nothing_without_one(root: Path) -> None:
+    async with opened(root, sandbox="auto") as workspaces:
+        with pytest.raises(SandboxTooWeak):
+            await workspaces.open(CONVERSATION, sandbox="none")
+        host = await workspaces.open(CONVERSATION)
+        assert (await host.connection.ping()).workspace == "/workspace"
+        assert [state.sandbox for state in workspaces.list()] == ["bwrap"]
+
+
+async def test_a_host_that_cannot_start_says_why(root: Path) -> None:
+    folder = HostFolder(root, CONVERSATION)
+    folder.create()
+    folder.journal.mkdir()
+    async with opened(root) as workspaces:
+        with pytest.raises(WorkspaceUnavailable, match="Is a directory"):
+            await workspaces.open(CONVERSATION)
+        assert not folder.is_alive
+        folder.journal.rmdir()
+        assert (await (await workspaces.open(CONVERSATION)).run(1, "bash", {"command": "echo up"})).value[
+            "content"
+        ] == "up"

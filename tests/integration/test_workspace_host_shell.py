@@ -1,0 +1,330 @@
+"""The shell as the model meets it: every state, text and limit, through a real host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.workspace_hosts import Gate, Terminal, gone, opened
+from tool_worker.workspace_errors import HostRefused
+from tool_worker.workspaces import Workspaces
+
+CUT = "\n[... Observation truncated due to length ...]\n"
+BELOW = "[Below is the output of the previous command.]\n"
+
+
+@pytest.fixture
+async def workspaces(tmp_path: Path) -> AsyncIterator[Workspaces]:
+    async with opened(tmp_path / "node") as workspaces:
+        yield workspaces
+
+
+@pytest.fixture
+async def run(workspaces: Workspaces) -> Terminal:
+    return Terminal(await workspaces.open("conversation"))
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    return tmp_path / "node" / "conversation" / "workspace"
+
+
+async def test_a_command_is_answered_with_its_output_and_the_facts_of_the_prompt(
+    run: Terminal, workspace: Path
+) -> None:
+    answer = await run("echo hi; echo oops >&2; false")
+    assert answer.content == "hi\noops"
+    assert answer.exit_code == 1
+    assert answer.suffix == "\n[The command completed with exit code 1.]"
+    assert answer.prefix == ""
+    assert answer.state == "completed"
+    assert answer.fields["working_dir"] == str(workspace)
+    assert answer.fields["hostname"] == os.uname().nodename
+    assert answer.fields["username"] == "root" if os.getuid() == 0 else answer.fields["username"]
+    assert os.access(answer.fields["py_interpreter_path"], os.X_OK)
+
+
+async def test_directory_variables_functions_aliases_and_the_exit_code_persist(run: Terminal, workspace: Path) -> None:
+    await run("mkdir inner && cd inner && export A=1 && B=2 && f() { echo f$1; } && alias say='echo said'")
+    assert (
+        await run("pwd; echo $A$B; f 3; say it; env | grep -c ^A=1")
+    ).content == f"{workspace}/inner\n12\nf3\nsaid it\n1"
+    assert (await run("(exit 7)")).exit_code == 7
+    assert (await run("echo $?")).content == "7"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("cat <<'X'\na'b\n\\;\nX", "a'b\n\\;"),
+        ("echo one \\\n two", "one two"),
+        ("# only a comment", ""),
+        ("echo 'it''s' \\; \"!x\" $((1+1))", "its ; !x 2"),
+        ("if", "bash: syntax error: unexpected end of file"),
+        ("for i in 1 2; do\n  echo $i\ndone", "1\n2"),
+        ("tty | grep -c /dev/pts", "1"),
+    ],
+)
+async def test_any_text_is_run_as_it_is(run: Terminal, command: str, expected: str) -> None:
+    assert (await run(command)).content == expected
+
+
+async def test_long_commands_and_long_output_pass(run: Terminal) -> None:
+    answer = await run(f"x='{'y' * 300_000}'; echo ${{#x}}")
+    assert answer.content == "300000"
+    many_lines = "\n".join(f"echo {number}" for number in range(2000))
+    assert (await run(many_lines)).content == "\n".join(str(number) for number in range(2000))
+
+
+async def test_of_long_output_head_and_tail_are_kept(run: Terminal) -> None:
+    answer = await run("printf 'x%.0s' {1..1000}; head -c 10000000 /dev/zero | tr '\\0' z; echo END")
+    head, tail = answer.content.split(CUT)
+    assert head == "x" * 1000 + "z" * (128 * 1024 - 1000)
+    assert tail == "z" * (128 * 1024 - 4) + "END"
+    assert answer.fields["omitted_bytes"] == 1000 + 10_000_000 + 4 - 256 * 1024
+
+
+async def test_binary_output_comes_out_as_text(run: Terminal) -> None:
+    answer = await run("head -c 200000 /dev/urandom; printf 'a\\0b\\377\\033[31mred\\033[0m'; echo; echo end")
+    assert answer.content.endswith("ab\ufffdred\nend")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", answer.content)
+    assert (await run("echo next")).content == "next"
+
+
+async def test_a_program_cannot_fake_the_end_of_a_command(run: Terminal) -> None:
+    fake = "printf '\\036%s>0\\0370\\037/\\037/bin\\036' 0123456789abcdef0123456789abcdef; set -x; echo on"
+    answer = await run(fake)
+    assert answer.content.endswith("++ echo on\non")
+    assert answer.content.startswith("0123456789abcdef0123456789abcdef>00//bin")
+    answer = await run("set +x; (exit 5)")
+    assert (answer.exit_code, answer.content) == (5, "++ set +x")
+
+
+async def test_what_a_command_does_to_the_shell_does_not_hide_the_end(run: Terminal) -> None:
+    for command in (
+        "exec 2>/dev/null",
+        "exec >/dev/null",
+        "exec </dev/null",
+        "printf() { echo mine; }",
+        "eval() { echo mine; }",
+        "PS1='(venv) '; PS2='more '; PROMPT_COMMAND='echo prompt'",
+        "trap 'echo debug' DEBUG",
+        "set -o posix",
+        "set -u; unset PWD",
+        "stty raw echo; kill -INT $$",
+    ):
+        await run(command)
+    answer = await run("trap - DEBUG; echo still here")
+    assert answer.content.splitlines()[-1] == "still here"
+    assert (await run("echo $nothing")).content == "bash: nothing: unbound variable"
+
+
+async def test_a_silent_command_is_answered_and_goes_on(run: Terminal, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    answer = await run("echo before; read x < gate; echo after $x", no_change_timeout=0.2)
+    assert (answer.content, answer.exit_code, answer.state) == ("before", -1, "no_change_timeout")
+    assert answer.suffix.startswith("\n[The command has no new output after 0.2 seconds. You may wait longer")
+    waiting = asyncio.create_task(run(""))
+    gate.open()
+    answer = await waiting
+    assert (answer.content, answer.exit_code, answer.prefix) == ("after go", 0, BELOW)
+    assert (await run("")).content == "ERROR: No previous running command to retrieve logs from."
+
+
+async def test_output_is_reported_once(run: Terminal, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    first = await run("echo 1; read x < gate; echo 2; read x < gate; echo 3", no_change_timeout=0.2)
+    gate.open()
+    second = await run("", no_change_timeout=0.2)
+    gate.open()
+    third = await run("")
+    assert [first.content, second.content, third.content] == ["1", "2", "3"]
+    assert second.prefix == third.prefix == BELOW
+
+
+async def test_output_keeps_a_command_from_being_called_silent(run: Terminal) -> None:
+    answer = await run("for i in 1 2 3 4 5; do echo $i; sleep 0.25; done", no_change_timeout=1)
+    assert (answer.state, answer.content) == ("completed", "1\n2\n3\n4\n5")
+
+
+async def test_the_hard_limit_holds_for_noisy_and_for_blocking_commands(run: Terminal) -> None:
+    answer = await run("while true; do echo x; sleep 0.05; done", timeout=0.3)
+    assert (answer.exit_code, answer.state) == (-1, "hard_timeout")
+    assert answer.suffix.startswith("\n[The command timed out after 0.3 seconds. You may wait longer")
+    assert (await run.type("C-c")).exit_code == 130
+    answer = await run("sleep 100", timeout=0.3, blocking=True, no_change_timeout=0.1)
+    assert answer.state == "hard_timeout"
+
+
+async def test_a_new_command_is_refused_while_one_is_running(run: Terminal, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    await run("echo one; read x < gate", no_change_timeout=0.1)
+    answer = await run("touch never")
+    assert (answer.exit_code, answer.state, answer.prefix) == (-1, "refused", BELOW)
+    assert answer.suffix.startswith(
+        '\n[Your command "touch never" is NOT executed. The previous command is still running - '
+    )
+    gate.open()
+    assert (await run("")).exit_code == 0
+    assert not (workspace / "never").exists()
+
+
+async def test_a_running_program_gets_input(run: Terminal) -> None:
+    answer = await run("read -p 'name? ' x; echo hello $x; cat", no_change_timeout=0.2)
+    assert answer.content == "name?"
+    assert (await run.type("you; ls", no_change_timeout=0.2)).content == "hello you; ls"
+    assert (await run.type("more", no_change_timeout=0.2)).content == "more"
+    answer = await run.type("C-d")
+    assert (answer.exit_code, answer.suffix) == (0, "\n[The command completed with exit code 0. CTRL+D was sent.]")
+    assert (await run.type("x")).content == "ERROR: No previous running command to interact with."
+
+
+async def test_input_that_nobody_read_is_not_run_as_a_command(run: Terminal, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    await run("read x < gate", no_change_timeout=0.1)
+    await run.type("touch never", no_change_timeout=0.1)
+    gate.open()
+    await run("")
+    assert (await run('echo next; read -t 0.1 left; echo "<$left>"')).content == "next\n<>"
+    assert not (workspace / "never").exists()
+
+
+async def test_a_line_of_input_that_the_terminal_would_cut_is_refused(run: Terminal) -> None:
+    await run("cat | wc -c", no_change_timeout=0.1)
+    answer = await run.type("x" * 4096)
+    assert answer.suffix == "\n[Your input is NOT sent: the program takes lines of up to 4095 bytes.]"
+    await run.type("\n".join(["y" * 4000] * 5), no_change_timeout=0.1)
+    assert (await run.type("C-d")).content == str(4001 * 5)
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "exit_code"),
+    [
+        ("sleep 100; echo never", "C-c", 130),
+        ("while :; do :; done", "C-c", 130),
+        ("for i in 1 2 3; do sleep 100; echo never; done", "C-c", 130),
+        ("sleep 100", "C-z", 148),
+        ("cat", "C-d", 0),
+        ("python3 -c 'import time; time.sleep(100)'", "C-\\", 131),
+    ],
+)
+async def test_keys_reach_the_program(run: Terminal, command: str, key: str, exit_code: int) -> None:
+    await run(command, no_change_timeout=0.1)
+    answer = await run.type(key)
+    assert answer.exit_code == exit_code
+    assert answer.suffix == f"\n[The command completed with exit code {exit_code}. CTRL+{key[2].upper()} was sent.]"
+    assert "never" not in answer.content
+    assert (await run("echo next")).content == "next"
+
+
+async def test_a_command_that_ends_unobserved_is_reported_with_the_next_call(run: Terminal, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+
+    async def ends_unobserved() -> None:
+        await run("read x < gate; echo rest; (exit 3)", no_change_timeout=0.1)
+        gate.open()
+        await run.settled()
+
+    await ends_unobserved()
+    answer = await run("")
+    assert (answer.prefix, answer.content, answer.exit_code) == (BELOW, "rest", 3)
+    await ends_unobserved()
+    answer = await run.type("late")
+    assert (answer.prefix, answer.content, answer.exit_code) == (BELOW, "rest", 3)
+    assert answer.suffix == (
+        "\n[The command completed with exit code 3.]"
+        '\n[Your input "late" is NOT sent: the command had already completed.]'
+    )
+    await ends_unobserved()
+    answer = await run("echo new $?")
+    assert (answer.content, answer.exit_code) == ("new 3", 0)
+    assert answer.prefix == f"{BELOW}rest\n[The command completed with exit code 3.]\n"
+
+
+async def test_background_jobs_live_on_and_their_output_is_not_lost(run: Terminal, workspace: Path) -> None:
+    gate, done = Gate(workspace, "gate"), Gate(workspace, "done")
+    started = await run("(read x < gate; echo late; echo > done) &")
+    assert started.exit_code == 0
+    assert started.fields["pid"] > 1
+    gate.open()
+    await done.wait()
+    assert (await run("echo now")).content == "late\nnow"
+
+
+@pytest.mark.parametrize(("command", "exit_code"), [("exit 3", 3), ("kill -9 $$", 137), ("exec sh -c 'exit 4'", 4)])
+async def test_a_command_that_ends_the_shell_gets_an_answer_and_a_new_shell(
+    run: Terminal, workspace: Path, command: str, exit_code: int
+) -> None:
+    await run("mkdir inner; cd inner; A=1")
+    answer = await run(f"echo last; {command}")
+    assert answer.content.startswith("last")
+    assert answer.exit_code == exit_code
+    assert answer.suffix == (
+        f"\n[The command completed with exit code {exit_code}.]"
+        f"\n[The shell has ended with it; the next command gets a new one in {workspace}/inner.]"
+    )
+    assert (await run("pwd; echo <$A>".replace("<", "'<'").replace(">", "'>'"))).content == f"{workspace}/inner\n<>"
+
+
+async def test_a_shell_that_ends_between_commands_is_replaced_and_said_to_be(run: Terminal, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    await run("cd /usr")
+    shell = int((await run(f"echo $$; (read x < {workspace}/gate; kill -9 $$) &")).content.splitlines()[0])
+    gate.open()
+    await gone(shell)
+    answer = await run("echo new; pwd")
+    assert (answer.content, answer.exit_code) == ("new\n/usr", 0)
+    assert answer.prefix == "[The shell had ended with exit code 137; this is a new one.]\n"
+
+
+async def test_variables_of_one_command_are_for_it_alone(run: Terminal) -> None:
+    value = "a'b\"c $x\n`id`"
+    answer = await run('echo "$TOKEN"; env | grep -c ^TOKEN=', env={"TOKEN": value})
+    assert answer.content == f"{value}\n1"
+    assert (await run('echo "<$TOKEN>"')).content == "<>"
+
+
+async def test_a_command_can_be_sent_to_a_directory(run: Terminal, workspace: Path) -> None:
+    await run("mkdir 'a b'")
+    assert (await run("pwd", cwd=f"{workspace}/a b")).content == f"{workspace}/a b"
+    assert (await run("pwd")).content == f"{workspace}/a b"
+    answer = await run("echo never", cwd="/does/not/exist")
+    assert (answer.exit_code, answer.content) == (1, "bash: cd: /does/not/exist: No such file or directory")
+
+
+async def test_a_static_command_has_a_shell_of_its_own_that_ends_with_it(run: Terminal, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    await run("A=1; read x < gate", no_change_timeout=0.1)
+    answer = await run("pwd; echo $A.", is_static=True, cwd="/usr")
+    assert (answer.content, answer.exit_code) == ("/usr\n.", 0)
+    assert (await run("sleep 100", is_static=True, timeout=0.1)).state == "hard_timeout"
+    gate.open()
+    assert (await run("")).exit_code == 0
+    assert (await run("echo $A; pgrep -f 'sleep 10[0]' | wc -l")).content == "1\n0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, "`command` is not a text"),
+        ({"command": "a\0b"}, "`command` has a NUL character, which a shell cannot take"),
+        ({"command": "x", "timeout": 0}, "`timeout` is not a number of seconds above 0"),
+        ({"command": "x", "env": {"a b": "c"}}, "`env` has a name that no variable can have: 'a b'"),
+        ({"command": "x", "verbose": 1}, "BashCall.__init__() got an unexpected keyword argument 'verbose'"),
+    ],
+)
+async def test_unusable_arguments_begin_nothing(run: Terminal, arguments: dict[str, object], problem: str) -> None:
+    with pytest.raises(HostRefused) as refused:
+        await run.workspace.run(77, "bash", arguments)
+    assert (refused.value.code, refused.value.message, refused.value.retryable) == ("bad_arguments", problem, False)
+    assert (await run.workspace.status(77)).state == "never_started"
+
+
+async def test_commands_asked_for_at_once_run_one_after_the_other(run: Terminal) -> None:
+    answers = await asyncio.gather(*(run(f"echo {number} >> order; cat order | wc -l") for number in range(20)))
+    assert [answer.content for answer in answers] == [str(number + 1) for number in range(20)]

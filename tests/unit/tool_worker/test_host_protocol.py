@@ -1,0 +1,89 @@
+"""Lines and messages between tool worker and host."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tool_worker.host.bash_call import COMMAND_LIMIT_BYTES, BashCall, BashCallError
+from tool_worker.host.configuration import HostConfiguration
+from tool_worker.host.protocol import FRAME_LIMIT_BYTES, Lines, ProtocolError, decode, encode
+
+
+@given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text())))
+def test_a_message_is_one_line_and_comes_back(message: dict[str, object]) -> None:
+    line = encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert decode(line) == message
+
+
+def test_lone_surrogates_pass() -> None:
+    assert decode(encode({"a": "\udc80"})) == {"a": "\udc80"}
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"1", b"{", b"\xff", b"[" * 100_000])
+def test_other_things_are_not_messages(line: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(line)
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"")), max_size=8), st.integers(1, 30))
+def test_lines_come_out_however_the_stream_is_cut(lines: list[bytes], size: int) -> None:
+    stream = b"".join(line + b"\n" for line in lines) + b"rest"
+    cutter = Lines()
+    found = [line for start in range(0, len(stream), size) for line in cutter.feed(stream[start : start + size])]
+    assert found == lines
+
+
+def test_an_endless_line_is_an_error() -> None:
+    cutter = Lines()
+    with pytest.raises(ProtocolError):
+        for _ in range(FRAME_LIMIT_BYTES // 2**22 + 1):
+            cutter.feed(b"x" * 2**22)
+
+
+def test_a_configuration_comes_back() -> None:
+    configuration = HostConfiguration(
+        workspace="/w",
+        environment={"A": "ü"},
+        ttl_seconds=1.5,
+        resource_limits={"RLIMIT_CORE": 0},
+        announces_pid=True,
+    )
+    assert vars(HostConfiguration.decode(configuration.encode())) == vars(configuration)
+
+
+@pytest.mark.parametrize(
+    ("command", "is_input", "key"),
+    [("C-c", True, "C"), ("C-c", False, None), ("C-cc", True, None), ("c-c", True, None), ("C-\\", True, "\\")],
+)
+def test_keys(command: str, is_input: bool, key: str | None) -> None:
+    assert BashCall(command, is_input=is_input, no_change_timeout=1).key == key
+
+
+def test_blocking_means_no_limit_on_silence() -> None:
+    assert BashCall("x", no_change_timeout=3).no_change_timeout == 3
+    assert BashCall("x", no_change_timeout=3, blocking=True).no_change_timeout is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"command": 1},
+        {"command": "x" * (COMMAND_LIMIT_BYTES + 1)},
+        {"command": "x", "timeout": "soon"},
+        {"command": "x", "timeout": True},
+        {"command": "x", "timeout": float("nan")},
+        {"command": "x", "no_change_timeout": -1},
+        {"command": "x", "cwd": 1},
+        {"command": "x", "env": ["A"]},
+        {"command": "x", "env": {"A": 1}},
+        {"command": "x", "env": {"A;touch /": "1"}},
+        {"command": "x", "env": {"A": "\0"}},
+    ],
+)
+def test_unusable_arguments(arguments: dict[str, object]) -> None:
+    with pytest.raises(BashCallError):
+        BashCall(**{"no_change_timeout": 1, **arguments})

@@ -1,0 +1,96 @@
+"""Terminal output as text: what is kept, what is taken out, and that nothing makes it slow or large."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tool_worker.host.terminal_text import CUT_NOTICE, OutputBuffer, plain_text
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b"plain\n\ttext\n", "plain\n\ttext\n"),
+        ("Grüße, 世界 🙂".encode(), "Grüße, 世界 🙂"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"a\x00b\x07c\x7fd\xc2\x85e", "abcde"),
+        (b"\x1b[1;31mred\x1b[0m \x1b[?25lhidden\x1b(B", "red hidden"),
+        (b"\x1b]0;title\x07a\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "alink"),
+        (b"\x1b]not ended\nkept", "not ended\nkept"),
+        (b"\x1bP1$r0m\x1b\\kept", "kept"),
+        (b"one\r\ntwo\r\r\n", "one\ntwo\n"),
+        (b"  1%\r 50%\r100%\n", "100%\n"),
+        (b"longer\rab\n", "abnger\n"),
+        (b"working...\r\x1b[Kdone\n", "done\n"),
+        (b"frame 1\x1b[2K\x1b[1Gframe 2\n", "frame 2\n"),
+        (b"N\x08NA\x08AM\x08ME\x08E", "NAME"),
+        (b"abc\x08\x08\x08\x08X", "Xbc"),
+    ],
+)
+def test_what_a_person_would_have_seen(raw: bytes, text: str) -> None:
+    assert plain_text(raw) == text
+
+
+@given(
+    st.binary(max_size=300)
+    | st.lists(st.sampled_from([b"\x1b", b"[", b"]", b"2K", b"\r", b"\b", b"\n", b"x", b"\xc3"])).map(b"".join)
+)
+def test_no_control_character_is_left(raw: bytes) -> None:
+    assert not CONTROL.search(plain_text(raw))
+
+
+@pytest.mark.parametrize(
+    "unit", [b"\x1b]", b"\x1bP", b"\x1b[", b"\r", b"x\b", b"\x1b[2K", b"x\x1b[K", b"\r\x1b[1G", b"\x1b"]
+)
+def test_time_grows_with_the_length_only(unit: bytes) -> None:
+    # 256 KiB of the worst; anything quadratic would take minutes and run into the limit of the test.
+    plain_text(unit * (256 * 1024 // len(unit)))
+
+
+def test_short_output_is_returned_whole_and_once() -> None:
+    buffer = OutputBuffer(100)
+    buffer.add(b"one\n")
+    buffer.add(b"two\n")
+    assert buffer.take(is_final=False) == ("one\ntwo\n", 0)
+    assert buffer.take(is_final=True) == ("", 0)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 4096])
+def test_of_long_output_head_and_tail_are_kept(piece: int) -> None:
+    raw = bytes(range(ord("0"), ord("z"))) * 100
+    buffer = OutputBuffer(40)
+    for start in range(0, len(raw), piece):
+        buffer.add(raw[start : start + piece])
+    head, tail = raw[:20].decode(), raw[-20:].decode()
+    assert buffer.take(is_final=True) == (head + CUT_NOTICE + tail, len(raw) - 40)
+
+
+def test_characters_and_escapes_that_are_not_complete_wait_for_their_rest() -> None:
+    buffer = OutputBuffer(100)
+    for first, rest, texts in [
+        (b"a\xc3", b"\xa9b", ("a", "éb")),
+        (b"a\xf0\x9f\x99", b"\x82b", ("a", "🙂b")),
+        (b"a\x1b[1;3", b"1mb", ("a", "b")),
+        (b"a\x1b]0;ti", b"tle\x07b", ("a", "b")),
+        ("aé".encode(), b"b", ("aé", "b")),
+    ]:
+        buffer.add(first)
+        before = buffer.take(is_final=False)[0]
+        buffer.add(rest)
+        assert (before, buffer.take(is_final=True)[0]) == texts
+    buffer.add(b"a\xc3")
+    assert buffer.take(is_final=True) == ("a\ufffd", 0)
+
+
+def test_a_character_that_the_cut_went_through_is_left_out() -> None:
+    buffer = OutputBuffer(8)
+    buffer.add(b"abcd" + b"-" * 50 + "xéy".encode())
+    assert buffer.take(is_final=True) == ("abcd" + CUT_NOTICE + "xéy", 50)
+    buffer.add(b"abcd" + b"-" * 50 + "éxyz".encode())
+    assert buffer.take(is_final=True) == ("abcd" + CUT_NOTICE + "xyz", 51)
