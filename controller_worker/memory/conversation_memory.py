@@ -101,6 +101,10 @@ class ConversationMemory:
             if turn.is_complete():
                 self._close_turn()
             return
+        if isinstance(event, SystemMessageAction):
+            # No request has shown anything yet: an agent greets before its first step.
+            self._messages.insert(0, Message("system", (TextPart(event.content),)))
+            return
         message = self._message_of(event)
         if message is None:
             return
@@ -141,8 +145,6 @@ class ConversationMemory:
     def _message_of(self, event: Event) -> Message | None:
         """Return the message of an event that belongs to no open tool call."""
         match event:
-            case SystemMessageAction():
-                return Message("system", (TextPart(event.content),))
             case MessageAction(source=EventSource.USER):
                 images = tuple(ImagePart(url) for url in event.image_urls or ())
                 return Message("user", (TextPart(event.content), *images))

@@ -1,0 +1,219 @@
+"""What tests of the controller begin with: a conversation driven through the real core, without I/O.
+
+Holds: it does what the shell does (append what is wanted, settle, dispatch) and nothing the shell does not; model
+replies and observations are the test's.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from broker.actions import ChangeAgentStateAction, MessageAction, RecallAction, SystemMessageAction
+from broker.agent_state import AgentState
+from broker.events import (
+    AgentSpec,
+    ConversationCreated,
+    Event,
+    EventSource,
+    Limits,
+    ModelCallFailed,
+    ModelReply,
+    ModelToolCall,
+    Observation,
+    TokenUsage,
+    WorkspaceSpec,
+    with_id,
+)
+from broker.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
+from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.commit import Commit, greeting, settle
+from controller_worker.controller import Append, AwaitTools, CallModel, Effect, Greet, apply, next_effect
+from controller_worker.state import State
+
+CID = "conversation-1"
+START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+def call(name: str, arguments: str = "{}", call_id: str = "") -> ModelToolCall:
+    """A tool call as a model writes it; without an id, the one made of its name."""
+    return ModelToolCall(id=call_id or f"call-{name}", name=name, arguments=arguments)
+
+
+def bash(command: str = "ls", call_id: str = "c1") -> ModelToolCall:
+    return call("execute_bash", f'{{"command": "{command}", "security_risk": "LOW"}}', call_id)
+
+
+def think(thought: str = "hm", call_id: str = "t1") -> ModelToolCall:
+    return call("think", f'{{"thought": "{thought}"}}', call_id)
+
+
+def finish(message: str = "done", call_id: str = "f1") -> ModelToolCall:
+    return call("finish", f'{{"message": "{message}"}}', call_id)
+
+
+def answer(action: Event, text: str = "a.txt") -> CmdOutputObservation:
+    """The output of a command, as a tool worker appends it."""
+    return CmdOutputObservation(
+        content=text,
+        command="ls",
+        metadata=CmdOutputMetadata(exit_code=0),
+        cause=action.id,
+        source=action.source,
+        tool_call_metadata=action.tool_call_metadata,
+    )
+
+
+class Core:
+    """One conversation: its log, the state folded from it, and every commit the core made."""
+
+    def __init__(
+        self,
+        task: str | None = "task",
+        *,
+        agent: AgentSpec | None = None,
+        limits: Limits | None = None,
+        headless: bool = True,
+    ) -> None:
+        self.now = START
+        self.events: list[Event] = []
+        self.commits: list[Commit] = []
+        self.dispatched: list[int] = []
+        self.state = State()
+        self.agent = CodeActAgent(agent or AgentSpec())
+        created = ConversationCreated(
+            conversation_id=CID,
+            agent=agent or AgentSpec(),
+            workspace=WorkspaceSpec(path="/srv/project"),
+            limits=limits or Limits(),
+            headless=headless,
+        )
+        self.put(created, *([said(task)] if task is not None else []))
+
+    def put(self, *events: Event) -> None:
+        """Append as a producer or a tool worker."""
+        for event in events:
+            stamped = with_id(event, self.state.version + 1).model_copy(update={"timestamp": self.now})
+            self.events.append(stamped)
+            self.state = apply(self.state, stamped)
+
+    def say(self, text: str = "and this") -> None:
+        self.put(said(text))
+
+    def ask(self, state: str) -> None:
+        self.put(ChangeAgentStateAction(agent_state=AgentState(state), source=EventSource.USER))
+
+    def wants(self) -> Effect:
+        return next_effect(self.state, self.now)
+
+    def commit(self, wanted: Append) -> None:
+        commit = settle(self.state, wanted, self.now)
+        first_id = self.state.version + 1
+        for event in commit.events:
+            self.put(event)
+        assert self.state == commit.state
+        self.commits.append(commit)
+        self.dispatched += [first_id + position for position in commit.dispatch]
+
+    def run(self) -> Effect:
+        """Append what is wanted until something else is, and return that."""
+        while isinstance(effect := self.wants(), Append | Greet):
+            self.commit(greeting(self.agent, self.state) if isinstance(effect, Greet) else effect)
+        if isinstance(effect, AwaitTools):
+            self.dispatched += [action_id for action_id in effect.action_ids if action_id not in self.dispatched]
+        return effect
+
+    def reply(self, *calls: ModelToolCall, text: str = "", seen_id: int | None = None, **fields: Any) -> Effect:
+        """Let the model answer, by default the prompt made from the log as it is."""
+        event = ModelReply(
+            id=self.state.version + 1,
+            content=text,
+            tool_calls=calls,
+            model="acme/large",
+            iteration=self.state.iteration + 1,
+            seen_id=self.state.version if seen_id is None else seen_id,
+            **{"cost_usd": 0.25, "usage": TokenUsage(prompt_tokens=100, completion_tokens=10)} | fields,
+        )
+        return self.append(event, *self.agent.events_of(event))
+
+    def append(self, *events: Event) -> Effect:
+        """Append what the shell made of a model's answer."""
+        self.commit(Append(events))
+        return self.run()
+
+    def fail(self, code: str, *, retry_in: float | None, last_error: str = "Oops: no") -> Effect:
+        """Let the model call that is wanted fail."""
+        wanted = self.wants()
+        assert isinstance(wanted, CallModel)
+        until = None if retry_in is None else self.now + timedelta(seconds=retry_in)
+        return self.append(
+            ModelCallFailed(code=code, last_error=last_error, attempt=wanted.attempt, retry_at=until),
+        )
+
+    def observe(self, action_id: int, observation: Observation | None = None) -> Effect:
+        """Let a tool worker answer an action."""
+        self.put(observation or answer(self.event(action_id)))
+        return self.run()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def event(self, event_id: int) -> Event:
+        return self.events[event_id - 1]
+
+    def trace(self, *, after: int = 0) -> list[str]:
+        """Return the log in the notation of the golden traces, one line an event."""
+        return [traced(event) for event in self.events[after:]]
+
+    def states(self) -> list[str]:
+        return [e.agent_state.value for e in self.events if isinstance(e, AgentStateChangedObservation)]
+
+
+def said(text: str) -> MessageAction:
+    return MessageAction(content=text, source=EventSource.USER)
+
+
+def started(task: str = "task", **options: Any) -> Core:
+    """A conversation that wants its first model call; its log has 6 events."""
+    core = Core(task, **options)
+    assert core.run() == CallModel(1, 1)
+    return core
+
+
+_SHORT = {
+    "ConversationCreated": "Created",
+    "SystemMessageAction": "SystemMessage",
+    "MessageAction": "Message",
+    "RecallAction": "Recall",
+    "RecallObservation": "RecallObs",
+    "NullObservation": "NullObs",
+    "ErrorObservation": "ErrorObs",
+    "CmdRunAction": "CmdRun",
+    "CmdOutputObservation": "CmdOutput",
+    "AgentThinkAction": "Think",
+    "AgentThinkObservation": "ThinkObs",
+    "AgentFinishAction": "Finish",
+    "AgentRejectAction": "Reject",
+    "ChangeAgentStateAction": "ChangeState",
+}
+
+
+def traced(event: Event) -> str:
+    """Return one event as the golden traces write it: id, name, source, cause, detail."""
+    if isinstance(event, AgentStateChangedObservation):
+        assert event.source is EventSource.ENVIRONMENT
+        return f"{event.id} SC {event.agent_state.value}"
+    name = _SHORT.get(type(event).__name__, type(event).__name__)
+    cause = f", cause {event.cause}" if event.cause else ""
+    detail = ""
+    if isinstance(event, RecallAction):
+        detail = f" {event.recall_type.value}"
+    elif isinstance(event, ChangeAgentStateAction):
+        detail = f" {event.agent_state.value}"
+    elif isinstance(event, MessageAction) and event.wait_for_response:
+        detail = " wait"
+    return f"{event.id} {name}({event.source.value}{cause}){detail}"
+
+
+def system_message() -> SystemMessageAction:
+    return SystemMessageAction(content="You help.")

@@ -1,0 +1,101 @@
+"""CodeActAgent: its tools, its prompt, and the table of agents."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import UsageError
+from broker.events import AgentSpec, ModelReply, WorkspaceSpec
+from broker.observations import ErrorObservation
+from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.registry import AGENTS, create_agent
+from controller_worker.agents.tool_schemas import EXECUTE_BASH, FINISH, STR_REPLACE_EDITOR, THINK
+from tests.controller_parts import bash, finish
+
+
+def test_the_tools_in_order() -> None:
+    assert list(CodeActAgent(AgentSpec()).tools) == [EXECUTE_BASH, THINK, FINISH, STR_REPLACE_EDITOR]
+
+
+@pytest.mark.parametrize(
+    ("switch", "missing"),
+    [
+        ("enable_cmd", "execute_bash"),
+        ("enable_think", "think"),
+        ("enable_finish", "finish"),
+        ("enable_editor", "str_replace_editor"),
+    ],
+)
+def test_a_tool_that_is_switched_off_is_neither_offered_nor_obeyed(switch: str, missing: str) -> None:
+    agent = CodeActAgent(AgentSpec.model_validate({switch: False}))
+    assert missing not in [tool.name for tool in agent.tools]
+    assert len(agent.tools) == 3
+    call = bash().model_copy(update={"name": missing})
+    (event,) = agent.events_of(ModelReply(id=7, tool_calls=(call,)))
+    assert isinstance(event, ErrorObservation)
+    assert event.content.startswith(f"Tool {missing} is not registered.")
+
+
+@pytest.mark.parametrize(
+    ("tool", "required", "optional"),
+    [
+        (EXECUTE_BASH, ["command", "security_risk"], ["is_input", "timeout"]),
+        (THINK, ["thought"], []),
+        (FINISH, ["message"], []),
+        (
+            STR_REPLACE_EDITOR,
+            ["command", "path", "security_risk"],
+            ["file_text", "old_str", "new_str", "insert_line", "view_range"],
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_parameters_of_the_tools(tool: object, required: list[str], optional: list[str]) -> None:
+    parameters = tool.parameters  # type: ignore[attr-defined]
+    assert parameters["required"] == required
+    assert sorted(parameters["properties"]) == sorted(required + optional)
+
+
+def test_the_choices_of_the_tools() -> None:
+    bash_properties = EXECUTE_BASH.parameters["properties"]
+    assert bash_properties["is_input"]["enum"] == ["true", "false"]
+    assert bash_properties["security_risk"]["enum"] == ["LOW", "MEDIUM", "HIGH"]
+    editor_commands = STR_REPLACE_EDITOR.parameters["properties"]["command"]["enum"]
+    assert editor_commands == ["view", "create", "str_replace", "insert", "undo_edit"]
+
+
+def test_the_prompt_names_the_workspace_and_says_when_there_is_no_network() -> None:
+    agent = CodeActAgent(AgentSpec())
+    closed = agent.system_prompt(WorkspaceSpec(path="/srv/project"))
+    assert "Your shell starts in the workspace, /srv/project." in closed
+    assert "Commands have no access to the network." in closed
+    open_prompt = agent.system_prompt(WorkspaceSpec(network=True))
+    assert "Your shell starts in the workspace. It is one shell" in open_prompt
+    assert "no access to the network" not in open_prompt
+
+
+def test_the_prompt_speaks_of_finishing_only_where_the_tool_is() -> None:
+    workspace = WorkspaceSpec()
+    assert "call `finish`" in CodeActAgent(AgentSpec()).system_prompt(workspace)
+    assert "finish`" not in CodeActAgent(AgentSpec(enable_finish=False)).system_prompt(workspace)
+
+
+def test_the_prompt_ends_with_the_suffix_as_it_is() -> None:
+    prompt = CodeActAgent(AgentSpec(system_prompt_suffix="Use <b> & {{ braces }}.")).system_prompt(WorkspaceSpec())
+    assert prompt.endswith("\n\nUse <b> & {{ braces }}.")
+
+
+def test_a_reply_becomes_events() -> None:
+    events = CodeActAgent(AgentSpec()).events_of(ModelReply(id=7, tool_calls=(bash(), finish())))
+    assert [event.kind for event in events] == ["action.run", "action.finish"]
+
+
+def test_agents_by_name() -> None:
+    assert sorted(AGENTS) == ["CodeActAgent"]
+    assert isinstance(create_agent(AgentSpec(name="CodeActAgent")), CodeActAgent)
+
+
+def test_an_unknown_agent_is_named_with_those_there_are() -> None:
+    with pytest.raises(UsageError) as raised:
+        create_agent(AgentSpec(name="NoSuchAgent"))
+    assert str(raised.value) == "There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent."

@@ -1,0 +1,135 @@
+"""One commit: what is appended together, and what a listing shows of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from broker.actions import AgentFinishAction, ChangeAgentStateAction
+from broker.agent_state import AgentState
+from broker.events import AgentSpec, EventSource, ModelReply
+from broker.observations import ErrorObservation
+from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.commit import greeting, index_fields, settle
+from controller_worker.controller import Append
+from tests.controller_parts import START, Core, bash, finish, said, started, think
+
+LATER = START + timedelta(seconds=90)
+
+
+def test_events_are_numbered_and_stamped() -> None:
+    core = started()
+    commit = settle(core.state, Append((ModelReply(seen_id=6), AgentFinishAction())), LATER)
+    assert [(event.id, event.kind, event.timestamp) for event in commit.events] == [
+        (7, "model.reply", LATER),
+        (8, "action.finish", LATER),
+        (9, "observation.agent_state_changed", LATER),
+    ]
+    assert (commit.state.version, commit.state.agent_state) == (9, AgentState.FINISHED)
+
+
+def test_a_time_that_was_given_stays() -> None:
+    given = datetime(2020, 1, 1, tzinfo=UTC)
+    commit = settle(started().state, Append((said("hi").model_copy(update={"timestamp": given}),)), LATER)
+    assert commit.events[0].timestamp == given
+
+
+def test_what_is_wanted_because_of_the_events_is_appended_with_them() -> None:
+    core = Core()
+    commit = settle(core.state, greeting(CodeActAgent(AgentSpec()), core.state), START)
+    assert [event.kind for event in commit.events] == [
+        "action.system",
+        "action.recall",
+        "observation.agent_state_changed",
+        "observation.recall",
+    ]
+    assert (commit.dispatch, commit.answers, commit.cancels) == ([], {}, [])
+
+
+def test_only_actions_of_this_commit_that_may_run_now_are_dispatched() -> None:
+    core = started(agent=AgentSpec(tool_concurrency=2))
+    core.reply(bash(call_id="a"))
+    assert core.commits[-1].dispatch == [1]
+    stop = ChangeAgentStateAction(agent_state=AgentState.PAUSED, source=EventSource.USER)
+    paused = settle(core.state, Append((stop,)), START)
+    assert paused.dispatch == []
+
+
+def test_answers_point_to_the_right_events_when_something_comes_first() -> None:
+    core = started()
+    core.reply(bash(call_id="a"), bash(call_id="b"))
+    stop = ChangeAgentStateAction(agent_state=AgentState.STOPPED, source=EventSource.USER)
+    commit = settle(core.state, Append((stop,)), START)
+    assert commit.answers == {1: 8, 2: 9}
+    assert commit.cancels == [8, 9]
+    assert all(isinstance(commit.events[position], ErrorObservation) for position in commit.answers)
+
+
+def test_a_large_turn_is_one_commit() -> None:
+    core = started()
+    core.reply(*(think(call_id=f"t{n}") for n in range(500)))
+    assert len(core.commits[-1].events) == 1 + 2 * 128 + (500 - 128)
+
+
+def test_the_greeting_is_the_agents_system_message() -> None:
+    core = Core(agent=AgentSpec(name="CodeActAgent", system_prompt_suffix="Be brief."))
+    (event,) = greeting(core.agent, core.state).events
+    wire = event.wire()
+    assert (wire["source"], wire["agent_class"]) == ("agent", "CodeActAgent")
+    assert wire["tools"] == ["execute_bash", "think", "finish", "str_replace_editor"]
+    assert wire["content"].endswith("\n\nBe brief.")
+
+
+def test_a_listing_shows_the_state_and_the_numbers() -> None:
+    core = started()
+    core.reply(think())
+    assert index_fields(core.state) == {
+        "state": "running",
+        "wait_reason": "",
+        "last_error": "",
+        "iterations": 1,
+        "cost_usd": 0.25,
+        "prompt_tokens": 100,
+        "completion_tokens": 10,
+    }
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("", "tool"), ("paused", ""), ("stopped", "")], ids=["running", "paused", "stopped"]
+)
+def test_a_listing_shows_why_a_conversation_waits(state: str, reason: str) -> None:
+    core = started()
+    core.reply(bash())
+    if state:
+        core.ask(state)
+        core.run()
+    assert index_fields(core.state)["wait_reason"] == reason
+
+
+def test_a_listing_shows_a_rate_limit_and_an_error() -> None:
+    core = started()
+    core.fail("rate_limit", retry_in=8)
+    assert (index_fields(core.state)["state"], index_fields(core.state)["wait_reason"]) == (
+        "rate_limited",
+        "rate_limit",
+    )
+    core.pass_time(8)
+    core.run()
+    core.fail("authentication", retry_in=None, last_error="STATUS$ERROR_LLM_AUTHENTICATION")
+    shown = index_fields(core.state)
+    assert (shown["state"], shown["wait_reason"], shown["last_error"]) == (
+        "error",
+        "",
+        "STATUS$ERROR_LLM_AUTHENTICATION",
+    )
+
+
+def test_a_finished_turn_is_settled_in_the_commit_that_records_the_reply() -> None:
+    core = started()
+    core.reply(finish())
+    assert [event.kind for event in core.commits[-1].events] == [
+        "model.reply",
+        "action.finish",
+        "observation.agent_state_changed",
+    ]

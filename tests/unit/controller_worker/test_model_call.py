@@ -1,0 +1,227 @@
+"""One model call: the reply or the failure that comes of it, and the clients behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.clock import ManualClock
+from broker.errors import StoreUnavailable
+from broker.events import LLMSpec, ModelCallFailed, ModelReply, TokenUsage
+from controller_worker.llm.errors import LLMConfigError
+from controller_worker.llm.llm import Completion, ModelRequest, Usage
+from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.model_call import Models, ask, last_error_of, reply_of
+
+REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "conversation-1", 0, "/srv/project")
+
+
+def models(tmp_path: Path, *turns: dict[str, Any], **env: str) -> Models:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"turns": turns}))
+    return Models({"LLM_MODEL": f"scripted/{script}"} | env)
+
+
+async def attempt(of: Models, number: int = 1, spec: LLMSpec | None = None) -> Completion | ModelCallFailed:
+    return await ask(of, spec or LLMSpec(), REQUEST, attempt=number, clock=ManualClock())
+
+
+def error(code: str, **fields: Any) -> dict[str, Any]:
+    return {"error": {"code": code, "times": None} | fields}
+
+
+async def test_a_reply(tmp_path: Path) -> None:
+    result = await attempt(models(tmp_path, {"text": "Hello."}))
+    assert isinstance(result, Completion)
+    assert result.text == "Hello."
+
+
+async def test_a_retryable_failure_says_when_to_try_again(tmp_path: Path) -> None:
+    result = await attempt(models(tmp_path, error("internal", text="boom")), 2)
+    assert isinstance(result, ModelCallFailed)
+    assert (result.code, result.content, result.attempt) == ("internal", "boom", 2)
+    assert result.last_error == "STATUS$ERROR_LLM_INTERNAL_SERVER_ERROR"
+    assert result.retry_at is not None
+    wait = result.retry_at - ManualClock().now()
+    assert timedelta(seconds=16) <= wait <= timedelta(seconds=20)
+
+
+async def test_what_the_provider_asks_for_counts(tmp_path: Path) -> None:
+    result = await attempt(models(tmp_path, error("rate_limit", retry_after_seconds=100)))
+    assert isinstance(result, ModelCallFailed)
+    assert result.retry_at is not None
+    assert timedelta(seconds=100) <= result.retry_at - ManualClock().now() <= timedelta(seconds=125)
+
+
+async def test_the_last_attempt_is_the_last(tmp_path: Path) -> None:
+    of = models(tmp_path, error("rate_limit"), LLM_NUM_RETRIES="3")
+    retries = [
+        result.retry_at is not None for n in (1, 2, 3) if isinstance(result := await attempt(of, n), ModelCallFailed)
+    ]
+    assert retries == [True, True, False]
+
+
+async def test_a_failure_for_good_is_not_tried_again(tmp_path: Path) -> None:
+    result = await attempt(models(tmp_path, error("authentication")))
+    assert result == ModelCallFailed(
+        code="authentication",
+        content="The script fails with authentication.",
+        last_error="STATUS$ERROR_LLM_AUTHENTICATION",
+    )
+
+
+async def test_no_model_is_a_failure_with_a_remedy() -> None:
+    result = await attempt(Models({}))
+    assert isinstance(result, ModelCallFailed)
+    assert (result.code, result.retry_at) == ("llm_config", None)
+    assert result.content.startswith("No model is configured. Set LLM_MODEL and LLM_API_KEY")
+    assert result.last_error == f"LLMConfigError: {result.content}"
+
+
+async def test_a_script_that_is_missing_is_a_failure(tmp_path: Path) -> None:
+    result = await attempt(Models({}), spec=LLMSpec(model=f"scripted/{tmp_path}/none.json"))
+    assert isinstance(result, ModelCallFailed)
+    assert result.code == "llm_config"
+    assert result.content.endswith("none.json' cannot be read: No such file or directory.")
+
+
+async def test_what_nobody_foresaw_is_a_failure_without_details(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Models):
+        async def of(self, spec: LLMSpec) -> Any:
+            raise ZeroDivisionError(f"secret {spec}")
+
+    result = await attempt(Broken({}))
+    text = (
+        "There was an unexpected error while running the agent: ZeroDivisionError. You can ask the agent to try again."
+    )
+    assert result == ModelCallFailed(code="unexpected", content=text, last_error=f"RuntimeError: {text}")
+    assert "model call of conversation-1" in caplog.text
+
+
+async def test_lone_surrogates_of_a_provider_are_replaced(tmp_path: Path) -> None:
+    result = await attempt(models(tmp_path, error("bad_request", text="no \ud83d")))
+    assert isinstance(result, ModelCallFailed)
+    assert result.content == "no \ufffd\ufffd\ufffd"
+    assert result.last_error == "BadRequestError: no \ufffd\ufffd\ufffd"
+
+
+async def test_the_same_settings_share_one_client_even_when_asked_for_at_once(tmp_path: Path) -> None:
+    of = models(tmp_path)
+    found = await asyncio.gather(*(of.of(LLMSpec()) for _ in range(5)))
+    assert len({id(client) for client, _ in found}) == 1
+    other, config = await of.of(LLMSpec(temperature=0.7))
+    assert other is not found[0][0]
+    assert config.temperature == 0.7
+    await of.aclose()
+
+
+async def test_a_client_is_made_beside_the_loop(tmp_path: Path) -> None:
+    """Reads its script from a pipe nobody has written to: the loop must go on meanwhile."""
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    making = asyncio.create_task(Models({"LLM_MODEL": f"scripted/{pipe}"}).of(LLMSpec()))
+    with await asyncio.to_thread(pipe.open, "w") as writer:
+        assert not making.done()
+        writer.write('{"turns": []}')
+    client, _ = await asyncio.wait_for(making, 10)
+    await client.aclose()
+
+
+async def test_how_long_a_text_may_be_is_a_setting(tmp_path: Path) -> None:
+    of = models(tmp_path, LLM_MAX_MESSAGE_CHARS="500")
+    assert of.max_message_chars(LLMSpec()) == 500
+    await of.of(LLMSpec())
+    assert of.max_message_chars(LLMSpec()) == 500
+
+
+def test_settings_that_cannot_be_used_leave_the_default_for_the_call_to_complain() -> None:
+    assert Models({}).max_message_chars(LLMSpec()) == 30_000
+
+
+def test_how_errors_are_shown() -> None:
+    assert last_error_of(LLMConfigError("No.", remedy="Yes.")) == "LLMConfigError: No. Yes."
+    assert last_error_of(StoreUnavailable("Gone.")) == "StoreUnavailable: Gone."
+    assert last_error_of(KeyError("x")) == (
+        "RuntimeError: There was an unexpected error while running the agent: KeyError. "
+        "You can ask the agent to try again."
+    )
+
+
+def completion(*calls: ToolCall, **fields: Any) -> Completion:
+    known: dict[str, Any] = {
+        "text": "",
+        "thinking_blocks": (),
+        "model": "acme/large",
+        "response_id": "r1",
+        "stop_reason": "stop",
+        "usage": Usage(),
+        "cost_usd": None,
+        "latency_seconds": 0.5,
+    }
+    return Completion(tool_calls=calls, **known | fields)
+
+
+def reply(*calls: ToolCall, **fields: Any) -> ModelReply:
+    return reply_of(completion(*calls, **fields), iteration=3, seen_id=20, event_id=22)
+
+
+def test_a_reply_becomes_its_event() -> None:
+    block = {"type": "thinking", "thinking": "hm"}
+    usage = Usage(prompt_tokens=100, completion_tokens=10, cache_read_tokens=60, cache_write_tokens=5)
+    event = reply(ToolCall("a", "think", "{}"), text="Hi.", thinking_blocks=(block,), usage=usage, cost_usd=0.5)
+    assert event.id == 22
+    assert event.wire() == {
+        "kind": "model.reply",
+        "source": "agent",
+        "content": "Hi.",
+        "tool_calls": [{"id": "a", "name": "think", "arguments": "{}"}],
+        "thinking_blocks": [block],
+        "model": "acme/large",
+        "response_id": "r1",
+        "stop_reason": "stop",
+        "usage": {
+            "prompt_tokens": 100,
+            "completion_tokens": 10,
+            "cache_read_tokens": 60,
+            "cache_write_tokens": 5,
+        },
+        "cost_usd": 0.5,
+        "latency_seconds": 0.5,
+        "iteration": 3,
+        "seen_id": 20,
+    }
+    assert event.usage == TokenUsage(
+        prompt_tokens=100, completion_tokens=10, cache_read_tokens=60, cache_write_tokens=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["a", "a", "a"], ["a", "a_2", "a_3"]),
+        (["a", "a", "a_2"], ["a", "a_2", "a_2_3"]),
+        (["a_3", "a", "a"], ["a_3", "a", "a_3_3"]),
+        (["", ""], ["call_22_1", "call_22_2"]),
+        (["call_22_2", ""], ["call_22_2", "call_22_2_2"]),
+        (["\ud83d"], ["\ufffd\ufffd\ufffd"]),
+    ],
+)
+def test_call_ids_are_unique_and_can_be_logged(given: list[str], made: list[str]) -> None:
+    event = reply(*(ToolCall(call_id, "think", "{}") for call_id in given))
+    assert [call.id for call in event.tool_calls] == made
+
+
+def test_surrogates_of_a_reply_are_replaced() -> None:
+    event = reply(ToolCall("a", "b\udc00", "{\udc00}"), text="c\udc00")
+    assert (event.content, event.tool_calls[0].name, event.tool_calls[0].arguments) == (
+        "c\ufffd\ufffd\ufffd",
+        "b\ufffd\ufffd\ufffd",
+        "{\ufffd\ufffd\ufffd}",
+    )
