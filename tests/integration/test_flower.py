@@ -1,0 +1,171 @@
+"""Celery's own tools see both kinds of worker: remote control, and Flower behind a password."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deckhands.cluster import Cluster, ClusterSpec
+from tests.polling import until
+
+SERVE_FLOWER = Path(__file__).resolve().parents[2] / "deploy" / "serve-flower"
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+LOGIN = httpx.BasicAuth("operator", "correct-horse-battery")
+LIMIT_SECONDS = 30.0
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """One controller worker and one tool worker, and Celery's broker behind a password."""
+    cluster = Cluster(ClusterSpec(tmp_path, environment={"PATH": PATH}, port=_free_port()))
+    await cluster.start()
+    try:
+        await cluster.until_ready()
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+async def test_remote_control_reaches_both_kinds_of_worker(cluster: Cluster) -> None:
+    pongs = await _both(cluster, "inspect", "ping")
+    assert pongs == {"controller": {"ok": "pong"}, "tool": {"ok": "pong"}}
+    found = {role: stats["deckhands"] for role, stats in (await _both(cluster, "inspect", "stats")).items()}
+    assert found["controller"]["role"] == "controller"
+    assert found["controller"]["conversations"] == 0
+    assert found["tool"]["pools"] == ["bash"]
+    assert found["tool"]["running"] == 0
+    assert found["controller"]["worker_id"].startswith("controller-")
+    assert found["tool"]["worker_id"].startswith("tool-")
+
+
+async def test_flower_lists_both_kinds_of_worker_to_whoever_has_the_password(cluster: Cluster) -> None:
+    async with _flower(cluster) as flower:
+        assert (await flower.get("/healthcheck")).text == "OK"
+        for path in ("/", "/workers", "/tasks", "/broker", "/api/workers", "/api/tasks"):
+            assert (await flower.get(path)).status_code == 401, path
+            assert (await flower.get(path, auth=("operator", "wrong"))).status_code == 401, path
+
+        async def workers() -> str:
+            answer = await flower.get("/api/workers", params={"refresh": "1"}, auth=LOGIN)
+            assert answer.status_code == 200
+            return answer.text
+
+        async def both_are_listed() -> bool:
+            return sorted(map(_role, json.loads(await workers()))) == ["controller", "tool"]
+
+        await until(both_are_listed, limit=LIMIT_SECONDS, what="both workers in Flower's API")
+        assert _password(cluster) not in await workers()
+
+        async def both_are_on_the_page() -> bool:
+            page = await flower.get("/workers", auth=LOGIN)
+            return set(re.findall(r"\b(controller|tool)-\d+@", page.text)) == {"controller", "tool"}
+
+        await until(both_are_on_the_page, limit=LIMIT_SECONDS, what="both workers on Flower's page")
+        # It answers that they are on now: Flower had left them off, as each task would cost half as much again.
+        replies = await _control(cluster, "control", "enable_events")
+        assert [answer for reply in replies for answer in reply.values()] == [{"ok": "task events enabled"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({}, "set FLOWER_BASIC_AUTH to user:password; there is no default"),
+        ({"FLOWER_BASIC_AUTH": ""}, "set FLOWER_BASIC_AUTH to user:password; there is no default"),
+        ({"FLOWER_BASIC_AUTH": "operator"}, "FLOWER_BASIC_AUTH has no password: write user:password"),
+        ({"FLOWER_BASIC_AUTH": "operator:"}, "the password in FLOWER_BASIC_AUTH is shorter than 16 characters"),
+        ({"FLOWER_BASIC_AUTH": "operator:123456789012345"}, "the password in FLOWER_BASIC_AUTH is shorter than"),
+        ({"FLOWER_BASIC_AUTH": ":1234567890123456"}, "FLOWER_BASIC_AUTH needs a user, and takes no commas"),
+        ({"FLOWER_BASIC_AUTH": "operator:1234567890123456,x:y"}, "FLOWER_BASIC_AUTH needs a user, and takes no commas"),
+        (
+            {"FLOWER_BASIC_AUTH": "operator:1234567890123456", "FLOWER_UNAUTHENTICATED_API": "true"},
+            "FLOWER_UNAUTHENTICATED_API would open Flower to everybody",
+        ),
+    ],
+)
+def test_flower_is_not_started_without_a_password(variables: dict[str, str], complaint: str) -> None:
+    environment = {"PATH": PATH, "CELERY_BROKER_URL": "redis://127.0.0.1:1/0", **variables}
+    ended = subprocess.run(
+        [SERVE_FLOWER], check=False, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"serve-flower: {complaint}")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _role(worker: str) -> str:
+    return worker.partition("-")[0]
+
+
+def _password(cluster: Cluster) -> str:
+    found = re.search(r":(\w{48})@", cluster.store.celery_url)
+    assert found is not None
+    return found.group(1)
+
+
+async def _both(cluster: Cluster, *command: str) -> dict[str, Any]:
+    """Ask by remote control until both workers have answered, and return the answers by role."""
+    answers: dict[str, Any] = {}
+
+    async def both_answer() -> bool:
+        answers.update({_role(name): said for name, said in (await _control(cluster, *command)).items()})
+        return len(answers) == 2
+
+    await until(both_answer, limit=LIMIT_SECONDS, what="answer of both workers")
+    return answers
+
+
+async def _control(cluster: Cluster, *command: str) -> Any:
+    """Run Celery's command line and return what it prints as JSON."""
+    celery = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "celery", *command, "--json", "--timeout", "2"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PATH": PATH, "CELERY_BROKER_URL": cluster.store.celery_url},
+    )
+    printed, _ = await celery.communicate()
+    return json.loads(printed or "{}")
+
+
+@asynccontextmanager
+async def _flower(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    """Run Flower as containers run it, and yield a client of it."""
+    port = _free_port()
+    environment = {
+        "PATH": PATH,
+        "CELERY_BROKER_URL": cluster.store.celery_url,
+        "FLOWER_BASIC_AUTH": "operator:correct-horse-battery",
+    }
+    flower = await asyncio.create_subprocess_exec(
+        SERVE_FLOWER, f"--port={port}", env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    assert flower.stderr is not None
+    reading = None
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while f"Visit me at http://127.0.0.1:{port}" not in (line := (await flower.stderr.readline()).decode()):
+                assert line, "Flower ended"
+        # Somebody must read the rest; a full pipe would stop it.
+        reading = asyncio.create_task(flower.stderr.read())
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_SECONDS) as client:
+            yield client
+    finally:
+        flower.terminate()
+        await flower.wait()
+        if reading is not None:
+            await reading
