@@ -23,7 +23,7 @@ MAX_JSON_DEPTH = 100
 def replace_surrogates(value: Any) -> Any:
     """Copy JSON values, replacing lone surrogates by U+FFFD."""
     if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        return value if value.isascii() else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
         return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -295,6 +295,38 @@ async def test_the_second_copy_of_an_action_dies_with_its_holder(store: Store) -
         await reader.aclose()
 
 
+async def test_the_last_copy_comes_back_even_if_another_was_meant_to_carry_the_action(store: Store) -> None:
+    await begin(store)
+    stream = store.all_shards[0].actions("pool:bash")
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    second = await enter(store, "t2", node="n1")
+    await act(store, "w1")
+    ((_, fields),) = await store.connection.call("XRANGE", stream, "-", "+")
+    copy = await store.connection.call("XADD", stream, "*", *fields)
+    await store.connection.call("HSET", store.keys(CID).once, "q:2", f"{stream}|{copy.decode()}")
+    first, heir = queue(store, "t1", node="n1"), queue(store, "t2", node="n1")
+    deliveries = await first.read(limit=5)
+    await first.acknowledge(deliveries[1])  # as a second copy of what is in hand
+    await lapse(store, "t1")
+    await second.tick(1)
+    assert await heir.claim(await take(heir)) == ActionClaimed(1)
+    for reader in (first, heir):
+        await reader.aclose()
+
+
+async def test_a_ring_to_a_worker_that_died_is_rung_again_for_all(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    second = await enter(store, "w2")
+    await claim(store, "w1")
+    await log.append(CID, [message()])  # rings the mailbox of w1
+    before = len(await rung(store))
+    await lapse(store, "w1")
+    await second.tick(1)
+    assert len(await rung(store)) == before + 1
+
+
 async def test_orders_of_a_dead_worker_come_back_too(store: Store) -> None:
     log = await begin(store)
     await enter(store, "w1")

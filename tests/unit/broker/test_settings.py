@@ -1,0 +1,67 @@
+"""Settings from the environment: defaults, conversions, and names that do not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.errors import UsageError
+from broker.settings import BrokerSettings, celery_url_beside
+
+
+def test_defaults() -> None:
+    settings = BrokerSettings.from_env({"HOME": "/elsewhere", "PATH": "/bin"})
+    assert settings.url == "redis://127.0.0.1:6379/0"
+    assert settings.celery_url == "redis://127.0.0.1:6379/1"
+    assert (settings.shards, settings.pools, settings.sandbox, settings.debug) == (1, "bash", "auto", False)
+    assert settings.home == Path.home() / ".deckhands"
+
+
+def test_values_are_converted() -> None:
+    env = {
+        "DECKHANDS_URL": " redis://store:6380/4 ",
+        "DECKHANDS_SHARDS": "16",
+        "DECKHANDS_IDLE_SECONDS": "2.5",
+        "DECKHANDS_DEBUG": "Yes",
+        "DECKHANDS_HOME": "/srv/deck",
+        "DECKHANDS_POOLS": "",
+    }
+    settings = BrokerSettings.from_env(env)
+    assert settings.url == "redis://store:6380/4"
+    assert settings.celery_url == "redis://store:6380/1"
+    assert (settings.shards, settings.idle_seconds, settings.debug) == (16, 2.5, True)
+    assert settings.home == Path("/srv/deck")
+    assert settings.pools == "bash"  # an empty value is an unset one
+
+
+def test_a_misspelt_name_is_told_the_nearest_one() -> None:
+    with pytest.raises(UsageError) as refused:
+        BrokerSettings.from_env({"DECKHANDS_SHARD": "2"})
+    assert str(refused.value) == (
+        "The environment variable DECKHANDS_SHARD is not known. Did you mean DECKHANDS_SHARDS?"
+    )
+    with pytest.raises(UsageError, match="DECKHANDS_XQZW is not known. Unset it"):
+        BrokerSettings.from_env({"DECKHANDS_XQZW": "2"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("SHARDS", "many"), ("SHARDS", "0"), ("SHARDS", "1025"), ("IDLE_SECONDS", "soon")]
+)
+def test_a_value_that_cannot_be_used_is_named(name: str, text: str) -> None:
+    with pytest.raises(UsageError, match=f"DECKHANDS_{name} is"):
+        BrokerSettings.from_env({f"DECKHANDS_{name}": text})
+
+
+@pytest.mark.parametrize(
+    ("url", "beside"),
+    [
+        ("redis://h:1/0", "redis://h:1/1"),
+        ("redis://h:1", "redis://h:1/1"),
+        ("rediss://u:p@h:1/3", "rediss://u:p@h:1/1"),
+        ("unix:///run/s", "redis+socket:///run/s?virtual_host=1"),
+        ("unix:///run/s?db=2", "redis+socket:///run/s?virtual_host=1"),
+    ],
+)
+def test_celery_gets_its_own_database(url: str, beside: str) -> None:
+    assert celery_url_beside(url) == beside
