@@ -1,0 +1,496 @@
+"""The shell around the core on a real store: the races between news, answers, stops, errors and releases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.actions import ChangeAgentStateAction, CmdRunAction
+from broker.agent_state import AgentState
+from broker.connection import Argument, Connection, MultiplexedConnection
+from broker.conversations import Conversations
+from broker.event_log import EventLog
+from broker.events import AgentSpec, ConversationCreated, Event, EventSource, LLMSpec, ModelReply
+from broker.invariants import violations
+from broker.membership import Membership
+from broker.observations import AgentStateChangedObservation, ErrorObservation, FileReadObservation
+from broker.ownership import Claimed, NotClaimed, Owners
+from broker.standing import standing
+from broker.store import Store, open_store
+from controller_worker.conversation_loop import ConversationLoop, Services
+from controller_worker.llm.messages import Message, TextPart
+from controller_worker.memory.recollection import Recollection
+from controller_worker.model_call import Models
+from controller_worker.state import state_from
+from tests.broker_parts import lapse, mail_of, rung
+from tests.controller_parts import answer, said
+from tests.polling import until
+from tests.stores import RealServer, emptied
+
+CID = "conversation-1"
+WORKER = "controller-1"
+
+BASH = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "ls"}}]}
+THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}]}
+
+
+class WatchedConnection:
+    """A connection that counts commands and lets a test do something just before one is sent."""
+
+    def __init__(self, inner: Connection) -> None:
+        self._inner = inner
+        self.counts: Counter[str] = Counter()
+        self.before: dict[str, Callable[[], Awaitable[Any]]] = {}
+
+    async def call(self, *command: Argument) -> Any:
+        await self._note(command)
+        return await self._inner.call(*command)
+
+    async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        for command in commands:
+            await self._note(command)
+        return await self._inner.call_many(commands)
+
+    def another(self, *, reply_timeout_seconds: float) -> Connection:
+        return self._inner.another(reply_timeout_seconds=reply_timeout_seconds)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def _note(self, command: Sequence[Argument]) -> None:
+        name = str(command[1] if command[0] == "FCALL" else command[0])
+        self.counts[name] += 1
+        if name in self.before:
+            await self.before.pop(name)()
+
+
+class Hands:
+    """A worker's worth of services, and the loops it holds."""
+
+    def __init__(self, store: Store, wire: WatchedConnection, folder: Path) -> None:
+        self.store = store
+        self.wire = wire
+        self.folder = folder
+        self.log = EventLog(store)
+        self.owners = Owners(store)
+        self.services = Services(store, self.log, self.owners, Models({}))
+        self.gone: list[str] = []
+        self.loops: list[ConversationLoop] = []
+
+    async def begin(self, *turns: dict[str, Any], latency: float = 0.0, **fields: Any) -> None:
+        """Create a conversation that follows a script."""
+        script = self.folder / "script.json"
+        script.write_text(json.dumps({"turns": turns, "latency_seconds": latency}))
+        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
+        created = ConversationCreated(conversation_id=CID, **{"agent": agent} | fields)
+        await self.log.create(created, [said("task")], key="begin")
+
+    async def claim(self, *, worker: str = WORKER) -> ConversationLoop:
+        claimed = await self.owners.claim(CID, worker)
+        assert isinstance(claimed, Claimed), claimed
+        loop = ConversationLoop(claimed, self.services, on_gone=lambda gone: self.gone.append(gone.conversation_id))
+        self.loops.append(loop)
+        return loop
+
+    async def go(self) -> ConversationLoop:
+        """Claim the conversation and let it run until it waits, or is gone."""
+        loop = await self.claim()
+        loop.wake(has_news=False)
+        await self.at_rest(loop)
+        return loop
+
+    async def at_rest(self, loop: ConversationLoop) -> None:
+        await until(lambda: loop.is_idle, what="rest")
+
+    async def events(self) -> list[Event]:
+        return await self.log.read(CID)
+
+    async def kinds(self, *, after: int = 0) -> list[str]:
+        return [event.kind for event in (await self.events())[after:]]
+
+    async def say(self, text: str = "and this") -> None:
+        await self.log.append(CID, [said(text)])
+
+    async def ask(self, state: str) -> None:
+        request = ChangeAgentStateAction(agent_state=AgentState(state), source=EventSource.USER)
+        await self.log.append(CID, [request])
+
+    async def observe(self, action_id: int, text: str = "a.txt") -> None:
+        action = (await self.events())[action_id - 1]
+        await self.log.append_observation(CID, answer(action, text), worker_id="tool-1")
+
+    async def owner(self) -> str:
+        return (await Conversations(self.store).row(CID)).owner
+
+
+@pytest.fixture
+async def hands(valkey_server: RealServer, tmp_path: Path) -> AsyncIterator[Hands]:
+    wire = WatchedConnection(MultiplexedConnection(await emptied(valkey_server.url)))
+    store = await open_store(wire, patience_seconds=5.0)
+    for worker in (WORKER, "controller-2"):
+        await Membership(store, worker, "controller", ttl_seconds=3600.0).register()
+    made = Hands(store, wire, tmp_path)
+    yield made
+    for loop in made.loops:
+        loop.drop()
+    await made.services.models.aclose()
+    await store.aclose()
+
+
+# News
+
+
+async def test_a_conversation_runs_to_its_end_and_is_given_up(hands: Hands) -> None:
+    await hands.begin(THINK)
+    await hands.go()
+    assert (await hands.kinds())[-3:] == ["model.reply", "action.finish", "observation.agent_state_changed"]
+    assert (hands.gone, await hands.owner()) == ([CID], "")
+    events = await hands.events()
+    snapshot = state_from(await hands.owners.load_snapshot(CID))
+    assert snapshot is not None
+    assert (snapshot.version, snapshot.agent_state) == (len(events), AgentState.FINISHED)
+
+
+async def test_a_ring_between_claim_and_reading_silences_no_later_one(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.claim()
+    await hands.say("quickly")  # rings the new owner, who has not read yet
+    assert await mail_of(hands.store, WORKER) == [CID]
+    loop.wake(has_news=False)
+    await hands.at_rest(loop)
+    assert loop.state.version == len(await hands.events())
+    await hands.observe(loop.state.pending[0].id)
+    assert await mail_of(hands.store, WORKER) == [CID, CID]
+
+
+async def test_news_while_an_append_is_on_its_way_is_read_and_decided_on(hands: Hands) -> None:
+    await hands.begin()
+    hands.wire.before["deck_append"] = hands.say
+    await hands.go()
+    # Created, task and message stand before anything the agent wrote.
+    assert (await hands.kinds())[:4] == ["conversation.created", "action.message", "action.message", "action.system"]
+    assert standing(await hands.events()).state is AgentState.FINISHED
+
+
+async def test_an_answer_survives_the_news_that_came_before_its_append(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.claim()
+    append = hands.wire.before
+
+    async def say_before_the_reply() -> None:
+        append["deck_append"] = hands.say
+
+    append["deck_append"] = say_before_the_reply  # the first append is the greeting
+    loop.wake(has_news=False)
+    await hands.at_rest(loop)
+    replies = [event for event in await hands.events() if isinstance(event, ModelReply)]
+    assert [reply.seen_id for reply in replies] == [6]
+    assert loop.state.is_reply_outdated
+    assert len(loop.state.pending) == 1
+
+
+async def test_a_flood_of_messages_delays_but_fails_nothing(hands: Hands) -> None:
+    await hands.begin()
+    left = 100
+
+    async def say_before_the_next_append_too() -> None:
+        nonlocal left
+        await hands.say(str(left))
+        left -= 1
+        if left:
+            hands.wire.before["deck_append"] = say_before_the_next_append_too
+
+    hands.wire.before["deck_append"] = say_before_the_next_append_too
+    await hands.go()
+    events = await hands.events()
+    assert standing(events).state is AgentState.FINISHED
+    assert [event.kind for event in events[:103]] == [
+        "conversation.created",
+        *["action.message"] * 101,
+        "action.system",
+    ]
+    assert sum(event.kind == "action.recall" for event in events) == 1
+
+
+async def test_a_release_with_news_is_none(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.go()
+    hands.wire.before["deck_release"] = hands.say
+    await loop.release_idle()
+    assert hands.gone == []
+    assert await hands.owner() == WORKER
+    assert (await hands.kinds())[-1] == "observation.null"
+
+
+async def test_an_idle_conversation_is_given_up_and_comes_back_where_it_was(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.go()
+    before = loop.state
+    await loop.release_idle()
+    assert (hands.gone, await hands.owner()) == ([CID], "")
+    await hands.observe(before.pending[0].id)
+    assert await rung(hands.store) == [CID, CID]
+    second = await hands.go()
+    assert second.state.agent_state is AgentState.FINISHED
+    assert violations(await hands.events(), conversation_id=CID) == []
+
+
+async def test_looking_after_a_long_action_does_not_count_as_news(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.go()
+    since, dispatches = loop.waiting_since, hands.wire.counts["deck_dispatch"]
+    loop.check_dispatch()
+    await hands.at_rest(loop)
+    assert hands.wire.counts["deck_dispatch"] == dispatches + 1
+    assert loop.waiting_since == since
+    await hands.say()
+    loop.wake()
+    await hands.at_rest(loop)
+    assert loop.waiting_since > since
+
+
+async def test_a_step_reads_only_what_is_new_however_long_the_history(hands: Hands) -> None:
+    await hands.begin(*[THINK] * 120)
+    loop = await hands.claim()
+    loop.wake(has_news=False)
+    await until(lambda: loop.state.iteration >= 10, what="ten steps")
+    reads, since = hands.wire.counts["XRANGE"], loop.state.iteration
+    await hands.at_rest(loop)
+    assert loop.state.iteration == 121
+    # One append a step; nothing of the log is read again.
+    assert hands.wire.counts["XRANGE"] == reads
+    assert hands.wire.counts["deck_append"] >= 121 - since
+
+
+# Model calls
+
+
+async def test_a_stop_while_the_model_thinks_drops_its_answer(hands: Hands) -> None:
+    await hands.begin(THINK, latency=30.0)
+    loop = await hands.claim()
+    loop.wake(has_news=False)
+    await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
+    await hands.ask("stopped")
+    loop.wake()
+    await until(lambda: hands.gone == [CID], what="release")
+    assert await hands.kinds(after=6) == ["action.change_agent_state", "observation.agent_state_changed"]
+    assert await hands.owner() == ""
+
+
+async def test_a_pause_while_the_model_thinks_keeps_its_answer(hands: Hands) -> None:
+    await hands.begin(BASH, latency=0.3)
+    loop = await hands.claim()
+    loop.wake(has_news=False)
+    await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
+    await hands.ask("paused")
+    loop.wake()
+    await until(lambda: hands.gone == [CID], what="release")
+    assert (await hands.kinds(after=6))[-2:] == ["model.reply", "action.run"]
+    events = await hands.events()
+    assert standing(events).state is AgentState.PAUSED
+    await hands.ask("running")
+    second = await hands.go()
+    assert [pending.id for pending in second.state.pending] == [events[-1].id]
+
+
+async def test_a_message_while_the_model_thinks_asks_nothing_twice(hands: Hands) -> None:
+    await hands.begin(BASH, latency=0.3)
+    loop = await hands.claim()
+    loop.wake(has_news=False)
+    await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
+    await hands.say()
+    loop.wake()
+    await hands.at_rest(loop)
+    assert [event.kind for event in await hands.events()].count("model.reply") == 1
+
+
+async def test_a_prompt_has_the_whole_of_a_text_kept_beside_the_log(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.go()
+    early, late = (Recollection(hands.log, CID) for _ in range(2))
+    await early.messages(8, max_message_chars=1_000)
+    text = "".join(f"line {number}\n" for number in range(10_000))
+    action = (await hands.events())[7]
+    read = FileReadObservation(content=text, path="/a").model_copy(
+        update={"cause": 8, "tool_call_metadata": action.tool_call_metadata}
+    )
+    await hands.log.append_observation(CID, read, worker_id="tool-1")
+    stored = (await hands.events())[8]
+    assert list(stored.blobs or ()) == ["content"]
+    await early.take_in([stored])
+    expected = Message("tool", (TextPart(text),), tool_call_id="call_0001_0", name="execute_bash")
+    assert (await early.messages(9, max_message_chars=1_000))[-1] == expected
+    assert (await late.messages(9, max_message_chars=1_000))[-1] == expected
+    loop.drop()
+
+
+async def test_a_recollection_that_has_missed_an_event_says_so(hands: Hands) -> None:
+    await hands.begin()
+    recollection = Recollection(hands.log, CID)
+    await recollection.messages(1, max_message_chars=1_000)
+    with pytest.raises(AssertionError, match="remembers 1, asked for 2"):
+        await recollection.messages(2, max_message_chars=1_000)
+
+
+# Errors
+
+
+async def test_an_unknown_agent_is_an_error_of_its_conversation(hands: Hands) -> None:
+    await hands.begin(agent=AgentSpec(name="NoSuchAgent"))
+    await hands.go()
+    events = await hands.events()
+    change = events[-1]
+    assert isinstance(change, AgentStateChangedObservation)
+    assert (change.agent_state, change.reason) == (
+        AgentState.ERROR,
+        "UsageError: There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent.",
+    )
+    assert standing(events).is_settled
+    row = await Conversations(hands.store).row(CID)
+    assert (row.state, row.fields["last_error"], row.owner) == ("error", change.reason, "")
+
+
+async def test_a_message_that_comes_while_an_error_is_recorded_is_answered_and_nothing_is_stuck(hands: Hands) -> None:
+    await hands.begin(agent=AgentSpec(name="NoSuchAgent"))
+    hands.wire.before["deck_append"] = hands.say  # between looking for the last event and appending
+    hands.wire.before["deck_release"] = hands.say  # between appending and giving up
+    await hands.go()
+    assert (await hands.kinds())[2:] == [
+        "action.message",
+        "observation.agent_state_changed",
+        "action.message",
+        "observation.agent_state_changed",
+    ]
+    assert (hands.gone, await hands.owner()) == ([CID], "")
+    assert standing(await hands.events()).is_settled
+
+
+async def test_an_error_settles_what_was_pending(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.go()
+    action = loop.state.pending[0].id
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    hands.wire.before["deck_dispatch"] = fail
+    loop.check_dispatch()
+    await hands.at_rest(loop)
+    error, change = (await hands.events())[-2:]
+    assert isinstance(error, ErrorObservation)
+    assert (error.cause, error.error_id) == (action, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_ERROR")
+    assert isinstance(change, AgentStateChangedObservation)
+    assert "ZeroDivisionError" in change.reason
+    assert violations(await hands.events(), conversation_id=CID) == []
+
+
+async def test_an_error_that_cannot_be_recorded_ends_nothing_else(
+    hands: Hands, caplog: pytest.LogCaptureFixture
+) -> None:
+    await hands.begin()
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    hands.wire.before = {"GET": fail, "HGET": fail}  # the snapshot, then the last event's id
+    await hands.go()
+    assert hands.gone == [CID]
+    assert "its error could not be recorded" in caplog.text
+
+
+async def test_a_damaged_entry_is_an_error_that_names_it(hands: Hands) -> None:
+    await hands.begin()
+    stream = hands.store.keys(CID).events
+    await hands.store.connection.call("XADD", stream, "3-0", "e", b"\x01\x00garbage")
+    await hands.store.connection.call("HSET", hands.store.keys(CID).meta, "last_id", 3)
+    await hands.go()
+    row = await Conversations(hands.store).row(CID)
+    assert (row.state, row.owner, row.last_event_id) == ("error", "", 4)
+    assert row.fields["last_error"].startswith("CorruptEntry: Event 3 cannot be read: ")
+
+
+async def test_a_conversation_that_crashed_three_workers_rests_in_error(hands: Hands) -> None:
+    await hands.begin()
+    for worker in ("victim-1", "victim-2", "victim-3"):
+        membership = Membership(hands.store, worker, "controller", ttl_seconds=3600.0)
+        await membership.register()
+        claimed = await hands.owners.claim(CID, worker)
+        assert isinstance(claimed, Claimed)
+        await hands.owners.mark(claimed.ownership, is_stepping=True)
+        await lapse(hands.store, worker)
+        await Membership(hands.store, WORKER, "controller", ttl_seconds=3600.0).tick(1)
+    assert await Conversations(hands.store).dead_letters() == [CID]
+    await hands.go()
+    row = await Conversations(hands.store).row(CID)
+    assert (row.state, row.owner) == ("error", "")
+    assert row.fields["last_error"] == "DeckhandsError: The conversation crashed its worker 3 times in a row."
+
+
+# Others
+
+
+async def test_a_closed_conversation_is_given_up_at_once(hands: Hands) -> None:
+    await hands.begin()
+    await Conversations(hands.store).close(CID)
+    await hands.go()
+    assert (hands.gone, await hands.owner(), await hands.kinds(after=2)) == ([CID], "", [])
+
+
+async def test_a_conversation_that_is_closed_meanwhile_is_given_up(hands: Hands) -> None:
+    await hands.begin()
+
+    async def close() -> None:
+        await Conversations(hands.store).close(CID)
+
+    hands.wire.before["deck_append"] = close
+    await hands.go()
+    assert (hands.gone, await hands.owner(), await hands.kinds(after=2)) == ([CID], "", [])
+
+
+async def test_a_conversation_that_was_taken_over_is_dropped_without_a_word(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.go()
+    count = len(await hands.events())
+    await lapse(hands.store, WORKER)
+    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
+    assert not isinstance(await hands.owners.claim(CID, "controller-2"), NotClaimed)
+    loop.check_dispatch()
+    await hands.at_rest(loop)
+    assert hands.gone == [CID]
+    assert (len(await hands.events()), await hands.owner()) == (count, "controller-2")
+
+
+async def test_a_loop_that_is_dropped_while_the_model_thinks_leaves_no_task(hands: Hands) -> None:
+    await hands.begin(THINK, latency=30.0)
+    loop = await hands.claim()
+    loop.wake(has_news=False)
+    await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
+    loop.drop()
+
+    def left() -> list[str]:
+        return [task.get_name() for task in asyncio.all_tasks() if CID in task.get_name()]
+
+    await until(lambda: not left(), limit=2.0, what="end of its tasks")
+
+
+async def test_an_action_reaches_its_stream_once(hands: Hands) -> None:
+    await hands.begin({"tool_calls": [dict(BASH["tool_calls"][0], id=str(n)) for n in range(3)]})
+    loop = await hands.go()
+    stream = hands.store.all_shards[0].actions("pool:bash")
+    for _ in range(3):
+        (action,) = loop.state.pending[:1]
+        loop.check_dispatch()
+        await hands.at_rest(loop)
+        await hands.observe(action.id)
+        loop.wake()
+        await hands.at_rest(loop)
+    actions = [event.id for event in await hands.events() if isinstance(event, CmdRunAction)]
+    entries = await hands.store.connection.call("XRANGE", stream, "-", "+")
+    sent = [int(dict(zip(fields[::2], fields[1::2], strict=True))[b"a"]) for _, fields in entries]
+    assert sent == actions
