@@ -1,0 +1,245 @@
+"""The servers that containers run: no default passwords, and a worker's user that can do its work and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.connection import MultiplexedConnection
+from broker.errors import DeckhandsError, StoreMisconfigured
+from broker.events import AgentSpec, LLMSpec
+from broker.store import open_store
+from deckhands.client import Client
+from tests.polling import until
+from tests.stores import valkey_program
+
+SERVE_VALKEY = Path(__file__).resolve().parents[2] / "deploy" / "serve-valkey"
+LIMIT_SECONDS = 30.0
+ADMIN, WORKER, QUEUE = "admin-0123456789", "worker-0123456789", "queue-0123456789"
+PASSWORDS = {"ADMIN_PASSWORD": ADMIN, "WORKER_PASSWORD": WORKER, "QUEUE_PASSWORD": QUEUE}
+REFUSED_COMMANDS = (
+    *(
+        "ACL LIST",
+        "BGREWRITEAOF",
+        "CLIENT KILL ID 1",
+        "CLIENT LIST",
+        "CONFIG GET dir",
+        "CONFIG SET dir /",
+        "DEBUG JMAP",
+    ),
+    *("EVAL return{} 0", "FAILOVER", "FLUSHALL", "FLUSHDB", "FUNCTION DELETE deckhands", "FUNCTION DUMP"),
+    *("FUNCTION FLUSH", "FUNCTION LOAD REPLACE x", "KEYS *", "MODULE LIST", "MONITOR", "PSUBSCRIBE *", "PUBLISH a b"),
+    *("RANDOMKEY", "REPLICAOF NO ONE", "RESTORE deck:a 0 b", "SAVE", "SCAN 0", "SCRIPT FLUSH", "SHUTDOWN NOSAVE"),
+    *("SORT deck:a", "SUBSCRIBE a", "SWAPDB 0 1", "SET other 1", "GET other", "XADD other * a b"),
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server of `serve-valkey`."""
+
+    port: int
+    pid: int
+
+    def url(self, login: str) -> str:
+        return f"redis://{login}@127.0.0.1:{self.port}/0"
+
+    @property
+    def admin(self) -> str:
+        return self.url(f"admin:{ADMIN}")
+
+    @property
+    def worker(self) -> str:
+        return self.url(f"worker:{WORKER}")
+
+    @property
+    def queue(self) -> str:
+        return self.url(f":{QUEUE}")
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the server is found, as in the image."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    (folder / "valkey-server").symlink_to(valkey_program())
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@asynccontextmanager
+async def serving(purpose: str, folder: Path, programs: dict[str, str]) -> AsyncIterator[Server]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    folder.mkdir()
+    server = await asyncio.create_subprocess_exec(
+        *(SERVE_VALKEY, purpose),
+        env={**programs, **PASSWORDS, "PORT": str(port)},
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    reading = None
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while b"Ready to accept connections" not in (line := await server.stdout.readline()):
+                assert line, "the server ended"
+        # Somebody must read the rest; a full pipe would stop it.
+        reading = asyncio.create_task(server.stdout.read())
+        yield Server(port, server.pid)
+    finally:
+        server.terminate()
+        await server.wait()
+        if reading is not None:
+            await reading
+
+
+@pytest.fixture
+async def log(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Server]:
+    async with serving("log", tmp_path / "log", programs) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("purpose", "changed", "complaint"),
+    [
+        ("log", {"ADMIN_PASSWORD": ""}, "set ADMIN_PASSWORD; there is no default password"),
+        ("log", {"WORKER_PASSWORD": ""}, "set WORKER_PASSWORD; there is no default password"),
+        ("queue", {"QUEUE_PASSWORD": ""}, "set QUEUE_PASSWORD; there is no default password"),
+        ("log", {"WORKER_PASSWORD": "fifteen-letters"}, "WORKER_PASSWORD is shorter than 16 characters"),
+        ("log", {"WORKER_PASSWORD": ADMIN}, "ADMIN_PASSWORD and WORKER_PASSWORD are the same"),
+        ("log", {"ADMIN_PASSWORD": "0123456789 +@all ~*"}, "ADMIN_PASSWORD may hold letters, digits and _ . ~ - only"),
+        ("queue", {"QUEUE_PASSWORD": "0123456789012345\n"}, "QUEUE_PASSWORD may hold letters, digits and _ . ~ - only"),
+        ("cache", {}, "usage: serve-valkey log|queue"),
+    ],
+)
+def test_no_server_without_good_passwords(
+    purpose: str, changed: dict[str, str], complaint: str, programs: dict[str, str], tmp_path: Path
+) -> None:
+    ended = subprocess.run(
+        [SERVE_VALKEY, purpose],
+        check=False,
+        env={**programs, **PASSWORDS, **changed},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"serve-valkey: {complaint}\n")
+
+
+async def test_nobody_gets_in_without_a_password(log: Server) -> None:
+    for login in ("", "admin:wrong@", "worker:wrong@", f":{ADMIN}@", f"default:{ADMIN}@"):
+        with pytest.raises(StoreMisconfigured, match="refused the login"):
+            await open_store(f"redis://{login}127.0.0.1:{log.port}/0")
+
+
+async def test_the_worker_can_do_nothing_dangerous(log: Server) -> None:
+    with pytest.raises(StoreMisconfigured, match="function"):
+        await open_store(log.worker)  # the functions are the admin's to load
+    await (await open_store(log.admin)).aclose()
+    await (await open_store(log.worker)).aclose()
+    connection = MultiplexedConnection(log.worker)
+    allowed = []
+    for command in REFUSED_COMMANDS:
+        try:
+            await connection.call(*command.split(" "))
+            allowed.append(command)
+        except DeckhandsError as error:
+            if "NOPERM" not in str(error) and "DEBUG command not allowed" not in str(error):
+                allowed.append(f"{command}: {error}")
+    await connection.aclose()
+    assert allowed == []
+
+
+async def test_the_server_keeps_its_log_and_evicts_nothing(log: Server) -> None:
+    connection = MultiplexedConnection(log.admin)
+    expected = {
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "maxmemory-policy": "noeviction",
+        "protected-mode": "yes",
+    }
+    for name, value in expected.items():
+        assert await connection.call("CONFIG", "GET", name) == [name.encode(), value.encode()]
+    await connection.aclose()
+
+
+async def test_the_passwords_are_not_in_the_arguments(log: Server) -> None:
+    shown = Path(f"/proc/{log.pid}/cmdline").read_bytes()
+    assert b"valkey-server" in shown
+    assert not any(password.encode() in shown for password in PASSWORDS.values())
+
+
+async def test_workers_do_all_their_work_with_the_rights_they_have(
+    log: Server, tmp_path: Path, programs: dict[str, str]
+) -> None:
+    script = tmp_path / "script.json"
+    command = {"name": "execute_bash", "arguments": {"command": "seq 20000; echo all > done.txt"}}
+    finish = {"name": "finish", "arguments": {"message": "done"}}
+    script.write_text(json.dumps({"turns": [{"tool_calls": [command]}, {"tool_calls": [finish]}]}))
+    await (await open_store(log.admin)).aclose()
+    async with AsyncExitStack() as stack:
+        queue = await stack.enter_async_context(serving("queue", tmp_path / "queue", programs))
+        environment: dict[str, Any] = {
+            "PATH": os.environ["PATH"],
+            "DECKHANDS_URL": log.worker,
+            "DECKHANDS_CELERY_URL": queue.queue,
+            "DECKHANDS_HOME": str(tmp_path / "home"),
+            "DECKHANDS_SANDBOX": "none",
+            "DECKHANDS_WORKSPACE_TTL_SECONDS": "1",
+        }
+        for module in ("controller_worker", "tool_worker"):
+            await stack.enter_async_context(_worker(module, environment))
+        # What a producer needs is within a worker's rights, too.
+        client = await stack.enter_async_context(await Client.connect(log.worker))
+        ids = [await client.submit("do it", agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))) for _ in range(3)]
+        for conversation_id in ids:
+            summary = await client.wait_until_settled(conversation_id, timeout_seconds=LIMIT_SECONDS)
+            assert summary.state == "finished"
+        assert len(await client.recent()) == 3
+        for module in ("controller", "tool"):
+
+            async def pongs(role: str = module) -> bool:
+                return any(name.startswith(role) for name in await _pongs(queue.queue))
+
+            await until(pongs, limit=LIMIT_SECONDS, what=f"{module} worker that answers pings")
+    # The log of refusals is an alarm in production; here it is the proof that nothing was wanted and refused.
+    admin = MultiplexedConnection(log.admin)
+    refusals = await admin.call("ACL", "LOG")
+    await admin.aclose()
+    assert refusals == []
+
+
+@asynccontextmanager
+async def _worker(module: str, environment: dict[str, str]) -> AsyncIterator[None]:
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module), env=environment, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        worker.terminate()
+        async with asyncio.timeout(LIMIT_SECONDS):
+            assert await worker.wait() == 0
+
+
+async def _pongs(url: str) -> dict[str, Any]:
+    celery = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "celery", "inspect", "ping", "--json", "--timeout", "2"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PATH": os.environ["PATH"], "CELERY_BROKER_URL": url},
+    )
+    printed, _ = await celery.communicate()
+    return json.loads(printed or "{}")
