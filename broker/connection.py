@@ -96,29 +96,30 @@ class MultiplexedConnection:
     async def _connect(self) -> _Wire:
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.ensure_future(self._open())
-        self._wire = await asyncio.shield(self._connecting)
-        return self._wire
+        return await asyncio.shield(self._connecting)
 
     async def _open(self) -> _Wire:
         loop = asyncio.get_running_loop()
         address = self._address
-
-        def make() -> _Wire:
-            return _Wire(loop, self._reply_timeout_seconds)
-
+        wire = _Wire(loop, self._reply_timeout_seconds)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                 if address.path is not None:
-                    _, wire = await loop.create_unix_connection(make, address.path)
+                    await loop.create_unix_connection(lambda: wire, address.path)
                 else:
-                    _, wire = await loop.create_connection(make, address.host, address.port, ssl=address.ssl_context)
+                    await loop.create_connection(lambda: wire, address.host, address.port, ssl=address.ssl_context)
                 for greeting in address.greetings:
                     check_reply(await wire.send(greeting))
         except (OSError, TimeoutError, OutcomeUnknown) as error:
+            wire.abort(error)
             raise StoreUnavailable(
-                f"Cannot connect to the store at {address.shown}: {error or type(error).__name__}.",
+                f"Cannot connect to the store at {address.shown}: {str(error) or type(error).__name__}.",
                 remedy="Is it running, and is DECKHANDS_URL right?",
             ) from error
+        except BaseException:
+            wire.abort(None)
+            raise
+        self._wire = wire  # here and not by whoever waits for it: they may wake up when it is already lost
         return wire
 
 

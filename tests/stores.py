@@ -174,6 +174,7 @@ class LossyWire:
         self.connections = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._clients: list[asyncio.StreamWriter] = []
 
     @property
     def url(self) -> str:
@@ -186,9 +187,9 @@ class LossyWire:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client_out in self._clients:
+            client_out.close()
+        await asyncio.gather(*self._tasks)
         await self._server.wait_closed()
 
     async def _serve(self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
@@ -196,6 +197,7 @@ class LossyWire:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._clients.append(client_out)
         task.add_done_callback(self._tasks.discard)
         server_in, server_out = await asyncio.open_unix_connection(str(self.target))
         pumps = [
