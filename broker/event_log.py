@@ -329,12 +329,17 @@ def _decode(entry_id: bytes, fields: list[Any], expected_id: int) -> Event:
     if event_id != expected_id:
         raise CorruptEntry(f"Event {expected_id} is missing from the log; the next one is {event_id}.")
     try:
-        if len(fields) != 2 or fields[0] != b"e":
-            raise CorruptEntry("Its entry has not the one field that an event has.")
-        return codec.decode(fields[1], event_id)
+        return codec.decode(_only_field(fields), event_id)
     except CorruptEntry as error:
         raise CorruptEntry(
             f"Event {event_id} cannot be read: {error.message}", remedy="Restore the store from its last good copy."
         ) from error
     except StoreTooNew as error:
         raise StoreTooNew(f"Event {event_id} cannot be read: {error.message}", remedy=error.remedy) from error
+
+
+def _only_field(fields: list[Any]) -> bytes:
+    if len(fields) != 2 or fields[0] != b"e":
+        raise CorruptEntry("Its entry has not the one field that an event has.")
+    entry: bytes = fields[1]
+    return entry
