@@ -1,8 +1,9 @@
 """Failpoints: named places where a test can make a process die, stop, fail or wait.
 
-`DECKHANDS_FAILPOINTS="controller.before_append:kill@3:/run/once,tool.after_result:pause"` arms them. Actions: `kill`
-(SIGKILL), `stop` (SIGSTOP), `raise`, `exit`. `@n` means the n-th hit, and the n-th only. A path after a second colon
-is a marker: the failpoint acts only if it can create that file, so that a process started anew does not die again.
+`DECKHANDS_FAILPOINTS="controller.before_append:kill@3:/run/once,tool.after_result:pause:/run/gate"` arms them.
+Actions: `kill` (SIGKILL), `stop` (SIGSTOP), `raise`, `exit`, `pause` (the whole thread waits until the marker is
+removed). `@n` means the n-th hit, and the n-th only. A path after a second colon is a marker: the failpoint acts only
+if it can create that file, so that a process started anew does not die again.
 
 Holds: unarmed, a failpoint is one look into an empty dict.
 """
@@ -18,7 +19,8 @@ from pathlib import Path
 from broker.errors import DeckhandsError, UsageError
 from broker.settings import BrokerSettings
 
-ACTIONS = ("kill", "stop", "raise", "exit")
+ACTIONS = ("kill", "stop", "raise", "exit", "pause")
+LOOK_SECONDS = 0.02
 
 
 class FailpointReached(DeckhandsError):
@@ -46,8 +48,11 @@ def armed_by(text: str) -> dict[str, _Armed]:
         name, _, rest = item.partition(":")
         order, _, marker = rest.partition(":")
         action, _, at_hit = order.partition("@")
-        if action not in ACTIONS or not (at_hit or "1").isdigit():
-            raise UsageError(f"The failpoint {item!r} cannot be used.", remedy="Write name:kill@1:/path/of/marker.")
+        can_hit = (at_hit or "1").isdigit() and int(at_hit or 1) > 0
+        if not name or name in armed or action not in ACTIONS or not can_hit or (action == "pause" and not marker):
+            raise UsageError(
+                f"The failpoint {item!r} cannot be used.", remedy="Write name:kill@1:/path/of/marker, each name once."
+            )
         armed[name] = _Armed(action, int(at_hit or 1), marker)
     return armed
 
@@ -82,6 +87,9 @@ def failpoint(name: str) -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif armed.action == "exit":
         os._exit(1)
+    elif armed.action == "pause":
+        while Path(armed.marker).exists():
+            threading.Event().wait(LOOK_SECONDS)
     else:
         raise FailpointReached(f"The failpoint {name} was reached.")
 

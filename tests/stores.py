@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -62,11 +63,18 @@ class RealServer:
         raise AssertionError(b"".join(lines).decode())
 
     def stop(self) -> None:
-        """End it by its pid."""
+        """Let it end in order."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once, as if its machine had lost it."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, signal_number: int) -> None:
         assert self.process is not None
         assert self.process.stdout is not None
         assert self.drain is not None
-        self.process.terminate()
+        self.process.send_signal(signal_number)
         self.process.wait(START_LIMIT_SECONDS)
         self.drain.join(START_LIMIT_SECONDS)
         self.process.stdout.close()

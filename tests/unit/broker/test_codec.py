@@ -25,7 +25,11 @@ KINDS = dict(sorted(Event.KINDS.items()))
 
 texts = st.text(max_size=40)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
@@ -47,7 +51,9 @@ def _values(name: str, field: FieldInfo) -> st.SearchStrategy[Any]:
 
 def _events(event_class: type[Event]) -> st.SearchStrategy[Event]:
     if event_class is CondensationAction:
-        ranges = st.fixed_dictionaries({"forgotten_events_start_id": st.integers(1, 9), "forgotten_events_end_id": st.integers(1, 9)})
+        ranges = st.fixed_dictionaries(
+            {"forgotten_events_start_id": st.integers(1, 9), "forgotten_events_end_id": st.integers(1, 9)}
+        )
         ids = st.fixed_dictionaries({"forgotten_event_ids": st.lists(st.integers(1, 99), max_size=5)})
         return st.one_of(ranges, ids).map(lambda fields: CondensationAction(**fields))
     fields = {name: _values(name, field) for name, field in event_class.model_fields.items()}
@@ -197,7 +203,9 @@ def test_a_decompression_bomb_is_refused_before_it_goes_off() -> None:
 
 
 def test_a_kind_of_tomorrow_is_named() -> None:
-    with pytest.raises(UnknownKind, match=r"Event 7 is of the kind 'action\.teleport', which this version does not know"):
+    with pytest.raises(
+        UnknownKind, match=r"Event 7 is of the kind 'action\.teleport', which this version does not know"
+    ):
         codec.decode(_sealed(msgpack.packb({"kind": "action.teleport"})), 7)
     with pytest.raises(UnknownKind, match="Event 7 is of the kind None"):
         codec.decode(_sealed(msgpack.packb({})), 7)
@@ -243,7 +251,12 @@ def test_lone_surrogates_are_replaced_once() -> None:
 def test_values_of_any_shape_are_made_plain_when_the_event_is_made() -> None:
     arguments = {"a": float("nan"), "b": [float("inf"), 10**30, -(10**30)], "c": ("x\ud800", True), "d": {"e": None}}
     event = MCPAction(name="x", arguments=arguments)
-    assert event.arguments == {"a": None, "b": [None, str(10**30), str(-(10**30))], "c": ["x\ufffd", True], "d": {"e": None}}
+    assert event.arguments == {
+        "a": None,
+        "b": [None, str(10**30), str(-(10**30))],
+        "c": ["x\ufffd", True],
+        "d": {"e": None},
+    }
     assert codec.decode(codec.encode(event.wire()), 0) == event
 
 
@@ -302,8 +315,10 @@ def test_the_largest_texts_go_first_and_only_as_many_as_needed() -> None:
 
 nested_texts = st.recursive(
     st.tuples(st.sampled_from(["x", "ü", "🙂", "z\ud800"]), st.sampled_from([0, 1, 8_000, 20_000])),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["a", "b.c", "d~e", "~1", "f.g.~0", ""]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "b.c", "d~e", "~1", "f.g.~0", ""]), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 

@@ -166,8 +166,10 @@ def test_a_commands_output_is_cut_at_30000_characters() -> None:
         (CmdOutputMetadata(prefix="[before]\n", suffix="\n[after]"), "[before]\nout\n[after]"),
         (
             CmdOutputMetadata(exit_code=2, working_dir="/srv", py_interpreter_path="/usr/bin/python3", suffix="\n[s]"),
-            "out\n[s]\n[Current working directory: /srv]\n[Python interpreter: /usr/bin/python3]"
-            "\n[Command finished with exit code 2]",
+            (
+                "out\n[s]\n[Current working directory: /srv]\n[Python interpreter: /usr/bin/python3]"
+                "\n[Command finished with exit code 2]"
+            ),
         ),
     ],
 )
@@ -191,7 +193,10 @@ def test_what_a_model_sees_of_a_commands_output(metadata: CmdOutputMetadata, tex
         (AgentRejectAction(), "Task is rejected by the agent."),
         (AgentRejectAction(outputs={"reason": "No"}), "Task is rejected by the agent. No"),
         (ChangeAgentStateAction(agent_state=AgentState.PAUSED), "Asked to be paused"),
-        (SystemMessageAction(content="abc", tools=("t",), agent_class="A"), "System prompt of A (3 characters, 1 tools)"),
+        (
+            SystemMessageAction(content="abc", tools=("t",), agent_class="A"),
+            "System prompt of A (3 characters, 1 tools)",
+        ),
         (CmdOutputObservation(command="ls"), "Command `ls` executed with exit code -1."),
         (FileReadObservation(path="a"), "I read the file a."),
         (FileEditObservation(path="a"), "I edited the file a."),

@@ -26,7 +26,9 @@ def test_ids_that_can_be_used(good: str) -> None:
     assert check_conversation_id(good) == good
 
 
-@pytest.mark.parametrize("bad", ["", "ab", "-abc", "_abc", "a b", "a:b", "a|bc", "a/bc", "ünï", "a" * 65, "abc\n", "{a}b"])
+@pytest.mark.parametrize(
+    "bad", ["", "ab", "-abc", "_abc", "a b", "a:b", "a|bc", "a/bc", "ünï", "a" * 65, "abc\n", "{a}b"]
+)
 def test_ids_that_cannot_be_used(bad: str) -> None:
     with pytest.raises(UsageError, match="cannot be used"):
         check_conversation_id(bad)
