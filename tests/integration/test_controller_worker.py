@@ -1,0 +1,470 @@
+"""A real controller worker on a real store, and everything around it played by the test: persons, tools, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from broker import codec
+from broker.action_queue import ActionClaimed, ActionDelivery, ActionQueue
+from broker.actions import ChangeAgentStateAction
+from broker.agent_state import AgentState
+from broker.conversations import Conversations
+from broker.event_log import EventLog
+from broker.events import AgentSpec, Event, EventSource, LLMSpec, ModelCallFailed, ModelReply
+from broker.invariants import violations
+from broker.membership import Membership
+from broker.observations import AgentStateChangedObservation, ErrorObservation
+from tests.controller_parts import answer
+from tests.faults.harness import FaultCluster
+from tests.polling import until
+
+BASH = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "ls"}}]}
+THINK = {"text": "hmm", "tool_calls": [{"name": "think", "arguments": {"thought": "deep"}}]}
+NOPE = {"tool_calls": [{"name": "nope", "arguments": {}}]}
+FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done!"}}]}
+MANY = 1_000
+
+
+class Bench(FaultCluster):
+    """A store, controller workers, and conversations that follow scripts."""
+
+    def agent(self, *turns: dict[str, Any], latency: float = 0.0, **fields: Any) -> AgentSpec:
+        """An agent whose model follows a script."""
+        script = self.root / f"agent-{len(list(self.root.glob('agent-*')))}.json"
+        script.write_text(json.dumps({"latency_seconds": latency, "turns": list(turns)}))
+        return AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), **fields)
+
+    async def begin(self, *turns: dict[str, Any], latency: float = 0.0) -> str:
+        return await self.client.submit("task", agent=self.agent(*turns, latency=latency))
+
+    async def states(self, cid: str) -> list[str]:
+        events = await self.client.events(cid)
+        return [event.agent_state.value for event in events if isinstance(event, AgentStateChangedObservation)]
+
+    async def kinds(self, cid: str, *, after: int = 0) -> list[str]:
+        return [event.kind for event in (await self.client.events(cid))[after:]]
+
+    async def until_state(self, cid: str, state: str, *, limit: float = 20.0) -> None:
+        async def reached() -> bool:
+            return (await self.states(cid))[-1:] == [state]
+
+        await until(reached, limit=limit, what=f"state {state} of {cid}")
+
+    async def until_thinking(self, cid: str) -> None:
+        """Wait until the model has been asked; its answer is the script's latency away."""
+        await self.until_kind(cid, "observation.recall")
+
+    async def until_released(self, cid: str) -> None:
+        async def has_no_owner() -> bool:
+            return (await self.client.row(cid)).owner == ""
+
+        await until(has_no_owner, limit=5.0, what=f"release of {cid}")
+
+    async def check_log(self, cid: str) -> list[Event]:
+        events = await self.client.events(cid)
+        row = await self.client.row(cid)
+        assert violations(events, conversation_id=cid, last_event_id=row.last_event_id) == []
+        return events
+
+    def celery(self, worker: subprocess.Popen[bytes], *arguments: str) -> Any:
+        """Run Celery's own command line beside a worker and return its answer."""
+        node = f"controller-{worker.pid}@{socket.gethostname()}"
+        env = {name: value for name, value in os.environ.items() if not name.startswith("DECKHANDS_")}
+        env |= {"DECKHANDS_URL": self.store.url, "DECKHANDS_CELERY_URL": self.store.celery_url}
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "celery",
+                "-A",
+                "controller_worker.app",
+                *arguments,
+                "--json",
+                "-t",
+                "10",
+                "-d",
+                node,
+            ],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = json.loads(done.stdout)
+        return (found[0] if isinstance(found, list) else found)[node]  # `control` answers with a list, `inspect` not
+
+    @asynccontextmanager
+    async def tools(self) -> AsyncIterator[list[tuple[str, int]]]:
+        """Play a tool worker: claim what is handed out, answer at once; yields what was claimed, in order."""
+        store, log, worker = self.client.store, EventLog(self.client.store), "tool-played"
+        queue = ActionQueue(store, store.all_shards[0], worker_id=worker, node="node1", pools=["bash"])
+        await Membership(store, worker, "tool", streams=[queue.streams], ttl_seconds=3600.0).register()
+        claimed: list[tuple[str, int]] = []
+
+        async def work() -> None:
+            while True:
+                for delivery in await queue.read(limit=100):
+                    assert isinstance(delivery, ActionDelivery)
+                    outcome = await queue.claim(delivery)
+                    assert outcome == ActionClaimed(1)
+                    claimed.append((delivery.conversation_id, delivery.action_id))
+                    action = codec.decode(delivery.entry, delivery.action_id)
+                    await log.append_observation(
+                        delivery.conversation_id, answer(action), worker_id=worker, place=delivery.place
+                    )
+
+        task = asyncio.create_task(work())
+        try:
+            yield claimed
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await queue.aclose()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path)
+    async with made.running():
+        yield made
+
+
+# What a conversation goes through
+
+
+async def test_thoughts_a_bad_call_and_the_end(bench: Bench) -> None:
+    bench.start_controller()
+    cid = await bench.begin(THINK, NOPE, FINISH)
+    await bench.settle([cid])
+    events = await bench.check_log(cid)
+    assert [event.kind for event in events[2:]] == [
+        "action.system",
+        "action.recall",
+        "observation.agent_state_changed",
+        "observation.recall",
+        "model.reply",
+        "action.think",
+        "observation.think",
+        "model.reply",
+        "observation.error",
+        "model.reply",
+        "action.finish",
+        "observation.agent_state_changed",
+    ]
+    error = events[10]
+    assert isinstance(error, ErrorObservation)
+    assert error.content.startswith("Tool nope is not registered.")
+    await bench.until_released(cid)
+    row = await bench.client.row(cid)
+    assert (row.state, row.fields["iterations"], row.fields["last_error"]) == ("finished", "3", "")
+
+
+async def test_a_question_and_its_answer(bench: Bench) -> None:
+    bench.start_controller()
+    cid = await bench.begin({"text": "Which one?"}, FINISH)
+    await bench.settle([cid])
+    assert await bench.states(cid) == ["running", "awaiting_user_input"]
+    await bench.client.send_message(cid, "the red one")
+    await bench.settle([cid])
+    assert await bench.states(cid) == ["running", "awaiting_user_input", "running", "finished"]
+    await bench.check_log(cid)
+
+
+async def test_a_pause_while_the_model_thinks_and_a_resume(bench: Bench) -> None:
+    bench.start_controller()
+    cid = await bench.begin(THINK, FINISH, latency=1.0)
+    await bench.until_thinking(cid)
+    await bench.client.pause(cid)
+    await bench.until_kind(cid, "observation.think")
+    assert await bench.states(cid) == ["running", "paused"]
+    await bench.client.resume(cid)
+    await bench.settle([cid])
+    events = await bench.check_log(cid)
+    assert await bench.states(cid) == ["running", "paused", "running", "finished"]
+    # What came during the pause was paid for once and used.
+    assert [event.iteration for event in events if isinstance(event, ModelReply)] == [1, 2]
+
+
+async def test_a_stop_while_the_model_thinks(bench: Bench) -> None:
+    bench.start_controller()
+    cid = await bench.begin(THINK, latency=60.0)
+    await bench.until_thinking(cid)
+    summary = await bench.client.cancel(cid, wait_seconds=5.0)
+    assert summary.state == "stopped"
+    assert (await bench.kinds(cid))[-2:] == ["action.change_agent_state", "observation.agent_state_changed"]
+    await bench.check_log(cid)
+
+
+async def test_a_message_while_the_model_finishes_is_still_answered(bench: Bench) -> None:
+    bench.start_controller()
+    cid = await bench.begin(FINISH, THINK, FINISH, latency=0.5)
+    await bench.until_thinking(cid)
+    await bench.client.send_message(cid, "one more thing")
+    await bench.settle([cid])
+    assert await bench.states(cid) == ["running", "finished"]
+    assert (await bench.kinds(cid)).count("model.reply") == 3
+
+
+async def test_tools_are_waited_for_one_at_a_time_and_in_order(bench: Bench) -> None:
+    bench.start_controller()
+    two = {"tool_calls": [BASH["tool_calls"][0], BASH["tool_calls"][0]]}
+    cid = await bench.begin(two, BASH, FINISH)
+    await bench.until_kind(cid, "action.run", count=2)
+    row = await bench.client.row(cid)
+    assert (row.state, row.wait_reason, row.node) == ("running", "tool", "")
+    async with bench.tools() as claimed:
+        await bench.settle([cid])
+    events = await bench.check_log(cid)
+    actions = [event.id for event in events if event.kind == "action.run"]
+    assert claimed == [(cid, action_id) for action_id in actions]
+    assert [event.cause for event in events if event.kind == "observation.run"] == actions
+
+
+async def test_a_stop_while_a_tool_runs(bench: Bench) -> None:
+    bench.start_controller()
+    cid = await bench.begin(BASH)
+    await bench.until_kind(cid, "action.run")
+    await bench.client.cancel(cid, wait_seconds=5.0)
+    events = await bench.check_log(cid)
+    error = events[-2]
+    assert isinstance(error, ErrorObservation)
+    assert error.error_id == "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED"
+    # The store refuses a result that comes after all.
+    action = next(event for event in events if event.kind == "action.run")
+    await EventLog(bench.client.store).append_observation(cid, answer(action), worker_id="late")
+    assert len(await bench.client.events(cid)) == len(events)
+
+
+# Model errors
+
+
+async def test_a_rate_limit_parks_the_conversation_and_passes(bench: Bench) -> None:
+    bench.start_controller()
+    limited = THINK | {"error": {"code": "rate_limit", "times": 2, "retry_after_seconds": 0.4}}
+    cid = await bench.begin(limited, FINISH)
+    await bench.until_state(cid, "rate_limited")
+
+    async def is_parked() -> bool:
+        row = await bench.client.row(cid)
+        return (row.state, row.wait_reason, row.owner) == ("rate_limited", "rate_limit", "")
+
+    await until(is_parked, limit=2.0, what="parked conversation")
+    await bench.settle([cid])
+    assert await bench.states(cid) == ["running", "rate_limited", "running", "rate_limited", "running", "finished"]
+    failures = [event for event in await bench.check_log(cid) if isinstance(event, ModelCallFailed)]
+    assert [(failure.code, failure.attempt) for failure in failures] == [("rate_limit", 1), ("rate_limit", 2)]
+
+
+async def test_other_failures_keep_running_and_the_last_is_an_error(bench: Bench) -> None:
+    bench.start_controller(LLM_NUM_RETRIES="3", LLM_RETRY_MULTIPLIER="0.1", LLM_RETRY_MIN_WAIT="0.1")
+    cid = await bench.begin(THINK | {"error": {"code": "internal", "times": None}})
+    await bench.settle([cid])
+    events = await bench.check_log(cid)
+    assert await bench.states(cid) == ["running", "error"]
+    failures = [event for event in events if isinstance(event, ModelCallFailed)]
+    assert [failure.retry_at is None for failure in failures] == [False, False, True]
+    row = await bench.client.row(cid)
+    assert row.fields["last_error"] == "STATUS$ERROR_LLM_INTERNAL_SERVER_ERROR"
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"name": "NoSuchAgent"}, "UsageError: There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent."),
+        (
+            {"llm": LLMSpec(model="scripted/none.json")},
+            "LLMConfigError: The model script 'none.json' cannot be read: No such file or directory.",
+        ),
+        ({}, "LLMConfigError: No model is configured. Set LLM_MODEL"),
+    ],
+    ids=["agent", "model", "no model"],
+)
+async def test_what_cannot_work_is_said_at_once(bench: Bench, spec: dict[str, Any], reason: str) -> None:
+    bench.start_controller()
+    cid = await bench.client.submit("task", agent=AgentSpec(**spec))
+    await bench.settle([cid], limit=20.0)
+    await bench.until_released(cid)
+    row = await bench.client.row(cid)
+    assert row.state == "error"
+    assert row.fields["last_error"].startswith(reason)
+
+
+# Damage
+
+
+async def test_a_log_that_cannot_be_read_is_an_error_of_its_own_and_no_other(bench: Bench) -> None:
+    entries = {
+        "garbage": b"garbage",
+        "flipped": codec.encode({"kind": "action.null"})[:-1] + b"\x00",
+        "newer": codec.encode({"kind": "action.null"}, schema_version=codec.SCHEMA_VERSION + 1),
+        "kind": codec.encode({"kind": "action.telepathy"}),
+        "field": codec.encode({"kind": "action.run"}),
+    }
+    store = bench.client.store
+    for name, entry in entries.items():
+        await bench.client.submit("task", agent=bench.agent(FINISH), conversation_id=f"damaged-{name}")
+        names = store.keys(f"damaged-{name}")
+        await store.connection.call("XADD", names.events, "3-0", "e", entry)
+        await store.connection.call("HSET", names.meta, "last_id", 3)
+    neighbours = [await bench.begin(THINK, FINISH) for _ in range(5)]
+    bench.start_controller()
+    await bench.settle(neighbours)
+    found: dict[str, str] = {}
+    for name in entries:
+
+        async def has_failed(cid: str = f"damaged-{name}") -> bool:
+            row = await bench.client.row(cid)
+            return (row.state, row.owner) == ("error", "")
+
+        await until(has_failed, what=name)
+        found[name] = (await bench.client.row(f"damaged-{name}")).fields["last_error"]
+    assert found["garbage"].startswith("CorruptEntry: Event 3 cannot be read: ")
+    assert found["flipped"].startswith("CorruptEntry: Event 3 cannot be read: An entry does not match its checksum.")
+    assert found["newer"].startswith("StoreTooNew: Event 3 cannot be read: An event was written with schema version 2;")
+    assert found["kind"].startswith("UnknownKind: Event 3 is of the kind 'action.telepathy'")
+    assert found["field"].startswith("CorruptEntry: Event 3 cannot be read: Event 3 (action.run) does not fit")
+
+
+async def test_a_conversation_that_kills_its_workers_is_parked_and_its_neighbours_go_on(bench: Bench) -> None:
+    poison = await bench.begin(FINISH)
+    neighbours: list[str] = []
+    for number in range(3):
+        bench.start_controller(f"victim-{number}", DECKHANDS_FAILPOINTS="controller.after_claim:kill@1")
+        assert await bench.until_ended(f"victim-{number}") == -signal.SIGKILL
+    neighbours += [await bench.begin(THINK, FINISH) for _ in range(5)]
+    bench.start_controller("survivor")
+    await bench.settle([*neighbours, poison])
+    assert await Conversations(bench.client.store).dead_letters() == [poison]
+    await bench.until_released(poison)
+    row = await bench.client.row(poison)
+    assert row.state == "error"
+    assert row.fields["last_error"] == "DeckhandsError: The conversation crashed its worker 3 times in a row."
+    for cid in neighbours:
+        assert (await bench.client.row(cid)).state == "finished"
+    # A person who asks to go on gives it another chance.
+    await Conversations(bench.client.store).requeue(poison)
+    await bench.client.resume(poison)
+    await bench.until_state(poison, "finished")
+
+
+# The worker as a whole
+
+
+async def test_remote_control(bench: Bench) -> None:
+    worker = bench.start_controller(DECKHANDS_IDLE_SECONDS="600")
+    waiting = await bench.begin(BASH, FINISH)
+    thinking = await bench.begin(THINK, latency=600.0)
+    await bench.until_kind(waiting, "action.run")
+    await bench.until_thinking(thinking)
+    assert bench.celery(worker, "inspect", "ping") == {"ok": "pong"}
+    assert bench.celery(worker, "inspect", "conversations") == sorted([waiting, thinking])
+    stats = bench.celery(worker, "inspect", "stats")["deckhands"]
+    assert stats["worker_id"].startswith("controller-")
+    assert (stats["role"], stats["conversations"], stats["is_draining"]) == ("controller", 2, False)
+    # What waits is given back, what thinks is not; nothing new is begun, also not what comes back.
+    assert bench.celery(worker, "control", "drain") == {"left": 1}
+    assert (await bench.client.row(waiting)).owner == ""
+    await bench.client.cancel(thinking, wait_seconds=5.0)
+    await bench.until_released(thinking)
+    late = await bench.begin(FINISH)
+    assert bench.celery(worker, "inspect", "conversations") == []
+    bench.start_controller("second")
+    await bench.settle([late])
+    async with bench.tools():
+        await bench.settle([waiting])
+
+
+async def test_a_worker_that_is_told_to_end_hands_back_at_once(bench: Bench) -> None:
+    bench.start_controller("first", DECKHANDS_IDLE_SECONDS="600")
+    cids = [await bench.begin(BASH, FINISH) for _ in range(20)]
+    for cid in cids:
+        await bench.until_kind(cid, "action.run")
+    first = (await bench.client.row(cids[0])).owner
+    bench.start_controller("second", DECKHANDS_IDLE_SECONDS="600")
+    shard = bench.client.store.all_shards[0]
+
+    async def has_two() -> bool:
+        return int(await bench.client.store.connection.call("ZCARD", shard.workers)) == 2
+
+    await until(has_two, what="second worker")
+    bench.signal("first", signal.SIGTERM)
+
+    async def others() -> bool:
+        owners = [(await bench.client.row(cid)).owner for cid in cids]
+        return first not in owners and "" not in owners
+
+    await until(others, limit=1.0, what="takeover of all")
+    assert await bench.until_ended("first") == 0
+    async with bench.tools():
+        await bench.settle(cids)
+    for cid in cids:
+        await bench.check_log(cid)
+
+
+async def test_a_full_worker_makes_room_by_giving_back_what_only_waits(bench: Bench) -> None:
+    bench.start_controller(DECKHANDS_MAX_CONVERSATIONS="3", DECKHANDS_IDLE_SECONDS="600")
+    waiting = [await bench.begin(BASH, FINISH) for _ in range(3)]
+    for cid in waiting:
+        await bench.until_kind(cid, "action.run")
+    late = await bench.begin(FINISH)
+    await bench.settle([late], limit=10.0)
+    async with bench.tools():
+        await bench.settle(waiting)
+
+
+async def test_a_thousand_conversations_that_wait_for_tools(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    worker = bench.start_controller(DECKHANDS_IDLE_SECONDS="600")
+    store, agent = bench.client.store, bench.agent(BASH, FINISH)
+    pilot = await bench.client.submit("task", agent=bench.agent(FINISH))
+    await bench.settle([pilot])
+    before = psutil.Process(worker.pid).memory_info().rss
+    cids = [await bench.client.submit("task", agent=agent) for _ in range(MANY)]
+
+    async def all_wait() -> bool:
+        return int(await store.connection.call("XLEN", store.all_shards[0].actions("pool:bash"))) == MANY
+
+    await until(all_wait, limit=60.0, what="actions of all")
+    grown = psutil.Process(worker.pid).memory_info().rss - before
+    owners = {(await bench.client.row(cid)).owner for cid in (cids[0], cids[MANY // 2], cids[-1])}
+    assert len(owners) == 1
+    assert "" not in owners
+    owned = await store.connection.call("SCARD", f"{store.all_shards[0].root}:worker:{owners.pop()}:owned")
+    assert owned == MANY
+    with capsys.disabled():
+        sys.stdout.write(f"\n{grown / MANY / 1024:.1f} KiB a conversation that waits for a tool\n")
+    assert grown / MANY < 64 * 1024
+    await _answers_within_a_second(bench, cids[::100])
+
+
+async def _answers_within_a_second(bench: Bench, cids: Sequence[str]) -> None:
+    log = EventLog(bench.client.store)
+    for cid in cids:
+        action = (await bench.client.events(cid))[-1]
+        await log.append_observation(cid, answer(action), worker_id="tool-played")
+        await bench.until_state(cid, "finished", limit=1.0)
+
+
+async def test_an_order_from_nobody_known_is_ignored(bench: Bench) -> None:
+    bench.start_controller()
+    cid = await bench.begin(BASH, FINISH)
+    await bench.until_kind(cid, "action.run")
+    request = ChangeAgentStateAction(agent_state=AgentState.FINISHED, source=EventSource.USER)
+    await EventLog(bench.client.store).append(cid, [request])
+    async with bench.tools():
+        await bench.settle([cid])
+    assert await bench.states(cid) == ["running", "finished"]
+    assert (await bench.kinds(cid)).count("model.reply") == 2
