@@ -33,6 +33,8 @@ from tests.model_server.running_server import RunningModelServer
 
 IN_FLIGHT = 200
 CALLS_IN_FLIGHT_EACH = 3
+BUSY_SECONDS = 120.0
+"""A client that needs all of the CPU must not time out on a connection that it has no time to make."""
 
 TOOLS = tuple(
     ToolSpec(
@@ -65,7 +67,7 @@ class Clients:
         self._url = server.url + "/v1/chat/completions"
         chat = {"model": "my-own", "base_url": server.url + "/v1"}
         self._llms: dict[str, LLM] = {
-            name: create_llm(LLMConfig.create(api_key="no-key", **address))
+            name: create_llm(LLMConfig.create(api_key="no-key", connect_timeout=BUSY_SECONDS, **address))
             for name, address in {
                 "anthropic": {"model": "claude-sonnet-5", "base_url": server.url},
                 "openai": chat,

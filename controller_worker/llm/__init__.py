@@ -1,1 +1,1 @@
-"""The model layer: one protocol, a native Anthropic backend, litellm for all others, and scripts for tests."""
+"""The model layer: one protocol over Claude, OpenAI-compatible servers, everything litellm speaks, and scripts."""
