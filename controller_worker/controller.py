@@ -10,6 +10,8 @@ call the model.
 Holds: every runnable action is settled by exactly one observation; a refused step consumes nothing; a state is
 announced by one `AgentStateChangedObservation`, and whatever a person asked for is announced before anything else.
 Does not: know agents, tools or models; the shell (`conversation_loop`) performs what is wanted.
+Differs: a message does not abandon the action under way, a resume steps, a wait ends by itself, a stop answers every
+pending action, because in the original each of these leaves a conversation standing or an action without an answer.
 """
 
 from __future__ import annotations
