@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import broker.store
 from broker.connection import Connection, MultiplexedConnection
 from broker.errors import StoreError
 from broker.store import functions_code
+from broker.testing import keyspace, streams
 from broker.testing.memory_store import MemoryConnection
 from tests.stores import RealServer, emptied
 
@@ -152,6 +155,18 @@ commands = st.one_of(
     _on_stream("x1"),
     _on_stream("x2"),
 )
+
+
+def test_the_double_knows_what_the_broker_sends() -> None:
+    folder = Path(broker.store.__file__).parent
+    sent = set(re.findall(r"redis\.call\('([A-Z]+)'", functions_code()))
+    for path in sorted(
+        set(folder.glob("*.py")) - {folder / "connection.py", folder / "embedded.py", folder / "health.py"}
+    ):
+        sent |= set(re.findall(r'[(\[]"([A-Z]{3,})"', path.read_text(encoding="utf-8")))
+    known = {name.decode() for name in (*keyspace.COMMANDS, *streams.COMMANDS)} | {"FCALL", "FUNCTION"}
+    assert len(sent) > 25
+    assert sent - known == set()
 
 
 async def _compare(server: RealServer, sequence: list[tuple[Any, ...]]) -> None:
