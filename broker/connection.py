@@ -79,7 +79,9 @@ class MultiplexedConnection:
         if wire is None or wire.is_lost:
             wire = await self._connect()
         replies = [wire.send(command) for command in commands]
-        return [check_reply(reply) for reply in await asyncio.gather(*replies)]
+        if replies:
+            await replies[-1]  # those before it have come before it
+        return [check_reply(reply.result()) for reply in replies]
 
     def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
         """See `Connection.another`."""
@@ -167,6 +169,7 @@ class _Wire(asyncio.Protocol):
                 future.set_exception(
                     OutcomeUnknown(f"The connection to the store was lost before the reply ({error or 'closed'}).")
                 )
+                future.exception()  # a caller of many awaits only the last: the others are not to be reported as lost
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
