@@ -166,7 +166,7 @@ def test_the_double_knows_what_the_broker_sends() -> None:
         sent |= set(re.findall(r'[(\[]"([A-Z]{3,})"', path.read_text(encoding="utf-8")))
     known = {name.decode() for name in (*keyspace.COMMANDS, *streams.COMMANDS)} | {"FCALL", "FUNCTION"}
     assert len(sent) > 25
-    assert sent - known == set()
+    assert sent - known == {"BLOCK"}  # an option at the beginning of a line
 
 
 async def _compare(server: RealServer, sequence: list[tuple[Any, ...]]) -> None:
