@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from controller_worker.controller import fold
 from controller_worker.state import State, state_from
 from deckhands.client import Client
 from tests.polling import until
+from tool_worker.workspaces import Workspaces
 
 
 def steps(count: int, *, seconds: float = 0.0) -> list[dict[str, Any]]:
@@ -56,7 +57,7 @@ class FaultCluster:
             for name in list(self.workers):
                 self.signal(name, signal.SIGCONT)
                 self.kill(name)
-            await self._close_workspaces()
+            await self.close_workspaces(where.stem for where in self.root.glob("*.where"))
             await self.client.aclose()
             await self.store.stop()
 
@@ -177,11 +178,9 @@ class FaultCluster:
         self.workers[name] = worker
         return worker
 
-    async def _close_workspaces(self) -> None:
-        """End the workspace hosts, which outlive their tool workers by design."""
-        from tool_worker.workspaces import Workspaces
-
+    async def close_workspaces(self, ids: Iterable[str]) -> None:
+        """End workspace hosts, which outlive their tool workers by design."""
         workspaces = Workspaces(self.root / "n", sandbox="none")
-        for where in self.root.glob("*.where"):
-            await workspaces.close(where.stem)
+        for conversation_id in ids:
+            await workspaces.close(conversation_id)
         await workspaces.aclose()

@@ -50,6 +50,7 @@ async def run_with_kills(cluster: FaultCluster, *, conversations: int, kills: in
     while not killing.done() or not waves:
         waves.append(await cluster.submit(steps(6, seconds=0.2), count=conversations, latency=0.2))
         await cluster.settle(waves[-1], limit=300)
+        await cluster.close_workspaces(waves[-1])
     deaths = await killing
     ids = [cid for wave in waves for cid in wave]
     await cluster.check(ids, commands=6)
