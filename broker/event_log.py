@@ -165,6 +165,7 @@ class EventLog:
             ownership.conversation_id,
             guard,
             events,
+            flags=new_key(),
             dispatch=frozenset(dispatch),
             answers=answers or {},
             cancels=cancels,
@@ -214,8 +215,13 @@ class EventLog:
         return events
 
     async def tail(self, conversation_id: str, *, after: int = 0) -> AsyncIterator[Event]:
-        """Yield the events above `after`, then each new one as it is appended; never ends by itself."""
-        await self.last_id(conversation_id)
+        """Yield the events above `after`, then each new one as it is appended; never ends by itself.
+
+        Raises:
+            UnknownConversation: no such conversation, or no longer.
+            EventsLost: the log ends before `after`, or before an event that has been yielded.
+        """
+        await self._check_end(conversation_id, after)
         stream = self._store.keys(conversation_id).events
         connection = self._store.connection.another(reply_timeout_seconds=TAIL_BLOCK_SECONDS + 5)
         command: tuple[Argument, ...] = ("XREAD", "COUNT", 100, "BLOCK", int(TAIL_BLOCK_SECONDS * 1000), "STREAMS")
@@ -224,11 +230,18 @@ class EventLog:
                 found = await self._store.persist(
                     lambda: connection.call(*command, stream, f"{after}-0")  # noqa: B023  (awaited at once)
                 )
+                if not found:
+                    await self._check_end(conversation_id, after)  # an emptied store has no news either
                 for entry_id, fields in found[0][1] if found else ():
                     after += 1
                     yield _decode(entry_id, fields, after)
         finally:
             await connection.aclose()
+
+    async def _check_end(self, conversation_id: str, known_id: int) -> None:
+        last_id = await self.last_id(conversation_id)
+        if last_id < known_id:
+            raise EventsLost(conversation_id, last_id, known_id)
 
     async def last_id(self, conversation_id: str) -> int:
         """Return the id of the last event.

@@ -121,7 +121,7 @@ end
 --   guard 'producer'  a: idempotency key
 --   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
 --   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
---   flags 'quiet': ring nobody.  fields: what `ls` shows.  cancels: running actions to be stopped.
+--   flags 'quiet': ring nobody; of an owner: key of this very call, the same when it is repeated.  fields: what `ls` shows.  cancels: running actions to be stopped.
 --   dispatch '1': a runnable action to put on its action stream.  answers: the action id an observation settles, or ''.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'}
@@ -153,7 +153,7 @@ local function append(keys, args)
 
   if guard == 'owner' then
     if not is_owner(meta, a, b) then return {'fenced'} end
-    if get(meta, 'append_key') == b .. ':' .. c then
+    if get(meta, 'append_key') == b .. ':' .. c .. ':' .. flags then
       local first, final = string.match(get(meta, 'append_ids'), '(%d+):(%d+)')
       return {'duplicate', tonumber(first), tonumber(final)}
     end
@@ -205,7 +205,7 @@ local function append(keys, args)
   if guard == 'owner' then
     -- An append without events leaves the last id where it was: it must not pass for the append that moves it.
     if n > 0 then
-      for _, value in ipairs({'append_key', b .. ':' .. c, 'append_ids', ids}) do update[#update + 1] = value end
+      for _, value in ipairs({'append_key', b .. ':' .. c .. ':' .. flags, 'append_ids', ids}) do update[#update + 1] = value end
     end
   else
     redis.call('HSET', once, remember, ids)
@@ -258,17 +258,17 @@ local function claim(keys, args)
 end
 
 -- release: give a conversation up, unless it has news.
--- ARGV  cid, worker, token, id of the last event seen, due time in ms to park it or ''
+-- ARGV  cid, worker, token, id of the last event seen, for how many ms to park it or ''
 -- returns  {'released'} {'news', last} {'fenced'}
 local function release(keys, args)
   local base, shard = keys[1], keys[2]
-  local meta, cid, worker, token, seen, due = base .. ':meta', args[1], args[2], args[3], args[4], args[5]
+  local meta, cid, worker, token, seen, delay = base .. ':meta', args[1], args[2], args[3], args[4], args[5]
   if not is_owner(meta, worker, token) then return {'fenced'} end
   local last = get(meta, 'last_id')
   if last ~= seen then return {'news', tonumber(last)} end
   redis.call('HDEL', meta, 'owner', 'rung', 'mark', 'crashes')
   redis.call('SREM', shard .. ':worker:' .. worker .. ':owned', cid)
-  if due ~= '' then redis.call('ZADD', shard .. ':parked', due, cid) end
+  if delay ~= '' then redis.call('ZADD', shard .. ':parked', now_ms() + tonumber(delay), cid) end
   return {'released'}
 end
 

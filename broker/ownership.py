@@ -100,7 +100,7 @@ class Owners:
         """Give a conversation up, unless events were appended after `seen_id`.
 
         Args:
-            due_ms: park it until then (milliseconds since the epoch).
+            due_ms: park it until then (milliseconds since the epoch, by this store's `clock`).
 
         Returns:
             None when it is given up or was no longer ours; otherwise the id of its last event.
@@ -108,7 +108,9 @@ class Owners:
         Raises:
             EventsLost: the log ends before `seen_id`.
         """
-        reply = await self._under_token("deck_release", ownership, seen_id, "" if due_ms is None else due_ms)
+        # The store counts the time from now by its own clock, which may tell another time than ours.
+        delay_ms = "" if due_ms is None else due_ms - to_millis(self._store.clock.now())
+        reply = await self._under_token("deck_release", ownership, seen_id, delay_ms)
         if reply[0] != "news":
             return None
         last_id = int(reply[1])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from broker.actions import MessageAction
+from broker.connection import Argument, Connection
 from broker.conversations import Conversations
 from broker.errors import EventsLost, UnknownConversation, UsageError
 from broker.event_log import Appended, Closed, Conflict, Duplicate, EventLog, Fenced
 from broker.events import ConversationCreated
 from broker.ownership import Owners, Ownership
-from broker.store import Store
-from tests.broker_parts import CID, act, begin, claim, command, enter, lapse, message, output
+from broker.store import Store, open_store
+from tests.broker_parts import CID, LosingConnection, act, begin, claim, command, enter, lapse, message, output
 
 
 async def test_a_conversation_begins_at_event_1(store: Store) -> None:
@@ -111,14 +113,31 @@ async def test_a_log_that_is_shorter_than_its_owner_knows_is_an_alarm(store: Sto
         await Owners(store).release(ownership, seen_id=5)
 
 
-async def test_an_owner_repeats_an_append_after_the_log_has_grown(store: Store) -> None:
+async def test_an_owners_append_is_repeated_although_the_log_has_grown(
+    store: Store, connect: Callable[[], Connection]
+) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+
+    def loses(sent: Sequence[Argument]) -> bool:
+        return sent[:2] == ("FCALL", "deck_append") and losing.lost == 0
+
+    losing = LosingConnection(connect(), loses)
+    lossy = await open_store(losing)
+    outcome = await EventLog(lossy).append_as_owner(ownership, [message("a"), message("b")], expected_last_id=1)
+    assert outcome == Duplicate(2, 3)
+    assert await EventLog(store).last_id(CID) == 3
+    await lossy.aclose()
+
+
+async def test_two_decisions_on_the_same_ground_are_not_one(store: Store) -> None:
     log = await begin(store)
     await enter(store, "w1")
     ownership = await claim(store, "w1")
-    assert await log.append_as_owner(ownership, [message("a"), message("b")], expected_last_id=1) == Appended(2, 3)
-    await log.append(CID, [message("c")])
-    assert await log.append_as_owner(ownership, [message("a"), message("b")], expected_last_id=1) == Duplicate(2, 3)
-    assert await log.last_id(CID) == 4
+    assert await log.append_as_owner(ownership, [message("a")], expected_last_id=1) == Appended(2, 2)
+    assert await log.append_as_owner(ownership, [message("b")], expected_last_id=1) == Conflict(2)
+    assert await log.last_id(CID) == 2
 
 
 async def test_an_append_of_fields_alone_does_not_swallow_the_next_events(store: Store) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from broker import codec
 from broker.blobs import Blobs
-from broker.errors import CorruptEntry, StoreTooNew, UnknownConversation, UnknownKind, UsageError
+from broker.errors import CorruptEntry, EventsLost, StoreTooNew, UnknownConversation, UnknownKind, UsageError
 from broker.event_log import Appended, Duplicate, EventLog
 from broker.events import ConversationCreated
 from broker.observations import CmdOutputObservation, FileReadObservation
@@ -41,6 +41,7 @@ async def test_a_log_longer_than_a_batch(store: Store) -> None:
     await enter(store, "w1")
     ownership = await claim(store, "w1")
     assert [event.id for event in await log.news(ownership, after=1)] == list(range(2, 2_502))
+    assert await log.fork(CID, ConversationCreated(conversation_id="forked"), at=2_501) == Appended(1, 2_501)
 
 
 async def test_an_unknown_conversation_has_no_log(store: Store) -> None:
@@ -78,6 +79,12 @@ async def test_a_tail_follows(store: Store) -> None:
     assert (await asyncio.wait_for(coming, 2)).id == 3
     assert (await anext(tail)).id == 4
     await tail.aclose()
+
+
+async def test_a_tail_from_beyond_the_end_is_an_alarm(store: Store) -> None:
+    log = await begin(store, CID, message("a"))
+    with pytest.raises(EventsLost, match="ends at event 2, but event 9 had been acknowledged"):
+        await anext(log.tail(CID, after=9))
 
 
 async def test_several_tails_see_the_same(store: Store) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 
-from broker.clock import to_millis
+from broker.clock import ManualClock, to_millis
+from broker.connection import Connection
 from broker.conversations import Conversations
 from broker.errors import UnknownConversation
 from broker.event_log import Fenced
-from broker.ownership import Claimed, NotClaimed, Owners, Ownership
-from broker.store import Store
+from broker.ownership import Claimed, NotClaimed, Owners, Ownership, due_millis
+from broker.store import Store, open_store
 from tests.broker_parts import CID, begin, claim, enter, lapse, mail_of, message, rung
 
 
@@ -131,6 +134,23 @@ async def test_a_parked_conversation_wakes_when_due(store: Store) -> None:
     tick = await worker.tick(3)
     assert tick is not None
     assert tick.woken == 0
+
+
+async def test_a_park_lasts_as_long_as_the_worker_says_whatever_its_clock_tells(
+    store: Store, connect: Callable[[], Connection]
+) -> None:
+    await begin(store)
+    worker = await enter(store, "w1")
+    # This clock is far behind the store's: by the store's, the conversation was due long ago.
+    slow = await open_store(connect(), clock=ManualClock(datetime(2001, 1, 1, tzinfo=UTC)))
+    ownership = await claim(store, "w1")
+    await Owners(slow).release(ownership, seen_id=1, due_ms=due_millis(slow, 3_600))
+    tick = await worker.tick(1)
+    assert tick is not None
+    assert tick.woken == 0
+    score = float(await store.connection.call("ZSCORE", store.all_shards[0].parked, CID))
+    assert abs(score - to_millis(store.clock.now()) - 3_600_000) < 60_000
+    await slow.aclose()
 
 
 async def test_a_claim_takes_a_conversation_out_of_the_parked(store: Store) -> None:

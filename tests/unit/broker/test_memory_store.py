@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from broker.clock import ManualClock
-from broker.errors import OutcomeUnknown, StoreError
+from broker.errors import OutcomeUnknown, StoreError, UnknownConversation
 from broker.store import open_store
 from broker.testing.memory_store import MemoryConnection, MemoryServer
+from tests.broker_parts import CID, begin, message
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
@@ -122,6 +123,21 @@ def test_a_function_wakes_readers_once_it_is_done() -> None:
         assert fields == [b"c", b"conversation-1"]
 
     assert run(scene) == pytest.approx(3)
+
+
+def test_who_follows_a_log_hears_that_its_store_was_emptied() -> None:
+    async def scene(clock: ManualClock, server: MemoryServer) -> None:
+        store = await open_store(MemoryConnection(server), clock=clock)
+        log = await begin(store, CID, message())
+        tail = log.tail(CID)
+        assert [(await anext(tail)).id for _ in range(2)] == [1, 2]
+        following = asyncio.ensure_future(anext(tail))
+        await go_on(1)
+        await store.connection.call("DEL", store.keys(CID).meta, store.keys(CID).events)
+        with pytest.raises(UnknownConversation):
+            await following
+
+    assert run(scene) < 12
 
 
 def test_closing_ends_what_waits() -> None:
