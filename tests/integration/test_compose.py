@@ -1,0 +1,133 @@
+"""What compose.yaml says, read as text; `test_compose_trial` is what comes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from broker.settings import BrokerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = ROOT / "compose.yaml"
+BWRAP = ROOT / "deploy" / "compose.bwrap.yaml"
+PASSWORDS = {"ADMIN_PASSWORD", "WORKER_PASSWORD", "QUEUE_PASSWORD", "FLOWER_PASSWORD"}
+STAYING = {"store", "queue", "controller", "tools", "flower"}
+PASSING = {"setup", "cli"}
+
+
+def services() -> dict[str, Any]:
+    return yaml.safe_load(COMPOSE.read_text())["services"]
+
+
+def test_the_services_are_these() -> None:
+    assert set(services()) == STAYING | PASSING
+
+
+@pytest.mark.parametrize("name", sorted(STAYING | PASSING))
+def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
+    service = services()[name]
+    assert service["user"] == "10001:10001"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "devices", "ipc", "network_mode", "pid", "userns_mode"} & set(service)
+    assert all(volume.partition(":")[0] in {"log", "queue", "node"} for volume in service.get("volumes", []))
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+@pytest.mark.parametrize("name", sorted(STAYING))
+def test_a_service_that_stays_says_whether_it_works_and_comes_back(name: str) -> None:
+    service = services()[name]
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert service["restart"] == "unless-stopped"
+    assert service["init"] is True
+
+
+def test_health_is_asked_of_the_heartbeat() -> None:
+    asked = {name: services()[name]["healthcheck"]["test"][1:] for name in STAYING - {"flower"}}
+    command = ["python", "-P", "-m", "broker.health"]
+    assert asked == {
+        "store": [*command, "store"],
+        "queue": [*command, "store"],
+        "controller": [*command, "controller"],
+        "tools": [*command, "tool"],
+    }
+
+
+def test_no_password_has_a_default() -> None:
+    text = COMPOSE.read_text()
+    used = re.findall(r"\$\{(\w*PASSWORD)([^}]*)\}", text)
+    assert {name for name, _ in used} == PASSWORDS
+    assert {rest for _, rest in used} == {":?run deploy/make-env"}
+    assert len(used) == len(re.findall(r"\$\{?\w*PASSWORD", text))
+
+
+def test_only_the_controller_has_the_model_s_key_and_only_services_that_need_it_a_way_out() -> None:
+    assert [name for name, service in services().items() if "LLM_API_KEY" in service.get("environment", {})] == [
+        "controller"
+    ]
+    assert {name for name, service in services().items() if "outside" in service["networks"]} == {
+        "controller",
+        "flower",
+    }
+    assert yaml.safe_load(COMPOSE.read_text())["networks"]["inside"] == {"internal": True}
+
+
+def test_only_setup_and_cli_are_admin() -> None:
+    admins = {name for name, service in services().items() if "//admin:" in json.dumps(service.get("environment", {}))}
+    assert admins == PASSING
+
+
+@pytest.mark.parametrize("name", sorted(STAYING | PASSING))
+def test_every_setting_is_known(name: str) -> None:
+    environment = services()[name].get("environment", {})
+    BrokerSettings.from_env({key: value for key, value in environment.items() if key.startswith("DECKHANDS_")})
+
+
+def test_the_sandbox_is_named_and_bubblewrap_is_one_file_away() -> None:
+    assert services()["tools"]["environment"]["DECKHANDS_SANDBOX"] == "none"
+    assert yaml.safe_load(BWRAP.read_text())["services"] == {
+        "tools": {
+            "security_opt": ["seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined"],
+            "environment": {"DECKHANDS_SANDBOX": "bwrap"},
+        }
+    }
+
+
+def test_the_image_holds_no_secrets() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in ignored if line and not line.startswith("#")]
+    assert patterns[0] == "*"
+    assert not [pattern for pattern in patterns if pattern.startswith("!.")]
+    assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_passwords_are_made_fresh_and_kept(tmp_path: Path) -> None:
+    made = [made_env(tmp_path / name) for name in ("first", "second")]
+    for file in made:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert re.findall(r"^(\w+)=[0-9a-f]{48}$", file.read_text(), re.MULTILINE) == [
+            *("ADMIN_PASSWORD", "WORKER_PASSWORD", "QUEUE_PASSWORD", "FLOWER_PASSWORD")
+        ]
+    found = [line for file in made for line in re.findall(r"=(\w{48})", file.read_text())]
+    assert len(set(found)) == 8
+    before = made[0].read_text()
+    again = subprocess.run([made[0].parent / "deploy" / "make-env"], check=False, capture_output=True)
+    assert again.returncode != 0
+    assert made[0].read_text() == before
+
+
+def made_env(folder: Path) -> Path:
+    """Make fresh passwords in a folder and return the file."""
+    (folder / "deploy").mkdir(parents=True)
+    script = shutil.copy(ROOT / "deploy" / "make-env", folder / "deploy")
+    subprocess.run([script], check=True, capture_output=True)
+    return folder / ".env"
