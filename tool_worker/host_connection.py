@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tool_worker.host import protocol
-from tool_worker.workspace_errors import HostLost, HostRefused
+from tool_worker.workspace_errors import HostLost, HostRefused, WorkspaceUnavailable
 
 ANSWER_LIMIT_SECONDS = 30.0
 """How long a host may take to answer what it can answer at once."""
@@ -86,7 +86,7 @@ class HostConnection:
         """Use a connected socket and make sure that a host of this version answers.
 
         Raises:
-            HostLost: it does not.
+            HostLost, WorkspaceUnavailable: see `ping`.
         """
         reader, writer = await asyncio.open_unix_connection(sock=connected, limit=protocol.FRAME_LIMIT_BYTES)
         connection = cls(conversation_id, reader, writer)
@@ -155,12 +155,16 @@ class HostConnection:
         """Make sure that the host answers.
 
         Raises:
-            HostLost: it does not, or it speaks another version of the protocol.
+            HostLost: it does not.
+            WorkspaceUnavailable: it speaks another version of the protocol.
         """
         reply = await self._ask({"op": "ping"})
         version, running = reply.get("protocol"), reply.get("running")
         if version != protocol.PROTOCOL_VERSION or not isinstance(running, list):
-            raise HostLost(f"The host speaks version {version!r} of the protocol.", remedy="Close the workspace first.")
+            raise WorkspaceUnavailable(
+                f"The host of {self.conversation_id} speaks version {version!r} of the protocol.",
+                remedy="Close the workspace: another host will be started.",
+            )
         return HostReport(str(reply.get("workspace")), tuple(running), reply.get("is_shell_busy") is True)
 
     async def detach(self) -> None:

@@ -107,25 +107,25 @@ class HostFolder:
 
     def hold_alive(self) -> int | None:
         """Take the lock of a living host and return its descriptor, or None if a host has it."""
-        return _try_lock(self._alive)
+        return _try_lock(self._alive, fcntl.LOCK_EX)
 
     @property
     def is_alive(self) -> bool:
         """Whether a host holds its lock."""
         if not self._alive.exists():
             return False
-        held = self.hold_alive()
-        if held is not None:
-            os.close(held)
-        return held is None
+        # A shared lock: to those who look at the same time it does not look like a host.
+        probe = _try_lock(self._alive, fcntl.LOCK_SH)
+        if probe is not None:
+            os.close(probe)
+        return probe is None
 
     @asynccontextmanager
     async def opening(self) -> AsyncIterator[None]:
         """Be the only one on this machine who starts or ends this host."""
-        descriptor = _try_lock(self._opening)
+        descriptor = _try_lock(self._opening, fcntl.LOCK_EX)
         if descriptor is None:
-            # The wait is another worker's start or end of a host, which are bounded.
-            descriptor = await asyncio.to_thread(_lock, self._opening)
+            descriptor = await _lock(self._opening)
         try:
             yield
         finally:
@@ -169,17 +169,24 @@ class HostFolder:
             os.close(folder)
 
 
-def _try_lock(path: Path) -> int | None:
+def _try_lock(path: Path, kind: int) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
     return descriptor
 
 
-def _lock(path: Path) -> int:
+async def _lock(path: Path) -> int:
+    """Wait for another worker's start or end of a host, which are bounded."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    locked = asyncio.get_running_loop().run_in_executor(None, fcntl.flock, descriptor, fcntl.LOCK_EX)
+    try:
+        await asyncio.shield(locked)
+    except BaseException:
+        # The thread cannot be called back; what it gets is given up as soon as it has it.
+        locked.add_done_callback(lambda _: os.close(descriptor))
+        raise
     return descriptor

@@ -24,7 +24,7 @@ from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host_connection import ActionStatus, HostConnection, HostResult
 from tool_worker.host_folder import Binding, HostFolder
 from tool_worker.host_launch import end_host, reap, start_host, wait_until_dead
-from tool_worker.sandbox.choice import AUTO, named_sandbox
+from tool_worker.sandbox.choice import AUTO, named_sandbox, sandboxes
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, PACKAGE_ROOT, Enclosure, ResourceLimits, Sandbox
 from tool_worker.sandbox.selftest import require_safe, run_self_test
 from tool_worker.workspace_errors import (
@@ -44,25 +44,6 @@ ENDING_LIMIT_SECONDS = 10.0
 IDLE_SECONDS = 60.0
 
 _SYSTEM_DIRECTORIES = ("/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspaceSettings:
-    """How the hosts of a node work.
-
-    Attributes:
-        ttl_seconds: how long a host lives on when nobody is attached and no action runs.
-        no_change_timeout_seconds: after how much silence a command is answered.
-        environment: variables for every shell, over those that the sandbox sets.
-        read_only: further paths that programs in a sandbox may read.
-        limits: bounds for every shell and what it starts.
-    """
-
-    ttl_seconds: float = 3600.0
-    no_change_timeout_seconds: float = SERVED_NO_CHANGE_TIMEOUT_SECONDS
-    environment: Mapping[str, str] = field(default_factory=dict)
-    read_only: tuple[Path, ...] = ()
-    limits: ResourceLimits = field(default_factory=ResourceLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +104,32 @@ class Workspaces:
         root: Directory of the node's workspaces. Tool workers of one node share it.
         sandbox: What the node demands: `auto` (the best that works here), `bwrap`, or `none`. A conversation may ask
             for something weaker only if this is `none`.
-        ttl_seconds, no_change_timeout_seconds, environment, read_only, limits: See `WorkspaceSettings`.
+        ttl_seconds: How long a host lives on when nobody is attached and no action runs.
+        no_change_timeout_seconds: After how much silence a command is answered.
+        environment: Variables for every shell, over those that the sandbox sets.
+        read_only: Further paths that programs in a sandbox may read.
+        limits: Bounds for every shell and what it starts.
     """
 
-    def __init__(self, root: Path, *, sandbox: str = AUTO, **settings: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        sandbox: str = AUTO,
+        ttl_seconds: float = 3600.0,
+        no_change_timeout_seconds: float = SERVED_NO_CHANGE_TIMEOUT_SECONDS,
+        environment: Mapping[str, str] | None = None,
+        read_only: tuple[Path, ...] = (),
+        limits: ResourceLimits | None = None,
+    ) -> None:
         self._root = root.absolute()
+        self._files = self._root / ".sandbox"
         self._demanded = sandbox
-        self._settings = WorkspaceSettings(**settings)
+        self._ttl_seconds = ttl_seconds
+        self._no_change_timeout_seconds = no_change_timeout_seconds
+        self._environment = dict(environment or {})
+        self._read_only = read_only
+        self._limits = limits or ResourceLimits()
         self._attached: dict[str, _Attached] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._started: set[int] = set()
@@ -199,7 +199,8 @@ class Workspaces:
                 async with folder.opening():
                     binding = folder.read_binding()
                     assert binding is not None
-                    await end_host(folder, await self._sandbox(binding.sandbox), binding.host_id)
+                    # Not by `_sandbox`: what this node would not start any more it must still be able to end.
+                    await end_host(folder, sandboxes(self._files)[binding.sandbox], binding.host_id)
         self._reap()
 
     def list(self) -> tuple[WorkspaceState, ...]:
@@ -272,18 +273,22 @@ class Workspaces:
         async with self._choosing:
             name = self._demanded if name == AUTO else name
             if name not in self._sandboxes:
-                files = self._root / ".sandbox"
-                chosen = await asyncio.to_thread(named_sandbox, name, files)
-                if not chosen.is_confining and self._demanded != chosen.name:
-                    raise SandboxTooWeak(
-                        f"This node runs nothing in the sandbox {name}.",
-                        remedy="Set DECKHANDS_SANDBOX=none on the node to allow it.",
-                    )
-                if chosen.is_confining:
-                    require_safe(await asyncio.to_thread(run_self_test, chosen))
-                compileall.compile_dir(PACKAGE_ROOT / "tool_worker" / "host", quiet=2)
+                chosen = await asyncio.to_thread(self._tried, name)
                 self._sandboxes[name] = self._sandboxes[chosen.name] = chosen
             return self._sandboxes[name]
+
+    def _tried(self, name: str) -> Sandbox:
+        sandbox = named_sandbox(name, self._files)
+        if sandbox.is_confining:
+            require_safe(run_self_test(sandbox))
+        elif self._demanded != sandbox.name:
+            raise SandboxTooWeak(
+                f"This node runs nothing in the sandbox {name}.",
+                remedy="Set DECKHANDS_SANDBOX=none on the node to allow it.",
+            )
+        # In the sandbox nothing can be written beside the code, and hosts would compile it at every start.
+        compileall.compile_dir(PACKAGE_ROOT / "tool_worker" / "host", quiet=2)
+        return sandbox
 
     async def _attach(self, folder: HostFolder, binding: Binding) -> HostConnection:
         """Connect to the living host, or start one; the caller holds `folder.opening()`."""
@@ -307,33 +312,35 @@ class Workspaces:
     async def _start(self, folder: HostFolder, binding: Binding, alive_fd: int) -> None:
         """Start a host, which takes the lock over, and give up our own hold of it."""
         try:
-            self._started.add(start_host(folder, *await self._plan(binding), alive_fd))
+            sandbox, enclosure, configuration = await self._plan(binding)
+            if folder.main_pid() is not None:
+                sandbox.kill_stragglers(binding.host_id)
+            self._started.add(start_host(folder, sandbox, enclosure, configuration, alive_fd))
         finally:
             os.close(alive_fd)
 
     async def _plan(self, binding: Binding) -> tuple[Sandbox, Enclosure, HostConfiguration]:
         sandbox = await self._sandbox(binding.sandbox)
-        sandbox.kill_stragglers(binding.host_id)
         workspace = Path(binding.path)
         is_around_root = self._root.is_relative_to(workspace)
         enclosure = Enclosure(
             workspace,
             binding.mount_at,
             has_network=binding.has_network,
-            read_only=self._settings.read_only,
+            read_only=self._read_only,
             hidden=(self._root,) if is_around_root else (),
         )
         environment = {
             **sandbox.shell_environment(enclosure),
-            **self._settings.environment,
+            **self._environment,
             HOST_ID_VARIABLE: binding.host_id,
         }
         configuration = HostConfiguration(
             workspace=binding.mount_at,
             environment=environment,
-            ttl_seconds=self._settings.ttl_seconds,
-            no_change_timeout_seconds=self._settings.no_change_timeout_seconds,
-            resource_limits=self._settings.limits.by_name(are_processes_counted_apart=sandbox.is_confining),
+            ttl_seconds=self._ttl_seconds,
+            no_change_timeout_seconds=self._no_change_timeout_seconds,
+            resource_limits=self._limits.by_name(are_processes_counted_apart=sandbox.is_confining),
             announces_pid=not sandbox.is_confining,
         )
         return sandbox, enclosure, configuration

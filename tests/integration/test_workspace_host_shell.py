@@ -124,6 +124,17 @@ async def test_what_a_command_does_to_the_shell_does_not_hide_the_end(run: Termi
     assert (await run("echo $nothing")).content == "bash: nothing: unbound variable"
 
 
+async def test_odd_directories_and_paths_do_no_harm(run: Terminal) -> None:
+    for command in ("mkdir $'a\\036b' $'c\\037d' $'e\\nf' $'g\\377h'", "cd $'a\\036b'", "cd ../$'c\\037d'"):
+        assert (await run(command)).exit_code == 0
+    assert (await run("cd ../$'e\\nf'")).fields["working_dir"].endswith("/e\nf")
+    assert (await run("cd ../$'g\\377h'")).fields["working_dir"].endswith("/g\udcffh")
+    assert (await run("PATH=$(head -c 100000 /dev/zero | tr '\\0' a):$PATH")).exit_code == 0
+    assert (await run("rmdir $PWD; pwd | wc -l")).content == "1"
+    assert (await run("exit 0")).exit_code == 0
+    assert (await run("echo alive")).content == "alive"
+
+
 async def test_a_silent_command_is_answered_and_goes_on(run: Terminal, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     answer = await run("echo before; read x < gate; echo after $x", no_change_timeout=0.2)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,7 @@ class Gate:
 def client(root: Path, sandbox: str, conversation_id: str, action_id: int, command: str) -> subprocess.Popen[str]:
     """Start a process that runs one command as a tool worker would, and prints the result as JSON."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.workspace_hosts"]
-        + [str(root), sandbox, conversation_id, str(action_id), command],
+        [sys.executable, "-m", __name__, str(root), sandbox, conversation_id, str(action_id), command],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -135,6 +134,17 @@ def alive(found: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
+def sleeping(root: Path, conversation_id: str) -> list[str]:
+    """Return what the live `sleep` processes of a workspace were told, sorted."""
+    found = []
+    for process in processes(root, conversation_id):
+        with suppress(psutil.NoSuchProcess):
+            command = process.cmdline()
+            if command[:1] == ["sleep"]:
+                found.append(command[1])
+    return sorted(found)
+
+
 async def gone(pid: int) -> None:
     """Wait until a process has ended."""
     try:
@@ -161,7 +171,7 @@ async def _main() -> None:
     workspaces = Workspaces(Path(root), sandbox=sandbox)
     workspace = await workspaces.open(conversation_id)
     result = await workspace.run(int(action_id), "bash", {"command": command, "timeout": LIMIT_SECONDS})
-    print(json.dumps({**result.value, "is_unknown": result.is_unknown, "is_replayed": result.is_replayed}))
+    sys.stdout.write(json.dumps({**result.value, "is_unknown": result.is_unknown, "is_replayed": result.is_replayed}))
     await workspaces.aclose()
 
 

@@ -63,6 +63,7 @@ class BashSession:
         self._events = ShellEvents(on_output=self._output_came, on_end=self._ended, on_exit=self._exited)
         self._call: BashCall | None = None
         self._finish: Callable[[Result], None] | None = None
+        self._username = _username()
         self._began_at = self._changed_at = 0.0
         self._is_cancelled = False
         self._cancelled_at = 0.0
@@ -118,7 +119,11 @@ class BashSession:
 
     def _run(self, call: BashCall) -> None:
         if self._shell.state == ENDED:
-            self._shell = self._new_shell()
+            try:
+                self._shell = self._new_shell()
+            except OSError as error:
+                self._answer(REFUSED, text=f"ERROR: The shell cannot be started: {error.strerror}.")
+                return
         if self._unobserved is not None:
             content, suffix, _, _ = self._unobserved
             self._notice = f"{BELOW}{content}{suffix}\n"
@@ -179,6 +184,9 @@ class BashSession:
 
     def _ended(self, end: CommandEnd) -> None:
         self._working_dir = end.working_dir
+        if self._is_cancelled:
+            # An interrupt that comes between fork and wait ends the command, but not the program that it has forked.
+            self._shell.kill_started()
         facts = {
             "exit_code": end.exit_code,
             "pid": end.background_pid,
@@ -200,7 +208,7 @@ class BashSession:
             self._complete({"exit_code": exit_code, **self._place()}, note)
 
     def _place(self) -> dict[str, object]:
-        return {"username": _username(), "hostname": os.uname().nodename, "working_dir": self._working_dir}
+        return {"username": self._username, "hostname": os.uname().nodename, "working_dir": self._working_dir}
 
     def _complete(self, facts: dict[str, object], note: str) -> None:
         self._escalation.set(None)

@@ -24,6 +24,11 @@ class Children:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         loop.on_readable(self._wakeups, self._woken)
 
+    @property
+    def watched(self) -> frozenset[int]:
+        """Who is waited for."""
+        return frozenset(self._callbacks)
+
     def watch(self, pid: int, callback: Callable[[int], None]) -> None:
         """Call back with the exit status of this child, 128 + n if signal n killed it."""
         self._callbacks[pid] = callback

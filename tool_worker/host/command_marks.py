@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import deque
 
 NONCE_BYTES = 32
-_MARK_LIMIT_BYTES = 1 << 20
+FIELD_LIMIT = 4096
+"""How much of the directory and of PATH a mark has at most."""
+
 _RS = b"\x1e"
 
 
@@ -28,13 +30,17 @@ class Mark:
         self.fields = fields
 
 
+_MARK_LIMIT_BYTES = 16 * FIELD_LIMIT
+
+
 class CommandEnd:
     """How a command ended: `background_pid` is -1 if the shell has none."""
 
     __slots__ = ("background_pid", "exit_code", "search_path", "working_dir")
 
     def __init__(self, fields: list[str]) -> None:
-        exit_code, background_pid, self.working_dir, self.search_path = fields
+        # A directory's name may contain our separators; then its name is wrong and nothing else.
+        exit_code, background_pid, self.working_dir, self.search_path = [*fields, "", ""][:4]
         self.exit_code = int(exit_code)
         self.background_pid = int(background_pid or -1)
 
@@ -64,8 +70,10 @@ class MarkScanner:
                 position = stream.find(_RS, position + 1)
                 continue
             end = stream.find(_RS, position + 1)
-            if len(nonce) < NONCE_BYTES or end < 0:
-                assert len(stream) - position < _MARK_LIMIT_BYTES, "a mark without an end"
+            if end < 0 and len(stream) - position > _MARK_LIMIT_BYTES:
+                position = -1
+                break
+            if end < 0:
                 self._held = stream[position:]
                 break
             pieces.append(stream[output_from:position])
@@ -98,7 +106,7 @@ def begin_line(
 def end_line(nonce: str, terminal: str) -> bytes:
     """Return the line that makes bash mark the end; it survives an interrupt that discards the line before it."""
     fields = '"$?" "${!-}" "${PWD-}" "${PATH-}"'
-    form = f"\\036{nonce}>%s\\037%s\\037%s\\037%s\\036"
+    form = f"\\036{nonce}>%s\\037%s\\037%.{FIELD_LIMIT}s\\037%.{FIELD_LIMIT}s\\036"
     return f"\\builtin printf '{form}' {fields} </dev/null >{terminal} 2>/dev/null\n".encode()
 
 

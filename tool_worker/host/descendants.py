@@ -1,6 +1,6 @@
 """The processes below a process, found and ended by way of /proc.
 
-Does not: find a process that left both the tree and the terminal session; a sandbox with a process namespace does.
+Holds: below a host is all it ever started, however it was detached, because orphans become the host's own children.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 class Descendant:
     """A live entry of the process table."""
 
-    __slots__ = ("parent", "pid", "session", "started")
+    __slots__ = ("parent", "pid", "started")
 
-    def __init__(self, pid: int, parent: int, session: int, started: int) -> None:
+    def __init__(self, pid: int, parent: int, started: int) -> None:
         self.pid = pid
         self.parent = parent
-        self.session = session
         self.started = started
 
 
@@ -30,49 +29,44 @@ def present_tick() -> int:
 
 
 def live_descendants(root: int) -> list[Descendant]:
-    """Return what runs below `root` or in the terminal session that it leads; not `root`, and nothing that has died."""
-    table = [entry for name in os.listdir("/proc") if name.isdigit() and (entry := _read(name))]
-    children: dict[int, list[Descendant]] = {}
-    for entry in table:
-        children.setdefault(entry.parent, []).append(entry)
-    found = {entry.pid: entry for entry in table if entry.session == root}
-    waiting = [root, *found]
+    """Return what runs below `root`: not `root` itself, and nothing that has died."""
+    children_of: dict[int, list[Descendant]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (entry := _read(name)):
+            children_of.setdefault(entry.parent, []).append(entry)
+    found: list[Descendant] = []
+    waiting = [root]
     while waiting:
-        for child in children.get(waiting.pop(), []):
-            if child.pid not in found:
-                found[child.pid] = child
-                waiting.append(child.pid)
-    found.pop(root, None)
-    return list(found.values())
+        children_here = children_of.get(waiting.pop(), [])
+        found += children_here
+        waiting += [child.pid for child in children_here]
+    return found
 
 
 def kill_descendants(root: int) -> bool:
     """Send SIGKILL to all below `root`, but not to it; return whether there were any."""
     victims = live_descendants(root)
     for victim in victims:
-        _kill(victim.pid)
+        kill(victim.pid)
     return bool(victims)
 
 
-def kill_tree(root: int, *, since_tick: int, spared: frozenset[int]) -> None:
-    """Send SIGKILL to `root`, and then to all below it that began at this tick or later.
+def started_since(root: int, tick: int, spared: frozenset[int]) -> list[int]:
+    """Return the processes below `root` that began at this tick or later.
 
     Args:
-        spared: Children of `root` that live on, with all below them: a tick is too coarse to tell what began shortly
+        spared: Processes that do not count, nor do those below them: a tick is too coarse to tell what began shortly
             before from what began shortly after.
     """
-    # Looked up before, because the tree falls apart with its root; killed after, so that it cannot say "Killed".
     entries = {entry.pid: entry for entry in live_descendants(root)}
-    victims = []
+    found = []
     for entry in entries.values():
         ancestor: Descendant | None = entry
         while ancestor is not None and ancestor.pid not in spared:
             ancestor = entries.get(ancestor.parent)
-        if ancestor is None and entry.started >= since_tick:
-            victims.append(entry.pid)
-    _kill(root)
-    for pid in victims:
-        _kill(pid)
+        if ancestor is None and entry.started >= tick:
+            found.append(entry.pid)
+    return found
 
 
 def children(pid: int) -> frozenset[int]:
@@ -84,7 +78,8 @@ def children(pid: int) -> frozenset[int]:
         return frozenset()
 
 
-def _kill(pid: int) -> None:
+def kill(pid: int) -> None:
+    """Send SIGKILL to a process, if it is still there."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -99,4 +94,4 @@ def _read(name: str) -> Descendant | None:
         return None
     if fields[0] in (b"Z", b"X"):
         return None
-    return Descendant(int(name), parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]))
+    return Descendant(int(name), parent=int(fields[1]), started=int(fields[19]))

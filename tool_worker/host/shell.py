@@ -23,7 +23,7 @@ from time import monotonic
 from tool_worker.host.children import Children
 from tool_worker.host.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.host.descendants import children, kill_tree, present_tick
+from tool_worker.host.descendants import children, kill, present_tick, started_since
 from tool_worker.host.loop import Loop, Outlet
 from tool_worker.host.terminal_text import OutputBuffer
 
@@ -36,6 +36,9 @@ IDLE = "idle"
 SUBMITTED = "submitted"
 BEGUN = "begun"
 ENDED = "ended"
+
+KILL_ROUNDS = 50
+"""How often to look for more of what a command started; a fork bomb wins longer only until the workspace is closed."""
 
 _READ_BYTES = 65536
 _MAX_FD = 1 << 20
@@ -61,6 +64,9 @@ class ShellEvents:
 class Shell:
     """One bash.
 
+    Raises:
+        OSError: the machine, or a limit, has no terminal or no process left.
+
     Attributes:
         state: `IDLE`; `SUBMITTED`: it has been given a command; `BEGUN`: the command runs; `ENDED`: bash is no more.
         output: what has been printed and not yet taken.
@@ -70,6 +76,7 @@ class Shell:
         self, loop: Loop, reaper: Children, configuration: HostConfiguration, cwd: str, events: ShellEvents
     ) -> None:
         self._loop = loop
+        self._reaper = reaper
         self._events = events
         self._scanner = MarkScanner()
         self.output = OutputBuffer(configuration.output_limit_bytes)
@@ -77,15 +84,20 @@ class Shell:
         self._typed_early = b""
         self._previous_exit_code = 0
         self._command_tick = 0
-        self._earlier_jobs: frozenset[int] = frozenset()
+        self._earlier: frozenset[int] = frozenset()
         self.state = IDLE
         self._master, self._slave = os.openpty()
-        self._terminal = os.ttyname(self._slave)
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        os.set_blocking(self._master, False)
         self._commands, theirs = socket.socketpair()
-        self._commands.setblocking(False)
-        self.pid = os.fork()
+        try:
+            self._terminal = os.ttyname(self._slave)
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+            os.set_blocking(self._master, False)
+            self._commands.setblocking(False)
+            self.pid = os.fork()
+        except OSError:
+            theirs.close()
+            self._close()
+            raise
         if self.pid == 0:
             _become_bash(self._slave, theirs, configuration, cwd)
         theirs.close()
@@ -106,7 +118,7 @@ class Shell:
         self._scanner.expect(self._nonce.encode())
         self.state = SUBMITTED
         self._command_tick = present_tick()
-        self._earlier_jobs = children(self.pid)
+        self._earlier = children(self.pid) | children(os.getpid())
         self._settle_terminal()
         line = begin_line(
             self._nonce,
@@ -145,7 +157,29 @@ class Shell:
 
     def kill(self) -> None:
         """Kill the shell and what the present command started; earlier background jobs go on."""
-        kill_tree(self.pid, since_tick=self._command_tick, spared=self._earlier_jobs)
+        # Looked up before, because a tree falls apart with its root; killed after, so that bash cannot say "Killed".
+        victims = self._started()
+        kill(self.pid)
+        for pid in victims:
+            kill(pid)
+        self.kill_started()
+
+    def kill_started(self) -> None:
+        """Kill what the latest command started and left behind."""
+        killed: set[int] = set()
+        # Again until nobody is new: who was about to fork when it was looked up has a child that was not.
+        for _ in range(KILL_ROUNDS):
+            victims = set(self._started()) - killed
+            for pid in victims:
+                kill(pid)
+            if not victims:
+                break
+            killed |= victims
+
+    def _started(self) -> list[int]:
+        """Return what the latest command started, daemons included; what other shells started is not among it."""
+        spared = (self._earlier | self._reaper.watched) - {self.pid}
+        return [pid for pid in started_since(os.getpid(), self._command_tick, spared) if pid != self.pid]
 
     def _type(self, keys: bytes) -> None:
         # Before the command begins, an interrupt would hit bash in the middle of reading it.
@@ -212,10 +246,13 @@ class Shell:
         self._to_bash.clear()
         self._to_program.clear()
         self._loop.on_readable(self._master, None)
+        self._close()
+        self._events.on_exit(exit_code, last_state)
+
+    def _close(self) -> None:
         os.close(self._master)
         os.close(self._slave)
         self._commands.close()
-        self._events.on_exit(exit_code, last_state)
 
 
 def _become_bash(terminal: int, commands: socket.socket, configuration: HostConfiguration, cwd: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,10 @@ NONCE = b"0123456789abcdef0123456789abcdef"
 OTHER = b"f" * 32
 BEGIN = b"\x1e" + NONCE + b"<\x1e"
 END = b"\x1e" + NONCE + b">0\x1f\x1f/tmp\x1f/usr/bin:/bin\x1e"
+
+
+def vars_of(end: CommandEnd) -> tuple[int, int, str, str]:
+    return end.exit_code, end.background_pid, end.working_dir, end.search_path
 
 
 def _scan(chunks: list[bytes], *nonces: bytes) -> tuple[bytes, list[tuple[bytes, list[str] | None]]]:
@@ -29,7 +34,7 @@ def _scan(chunks: list[bytes], *nonces: bytes) -> tuple[bytes, list[tuple[bytes,
 def test_marks_are_found_wherever_the_stream_is_cut(cuts: list[int], noise: bytes) -> None:
     stream = BEGIN + noise + b"output" + END + b"later"
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    chunks = [stream[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    chunks = [stream[start:stop] for start, stop in pairwise(bounds)]
     output, marks = _scan(chunks, NONCE)
     assert output == noise + b"output" + b"later"
     assert marks == [(NONCE, None), (NONCE, ["0", "", "/tmp", "/usr/bin:/bin"])]
@@ -52,9 +57,18 @@ def test_a_mark_of_an_earlier_command_is_not_output() -> None:
     assert _scan([b"a" + END + b"b"], NONCE, OTHER) == (b"ab", [(NONCE, ["0", "", "/tmp", "/usr/bin:/bin"])])
 
 
+def test_a_mark_that_never_ends_does_not_pile_up() -> None:
+    endless = b"\x1e" + NONCE + b">" + b"x" * 100_000
+    assert _scan([endless], NONCE) == (endless, [])
+    output, marks = _scan([endless[:1000], endless[1000:], END], NONCE)
+    assert (output, marks) == (endless, [(NONCE, ["0", "", "/tmp", "/usr/bin:/bin"])])
+
+
 def test_the_fields_of_an_end() -> None:
     end = CommandEnd(["7", "", "/tmp", "/bin"])
     assert (end.exit_code, end.background_pid, end.working_dir, end.search_path) == (7, -1, "/tmp", "/bin")
+    assert vars_of(CommandEnd(["0", "1", "/odd", "name", "/bin"])) == (0, 1, "/odd", "name")
+    assert vars_of(CommandEnd(["0", "1", "/odd"])) == (0, 1, "/odd", "")
     assert CommandEnd(["0", "123", "/", ""]).background_pid == 123
 
 

@@ -39,9 +39,10 @@ def test_lines_come_out_however_the_stream_is_cut(lines: list[bytes], size: int)
 
 def test_an_endless_line_is_an_error() -> None:
     cutter = Lines()
+    for _ in range(FRAME_LIMIT_BYTES // 2**22):
+        assert cutter.feed(b"x" * 2**22) == []
     with pytest.raises(ProtocolError):
-        for _ in range(FRAME_LIMIT_BYTES // 2**22 + 1):
-            cutter.feed(b"x" * 2**22)
+        cutter.feed(b"x")
 
 
 def test_a_configuration_comes_back() -> None:
