@@ -155,7 +155,6 @@ class Workspaces:
             WorkspaceUnavailable: no host could be started, or `aclose` was called; retryable.
             UsageError: the conversation id cannot be used.
         """
-        self._reap()
         attached = self._attached.setdefault(check_conversation_id(conversation_id), _Attached())
         async with attached.turn:
             if self._is_closed:
@@ -311,6 +310,7 @@ class Workspaces:
 
     async def _start(self, folder: HostFolder, binding: Binding, alive_fd: int) -> None:
         """Start a host, which takes the lock over, and give up our own hold of it."""
+        self._reap()
         try:
             sandbox, enclosure, configuration = await self._plan(binding)
             if folder.main_pid() is not None:

@@ -18,6 +18,7 @@ from tests.integration.workspace_hosts import (
     alive,
     answer,
     client,
+    gone,
     main_pid,
     opened,
     output,
@@ -72,7 +73,7 @@ async def test_a_killed_tool_worker_loses_nothing_and_nothing_runs_twice(
     command = "echo effect >> effects; echo > begun; read x < gate; echo done"
     first = client(root, sandbox, CONVERSATION, 7, command)
     await begun.wait()
-    first.kill()
+    os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
     second, third = (client(root, sandbox, CONVERSATION, 7, command) for _ in range(2))
     host = (await workspaces.open(CONVERSATION)).connection
@@ -131,6 +132,40 @@ async def test_close_leaves_no_process(workspaces: Workspaces, root: Path) -> No
     assert [state.is_alive for state in workspaces.list()] == [False]
     await workspaces.close(CONVERSATION)
     assert (await run.workspace.run(100, "bash", {"command": "echo again"})).value["content"] == "again"
+
+
+async def test_a_host_lives_on_without_the_outer_process_of_its_sandbox(root: Path) -> None:
+    async with opened(root, sandbox="bwrap") as workspaces:
+        run = Terminal(await workspaces.open(CONVERSATION))
+        await run("A=1; sleep 1000 &")
+        found = processes(root, CONVERSATION)
+        outer = found[-1]
+        assert outer.name() == "bwrap"
+        outer.kill()
+        await gone(outer.pid)
+        assert (await run("echo $A")).content == "1"
+        await workspaces.close(CONVERSATION)
+        assert alive(found) == []
+
+
+async def test_a_peer_that_talks_nonsense_is_let_go(workspaces: Workspaces, root: Path) -> None:
+    run = Terminal(await workspaces.open(CONVERSATION))
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\0" * 1000 + b"\n", b'{"op": "run"}\n[1]\n'):
+        with HostFolder(root, CONVERSATION).connect() as peer:
+            peer.setblocking(True)
+            peer.sendall(nonsense)
+            peer.settimeout(LIMIT_SECONDS)
+            while peer.recv(4096):
+                pass
+    assert (await run("echo fine")).content == "fine"
+
+
+async def test_a_flood_of_output_costs_no_memory(root: Path) -> None:
+    async with opened(root) as workspaces:
+        run = Terminal(await workspaces.open(CONVERSATION))
+        answer = await run("head -c 30000000 /dev/zero | tr '\\0' x", timeout=LIMIT_SECONDS)
+        assert answer.fields["omitted_bytes"] == 30_000_000 - 256 * 1024
+        assert psutil.Process(main_pid(root, CONVERSATION)).memory_info().rss < 20 * 2**20
 
 
 async def test_close_kills_a_host_that_does_not_answer(workspaces: Workspaces, root: Path) -> None:

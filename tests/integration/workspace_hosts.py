@@ -100,12 +100,13 @@ class Gate:
 
 
 def client(root: Path, sandbox: str, conversation_id: str, action_id: int, command: str) -> subprocess.Popen[str]:
-    """Start a process that runs one command as a tool worker would, and prints the result as JSON."""
+    """Start a session of its own that runs one command as a tool worker would, and prints the result as JSON."""
     return subprocess.Popen(
         [sys.executable, "-m", __name__, str(root), sandbox, conversation_id, str(action_id), command],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
+        start_new_session=True,
     )
 
 

@@ -88,7 +88,7 @@ class Loop:
             callbacks[event] = callback
         else:
             callbacks.pop(event, None)
-        events = sum(callbacks)
+        events = sum(callbacks)  # the keys are bits
         if key is None:
             if events:
                 self._selector.register(fd, events, callbacks)

@@ -295,7 +295,7 @@ class Server:
 
     def _record_result(self, action_id: int, result: dict[str, object]) -> bytes:
         is_full = self._journal.size_bytes > JOURNAL_LIMIT_BYTES
-        body = json.dumps(_bounded(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
+        body = json.dumps(bounded(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
         self._journal.record_result(action_id, body)
         return body
 
@@ -307,7 +307,7 @@ def _action_id(message: dict[str, object]) -> int:
     return action_id
 
 
-def _bounded(result: dict[str, object], limit_chars: int) -> dict[str, object]:
+def bounded(result: dict[str, object], limit_chars: int) -> dict[str, object]:
     """Cut the text for the model and leave out what cannot be used in part."""
     bounded = dict(result)
     for name in _KEPT_TEXTS:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -71,7 +72,7 @@ class BubblewrapSandbox:
 
     def reason_unavailable(self) -> str | None:
         """See `Sandbox.reason_unavailable`."""
-        if shutil.which("bwrap", path=SYSTEM_PATH) is None:
+        if not Path(_executable()).exists():
             return "bwrap is not installed"
         try:
             self._files.mkdir(parents=True, exist_ok=True)
@@ -134,8 +135,11 @@ class BubblewrapSandbox:
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
 
 
+@functools.cache
 def _executable() -> str:
-    return shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap"
+    """Return where bwrap is: the system's, or the one of a package beside our Python."""
+    beside_python = Path(sys.executable).parent
+    return shutil.which("bwrap", path=f"{SYSTEM_PATH}:{beside_python}") or "/usr/bin/bwrap"
 
 
 def _namespaces(executable: str, enclosure: Enclosure) -> Iterator[str]:

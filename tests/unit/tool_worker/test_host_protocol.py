@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tool_worker.host.bash_call import COMMAND_LIMIT_BYTES, BashCall, BashCallError
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.protocol import FRAME_LIMIT_BYTES, Lines, ProtocolError, decode, encode
+from tool_worker.host.server import bounded
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text())))
@@ -43,6 +44,24 @@ def test_an_endless_line_is_an_error() -> None:
         assert cutter.feed(b"x" * 2**22) == []
     with pytest.raises(ProtocolError):
         cutter.feed(b"x")
+
+
+def test_results_are_bounded_before_they_are_kept() -> None:
+    long = "a" * 600 + "b" * 600
+    result = {
+        "content": long,
+        "old_content": long,
+        "new_content": "short",
+        "diff": None,
+        "path": "/p",
+        "is_error": False,
+    }
+    assert bounded(result, 1000) == {
+        **result,
+        "content": "a" * 500 + "\n[... truncated ...]\n" + "b" * 500,
+        "old_content": None,
+    }
+    assert bounded(result, 1200) == result
 
 
 def test_a_configuration_comes_back() -> None:
