@@ -199,7 +199,7 @@ async def serve(server: ModelServer, host: str, port: int) -> None:
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port, backlog=1024).start()
-        print(runner.addresses[0][1], flush=True)  # noqa: T201
+        print(runner.addresses[0][1], flush=True)
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
