@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from celery import Celery, bootsteps
+from celery import Celery, bootsteps, signals
 
 STOP_TIMEOUT_SECONDS = 15.0
 EXIT_DEAD_LOOP = 70
@@ -50,9 +50,13 @@ class LoopThread:
         """Run a coroutine of the service on its loop from another thread and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(STOP_TIMEOUT_SECONDS)
 
+    def begin_to_stop(self) -> None:
+        """Let the service hand back what it has; returns at once.  Idempotent."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+
     def stop(self) -> None:
         """Let the service hand back what it has, and wait for it."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self.begin_to_stop()
         self._thread.join(STOP_TIMEOUT_SECONDS)
 
     def _run(self) -> None:
@@ -87,4 +91,6 @@ def add_loop(app: Celery, service: LoopService) -> LoopThread:
             return {"deckhands": dict(thread.service.report())}
 
     app.steps["worker"].add(LoopStep)
+    # Celery gets round to stopping its steps up to a second after the signal.
+    signals.worker_shutting_down.connect(lambda **_: thread.begin_to_stop(), weak=False)
     return thread
