@@ -27,6 +27,7 @@ from broker.events import AgentSpec, Event, EventSource, LLMSpec, ModelCallFaile
 from broker.invariants import violations
 from broker.membership import Membership
 from broker.observations import AgentStateChangedObservation, ErrorObservation
+from broker.ownership import Claimed, Owners
 from tests.controller_parts import answer
 from tests.faults.harness import FaultCluster
 from tests.polling import until
@@ -79,32 +80,26 @@ class Bench(FaultCluster):
         assert violations(events, conversation_id=cid, last_event_id=row.last_event_id) == []
         return events
 
-    def celery(self, worker: subprocess.Popen[bytes], *arguments: str) -> Any:
-        """Run Celery's own command line beside a worker and return its answer."""
+    async def celery(self, worker: subprocess.Popen[bytes], *arguments: str) -> Any:
+        """Run Celery's own command line beside a worker until it answers, and return the answer."""
         node = f"controller-{worker.pid}@{socket.gethostname()}"
         env = {name: value for name, value in os.environ.items() if not name.startswith("DECKHANDS_")}
         env |= {"DECKHANDS_URL": self.store.url, "DECKHANDS_CELERY_URL": self.store.celery_url}
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "celery",
-                "-A",
-                "controller_worker.app",
-                *arguments,
-                "--json",
-                "-t",
-                "10",
-                "-d",
-                node,
-            ],
-            env=env,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found = json.loads(done.stdout)
-        return (found[0] if isinstance(found, list) else found)[node]  # `control` answers with a list, `inspect` not
+        program = (sys.executable, "-m", "celery", "-A", "controller_worker.app", *arguments)
+        found: list[Any] = []
+
+        async def has_answered() -> bool:
+            done = await asyncio.create_subprocess_exec(
+                *program, "--json", "-t", "10", "-d", node, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            output, _ = await done.communicate()
+            if done.returncode == 0:
+                found.append(json.loads(output))
+            return bool(found)
+
+        await until(has_answered, limit=60.0, what=f"answer to {arguments}")
+        # `control` answers with a list, `inspect` does not.
+        return (found[0][0] if isinstance(found[0], list) else found[0])[node]
 
     @asynccontextmanager
     async def tools(self) -> AsyncIterator[list[tuple[str, int]]]:
@@ -370,18 +365,18 @@ async def test_remote_control(bench: Bench) -> None:
     thinking = await bench.begin(THINK, latency=600.0)
     await bench.until_kind(waiting, "action.run")
     await bench.until_thinking(thinking)
-    assert bench.celery(worker, "inspect", "ping") == {"ok": "pong"}
-    assert bench.celery(worker, "inspect", "conversations") == sorted([waiting, thinking])
-    stats = bench.celery(worker, "inspect", "stats")["deckhands"]
+    assert await bench.celery(worker, "inspect", "ping") == {"ok": "pong"}
+    assert await bench.celery(worker, "inspect", "conversations") == sorted([waiting, thinking])
+    stats = (await bench.celery(worker, "inspect", "stats"))["deckhands"]
     assert stats["worker_id"].startswith("controller-")
     assert (stats["role"], stats["conversations"], stats["is_draining"]) == ("controller", 2, False)
     # What waits is given back, what thinks is not; nothing new is begun, also not what comes back.
-    assert bench.celery(worker, "control", "drain") == {"left": 1}
+    assert await bench.celery(worker, "control", "drain") == {"left": 1}
     assert (await bench.client.row(waiting)).owner == ""
     await bench.client.cancel(thinking, wait_seconds=5.0)
     await bench.until_released(thinking)
     late = await bench.begin(FINISH)
-    assert bench.celery(worker, "inspect", "conversations") == []
+    assert await bench.celery(worker, "inspect", "conversations") == []
     bench.start_controller("second")
     await bench.settle([late])
     async with bench.tools():
@@ -413,6 +408,41 @@ async def test_a_worker_that_is_told_to_end_hands_back_at_once(bench: Bench) -> 
         await bench.settle(cids)
     for cid in cids:
         await bench.check_log(cid)
+
+
+async def test_a_claim_whose_reply_was_lost_is_found_by_the_next_ring(bench: Bench) -> None:
+    bench.start_controller()
+    pilot = await bench.begin(FINISH)
+    await bench.settle([pilot])
+    store = bench.client.store
+    shard = store.all_shards[0]
+    (worker,) = await store.connection.call("ZRANGE", shard.workers, 0, -1)
+    bench.signal("c1", signal.SIGSTOP)
+    cid = await bench.begin(FINISH)
+    # As if the worker had claimed it, and neither the reply nor the entry had reached it.
+    assert isinstance(await Owners(store).claim(cid, worker.decode()), Claimed)
+    await store.connection.call("XTRIM", shard.ready, "MAXLEN", 0)
+    await bench.client.send_message(cid, "are you there?")
+    bench.signal("c1", signal.SIGCONT)
+    await bench.settle([cid], limit=10.0)
+    assert await bench.states(cid) == ["running", "finished"]
+
+
+async def test_a_worker_that_is_drained_stays_so_when_it_is_swept(bench: Bench) -> None:
+    worker = bench.start_controller()
+    store = bench.client.store
+    shard = store.all_shards[0]
+    assert await bench.celery(worker, "control", "drain") == {"left": 0}
+    (before,) = await store.connection.call("ZRANGE", shard.workers, 0, -1)
+    await store.connection.call("ZREM", shard.workers, before)  # buried by another
+
+    async def is_back() -> bool:
+        return (await store.connection.call("ZRANGE", shard.workers, 0, -1)) not in ([], [before])
+
+    await until(is_back, what="new incarnation")
+    stats = (await bench.celery(worker, "inspect", "stats"))["deckhands"]
+    assert stats["worker_id"] != before.decode()
+    assert stats["is_draining"] is True
 
 
 async def test_a_full_worker_makes_room_by_giving_back_what_only_waits(bench: Bench) -> None:
