@@ -88,6 +88,7 @@ class ConversationLoop:
         self._on_gone = on_gone
         self._agent: Agent | None = None
         self._recollection = Recollection(services.log, claimed.ownership.conversation_id)
+        self._is_gone = False
         self._is_restored = False
         self._has_news = False
         self._task: asyncio.Task[None] | None = None
@@ -111,6 +112,8 @@ class ConversationLoop:
 
     def wake(self, *, has_news: bool = True) -> None:
         """Go on: read what is new, then do what is wanted."""
+        if self._is_gone:
+            return  # whoever owns it now must not be outbid by one more model call
         self._has_news = self._has_news or has_news
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"step {self.conversation_id}")
@@ -122,6 +125,7 @@ class ConversationLoop:
 
     def drop(self) -> None:
         """Let go of the conversation without another word."""
+        self._is_gone = True
         for task in (self._task, self._call):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
@@ -129,7 +133,7 @@ class ConversationLoop:
 
     async def release_idle(self) -> None:
         """Give up a conversation that only waits; its next piece of news brings it back, here or elsewhere."""
-        if self.is_idle:
+        if self.is_idle and not self._is_gone:
             self._task = asyncio.create_task(self._run(is_release=True), name=f"release {self.conversation_id}")
             await self._task
 

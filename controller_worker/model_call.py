@@ -37,8 +37,7 @@ class Models:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
-        self._clients: dict[LLMSpec, tuple[LLM, LLMConfig]] = {}
-        self._creating = asyncio.Lock()
+        self._clients: dict[LLMSpec, asyncio.Task[tuple[LLM, LLMConfig]]] = {}
 
     async def of(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
         """Return the client for a specification, and its settings.
@@ -46,17 +45,18 @@ class Models:
         Raises:
             LLMConfigError: no model is configured, or a setting cannot be used.
         """
-        if spec not in self._clients:
-            async with self._creating:
-                if spec not in self._clients:
-                    # The first client imports its provider's library, for longer than a heartbeat may be late.
-                    self._clients[spec] = await asyncio.to_thread(self._create, spec)
-        return self._clients[spec]
+        client = self._clients.get(spec)
+        if client is None or (client.done() and client.exception() is not None):
+            # The first client imports its provider's library, for longer than a heartbeat may be late.
+            client = asyncio.create_task(asyncio.to_thread(self._create, spec))
+            self._clients[spec] = client
+        return await asyncio.shield(client)
 
     def max_message_chars(self, spec: LLMSpec) -> int:
         """Return how long a text in a prompt may be; the default where the settings cannot be used."""
-        if spec in self._clients:
-            return self._clients[spec][1].max_message_chars
+        client = self._clients.get(spec)
+        if client is not None and client.done() and client.exception() is None:
+            return client.result()[1].max_message_chars
         try:
             return self._config(spec).max_message_chars
         except LLMConfigError:
@@ -64,8 +64,9 @@ class Models:
 
     async def aclose(self) -> None:
         """Close every client."""
-        for client, _ in self._clients.values():
-            await client.aclose()
+        for client in self._clients.values():
+            if client.done() and client.exception() is None:
+                await client.result()[0].aclose()
 
     def _create(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
         config = self._config(spec)

@@ -466,6 +466,19 @@ async def test_a_conversation_that_was_taken_over_is_dropped_without_a_word(hand
     assert (len(await hands.events()), await hands.owner()) == (count, "controller-2")
 
 
+async def test_a_conversation_that_is_gone_is_not_woken_and_asks_no_model(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.go()
+    await loop.release_idle()
+    await hands.observe(loop.state.pending[0].id)
+    sent = sum(hands.wire.counts.values())
+    loop.wake()
+    loop.check_dispatch()
+    await loop.release_idle()
+    assert loop.is_idle
+    assert sum(hands.wire.counts.values()) == sent
+
+
 async def test_a_loop_that_is_dropped_while_the_model_thinks_leaves_no_task(hands: Hands) -> None:
     await hands.begin(THINK, latency=30.0)
     loop = await hands.claim()

@@ -133,6 +133,27 @@ async def test_a_client_is_made_beside_the_loop(tmp_path: Path) -> None:
     await client.aclose()
 
 
+async def test_a_client_that_could_not_be_made_is_tried_again(tmp_path: Path) -> None:
+    of = Models({"LLM_MODEL": f"scripted/{tmp_path}/script.json"})
+    with pytest.raises(LLMConfigError, match="No such file"):
+        await of.of(LLMSpec())
+    assert of.max_message_chars(LLMSpec()) == 30_000
+    (tmp_path / "script.json").write_text("{}")
+    client, _ = await of.of(LLMSpec())
+    assert (await of.of(LLMSpec()))[0] is client
+    await of.aclose()
+
+
+async def test_a_caller_that_is_cancelled_does_not_spoil_the_client_for_others(tmp_path: Path) -> None:
+    of = models(tmp_path)
+    first, second = (asyncio.create_task(of.of(LLMSpec())) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    client, _ = await second
+    assert first.cancelled()
+    assert (await of.of(LLMSpec()))[0] is client
+
+
 async def test_how_long_a_text_may_be_is_a_setting(tmp_path: Path) -> None:
     of = models(tmp_path, LLM_MAX_MESSAGE_CHARS="500")
     assert of.max_message_chars(LLMSpec()) == 500
