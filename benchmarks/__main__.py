@@ -28,8 +28,12 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "crowd": crowd.measure,
     "idling": idling.measure,
 }
-SCRIPTS = ("append", "model_client", "host_round_trip")
-"""Benchmarks that print their own tables, and run by themselves too."""
+SCRIPTS: Mapping[str, Sequence[str]] = {
+    "append": ("--rounds", "50"),
+    "model_client": ("--rounds", "1", "--calls", "2"),
+    "host_round_trip": ("--rounds", "10", "--hosts", "2"),
+}
+"""Benchmarks that print their own tables and run by themselves too, and with what they only show that they work."""
 QUIET_LOAD = 0.7
 HERE = Path(__file__).parent
 
@@ -49,7 +53,7 @@ def main() -> None:
     asyncio.run(_run([name for name in names if name in BENCHMARKS], arguments))
     for name in names:
         if name in SCRIPTS:
-            _run_script(name)
+            _run_script(name, SCRIPTS[name] if arguments.size is Size.SMOKE else ())
     print(f"\nload at the end: {machine.load():.2f}")
 
 
@@ -84,9 +88,9 @@ async def _peer(directory: Path, *, is_wanted: bool) -> AsyncIterator[Sdk | None
         await sdk.stop()
 
 
-def _run_script(name: str) -> None:
+def _run_script(name: str, arguments: Sequence[str]) -> None:
     print(f"\n## {name}\n", flush=True)
-    subprocess.run([sys.executable, HERE / f"{name}.py"], check=True)
+    subprocess.run([sys.executable, HERE / f"{name}.py", *arguments], check=True)
 
 
 def _noise() -> str:

@@ -79,6 +79,13 @@ class BenchCluster:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
+    async def until_stepping(self, conversation_id: str) -> None:
+        """Wait until a conversation has made its first step."""
+        index = Conversations(self.client.store)
+        async with asyncio.timeout(READY_LIMIT_SECONDS):
+            while (await index.row(conversation_id)).fields.get("iterations", "0") == "0":
+                await asyncio.sleep(POLL_SECONDS)
+
     async def close(self, conversation_id: str) -> None:
         """Close a conversation and wait until its workspace host, which outlives its tool worker, has ended."""
         await Conversations(self.client.store).close(conversation_id)

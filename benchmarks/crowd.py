@@ -17,7 +17,6 @@ STEPS = 10
 """Model calls of a conversation: nine that run a command and one that finishes."""
 LATENCY_SECONDS = 1.0
 TARGET = 1.15
-WARM_UP = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +89,10 @@ async def measure(bench: Bench) -> Result:
 
 
 async def _cross(cluster: BenchCluster, backend: str, server: RunningModelServer, count: int) -> Crossing:
-    """Run all conversations once, from the first submit to the last finish."""
+    """Run all conversations once, from the first submit to the last finish, once the model's client is loaded."""
     controller = await cluster.start_controller(**model_environment(backend, server.url))
     tool = await cluster.start_noop_tool()
-    for _ in range(WARM_UP):
-        await cluster.submit()
-    await cluster.until_finished(WARM_UP)
+    await cluster.until_stepping(await cluster.submit())
     others = (cluster.store.child.pid, tool)
     cpu, other_cpu = cpu_seconds(controller), sum(map(cpu_seconds, others))
     began = time.perf_counter()

@@ -169,6 +169,8 @@ def terminal(count: int, directory: str) -> dict[str, Any]:
 
 def crowd(conversations: int, url: str, directory: str) -> dict[str, Any]:
     """Run conversations at once, a thread each, against the model server."""
+    # The first call loads half of litellm.
+    _model(url).completion([Message(role="user", content=[TextContent(text="Hello.")])])
     before = time.process_time()
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         began = time.perf_counter()
