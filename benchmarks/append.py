@@ -2,7 +2,8 @@
 
     python benchmarks/append.py [--rounds 2000]
 
-Prints medians and 95th percentiles as a table. The store is a private Valkey with `appendfsync everysec`, on a unix
+Prints medians and 95th percentiles as a table, and beside them the CPU that this process (not the store) used on
+average, which a busy machine hardly changes. The store is a private Valkey with `appendfsync everysec`, on a unix
 socket; events are appended one at a time, each acknowledged before the next.
 """
 
@@ -14,9 +15,10 @@ import os
 import statistics
 import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 from broker import codec
 from broker.actions import CmdRunAction
@@ -31,6 +33,7 @@ from broker.store import open_store
 WORKER = "bench-worker"
 HISTORIES = (358, 5_000)
 READS = 20
+REPEATS = 20
 
 
 def observation(cause: int) -> CmdOutputObservation:
@@ -49,19 +52,27 @@ def observation(cause: int) -> CmdOutputObservation:
     )
 
 
-def row(name: str, seconds: list[float], unit: str, scale: float) -> str:
-    ranked = sorted(second * scale for second in seconds)
-    p95 = ranked[int(len(ranked) * 0.95)]
-    return f"| {name:<52} | {statistics.median(ranked):>8.3f} | {p95:>8.3f} | {unit:<2} |"
+@dataclass
+class Times:
+    """How long each repetition took, and the CPU of all of them, in seconds."""
+
+    each: list[float]
+    cpu: float
+
+    def row(self, name: str, unit: str, scale: float) -> str:
+        ranked = sorted(second * scale for second in self.each)
+        figures = (statistics.median(ranked), ranked[int(len(ranked) * 0.95)], self.cpu / len(ranked) * scale)
+        return f"| {name:<42} | " + " | ".join(f"{figure:>8.3f}" for figure in figures) + f" | {unit:<2} |"
 
 
-async def timed(rounds: int, call: Callable[[int], Awaitable[object]]) -> list[float]:
+async def timed(rounds: int, call: Callable[[int], Awaitable[object]]) -> Times:
     seconds = []
+    cpu = process_time()
     for n in range(rounds):
         began = perf_counter()
         await call(n)
         seconds.append(perf_counter() - began)
-    return seconds
+    return Times(seconds, process_time() - cpu)
 
 
 def codec_rows(rounds: int) -> list[str]:
@@ -75,16 +86,17 @@ def codec_rows(rounds: int) -> list[str]:
         ("entry to event", lambda: codec.decode(entry, 3)),
     ]
     rows = [f"{len(codec.msgpack.packb(wire))} bytes packed, {len(entry)} in the log\n"]
-    rows += ["| one event                                            |   median |      p95 |    |"]
-    rows += ["|------------------------------------------------------|----------|----------|----|"]
+    rows += ["|                                            |   median |      p95 |      CPU |    |"]
+    rows += ["|--------------------------------------------|----------|----------|----------|----|"]
     for name, layer in layers:
         seconds = []
+        cpu = process_time()
         for _ in range(rounds):
             began = perf_counter()
-            for _ in range(20):
+            for _ in range(REPEATS):
                 layer()
-            seconds.append((perf_counter() - began) / 20)
-        rows.append(row(name, seconds, "µs", 1e6))
+            seconds.append((perf_counter() - began) / REPEATS)
+        rows.append(Times(seconds, (process_time() - cpu) / REPEATS).row(name, "µs", 1e6))
     return rows
 
 
@@ -102,23 +114,25 @@ async def store_rows(url: str, rounds: int) -> list[str]:
     await begin(log, owners, "appended")
     ownership = await begin(log, owners, "cycled")
 
+    observations = [observation(cause) for cause in range(2, 2 * rounds + 2)]
+
     async def append(n: int) -> None:
-        await log.append_observation("appended", observation(n + 2), worker_id=WORKER)
+        await log.append_observation("appended", observations[n], worker_id=WORKER)
 
     async def cycle(n: int) -> None:
         action = CmdRunAction(command=f"true {n}", thought=f"Step {n}.")
         last_id = 1 + 2 * n
         done = await log.append_as_owner(ownership, [action], expected_last_id=last_id, dispatch=(0,))
         assert isinstance(done, Appended)
-        await log.append_observation("cycled", observation(done.last_id), worker_id=WORKER)
+        await log.append_observation("cycled", observations[done.last_id - 2], worker_id=WORKER)
 
     async def ping(_: int) -> None:
         await store.connection.call("PING")
 
     rows = [
-        row("round trip of a PING, for comparison", await timed(rounds, ping), "ms", 1e3),
-        row("append an event", await timed(rounds, append), "ms", 1e3),
-        row("append an action, then its observation", await timed(rounds, cycle), "ms", 1e3),
+        (await timed(rounds, ping)).row("round trip of a PING, for comparison", "ms", 1e3),
+        (await timed(rounds, append)).row("append an event", "ms", 1e3),
+        (await timed(rounds, cycle)).row("append an action, then its observation", "ms", 1e3),
     ]
     for size in HISTORIES:
         name = f"history-{size}"
@@ -129,7 +143,7 @@ async def store_rows(url: str, rounds: int) -> list[str]:
         async def read(_: int, *, name: str = name, size: int = size) -> None:
             assert len(await log.read(name)) == size
 
-        rows.append(row(f"read a history of {size:,} events", await timed(READS, read), "ms", 1e3))
+        rows.append((await timed(READS, read)).row(f"read a history of {size:,} events", "ms", 1e3))
     await store.aclose()
     return rows
 
