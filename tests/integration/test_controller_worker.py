@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,10 @@ from broker.observations import AgentStateChangedObservation, ErrorObservation
 from broker.ownership import Claimed, Owners
 from tests.controller_parts import answer
 from tests.faults.harness import FaultCluster
+from tests.model_server.running_server import RunningModelServer
 from tests.polling import until
+
+pytest_plugins = ("tests.model_server.fixtures",)
 
 BASH = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "ls"}}]}
 THINK = {"text": "hmm", "tool_calls": [{"name": "think", "arguments": {"thought": "deep"}}]}
@@ -100,6 +103,24 @@ class Bench(FaultCluster):
         await until(has_answered, limit=60.0, what=f"answer to {arguments}")
         # `control` answers with a list, `inspect` does not.
         return (found[0][0] if isinstance(found[0], list) else found[0])[node]
+
+    @asynccontextmanager
+    async def sweeping(self) -> AsyncIterator[None]:
+        """Play another worker, which buries whoever has fallen silent."""
+        watcher = Membership(self.client.store, "controller-watching", "controller", ttl_seconds=3600.0)
+        await watcher.register()
+
+        async def watch() -> bool:
+            await watcher.tick(0)
+            return False
+
+        task = asyncio.create_task(until(watch, limit=3600.0))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
     @asynccontextmanager
     async def tools(self) -> AsyncIterator[list[tuple[str, int]]]:
@@ -296,6 +317,26 @@ async def test_what_cannot_work_is_said_at_once(bench: Bench, spec: dict[str, An
     row = await bench.client.row(cid)
     assert row.state == "error"
     assert row.fields["last_error"].startswith(reason)
+
+
+@pytest.mark.parametrize(("model", "path"), [("openai/large", "/v1"), ("claude-large", "")])
+async def test_the_first_call_of_a_provider_costs_the_worker_no_heartbeat(
+    bench: Bench, model: str, path: str, shared_model_server: Callable[..., RunningModelServer]
+) -> None:
+    """A provider's library takes seconds to import; a worker that fell silent for two would be buried."""
+    server = shared_model_server("--builtin", "bash:1")
+    bench.start_controller(LLM_MODEL=model, LLM_API_KEY="k", LLM_BASE_URL=server.url + path)
+    pilot = await bench.begin(FINISH)
+    await bench.settle([pilot])
+    store = bench.client.store
+    (worker,) = await store.connection.call("ZRANGE", store.all_shards[0].workers, 0, -1)
+    async with bench.sweeping(), bench.tools():
+        cid = await bench.client.submit("task")
+        await bench.settle([cid], limit=100.0)
+    assert (await bench.client.row(cid)).state == "finished"
+    assert worker in await store.connection.call("ZRANGE", store.all_shards[0].workers, 0, -1)
+    assert await Conversations(store).takeovers() == []
+    await bench.check_log(cid)
 
 
 # Damage
