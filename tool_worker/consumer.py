@@ -109,7 +109,7 @@ class _Incarnation:
             failpoint("tool.beat")
             if await self._membership.tick(self.progress) is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
-            await self._store.check_generation()
+            await self._store.persist(self._store.check_generation)
             await self._workspaces.let_go_of_idle()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
