@@ -155,6 +155,6 @@ def test_importing_litellm_is_quiet(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=200,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
