@@ -46,6 +46,7 @@ from controller_worker.model_call import Models, ask, last_error_of, reply_of
 from controller_worker.state import State, snapshot_of, state_from
 
 SNAPSHOT_EVERY_EVENTS = 50
+ASK_AGAIN_SECONDS = 60.0
 MAX_CRASHES = 3
 MAX_ROUNDS_A_VERSION = 16
 """A log that does not grow needs one or two; more means that the same thing is wanted again and again."""
@@ -331,6 +332,8 @@ class ConversationLoop:
             await self._save_snapshot()
         failpoint("controller.before_release")
         due_ms = to_millis(effect.until) + 1 if isinstance(effect, Park) else None
+        if effect is None and self.state.pending:  # somebody must ask again for an action whose entry is lost
+            due_ms = to_millis(self._services.store.clock.now()) + int(ASK_AGAIN_SECONDS * 1000)
         news = await self._services.owners.release(self.ownership, seen_id=self.state.version, due_ms=due_ms)
         if news is None:
             raise _Gone

@@ -13,7 +13,7 @@ import logging
 
 from broker import codec
 from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ClaimOutcome, ControlDelivery
-from broker.errors import DeckhandsError, StoreError
+from broker.errors import CorruptEntry, DeckhandsError, EventUnfit, StoreError, StoreTooNew, UnknownKind
 from broker.event_log import EventLog
 from broker.events import Action, Observation
 from broker.failpoints import failpoint
@@ -46,10 +46,20 @@ class Executor:
         failpoint("tool.after_claim")
         observation = await self._observe(delivery, claim)
         failpoint("tool.before_append")
+        try:
+            await self._append(delivery, observation)
+        except EventUnfit as error:
+            text = f"The action was carried out, but its result cannot be recorded: {error}"
+            instead = ErrorObservation(content=text, error_id=error.code, cause=observation.cause)
+            await self._append(
+                delivery, instead.model_copy(update={"tool_call_metadata": observation.tool_call_metadata})
+            )
+        failpoint("tool.after_append")
+
+    async def _append(self, delivery: ActionDelivery, observation: Observation) -> None:
         await self._log.append_observation(
             delivery.conversation_id, observation, worker_id=self._worker_id, place=delivery.place
         )
-        failpoint("tool.after_append")
 
     async def obey(self, order: ControlDelivery) -> None:
         """Stop a running action, or end a workspace.  Idempotent."""
@@ -59,7 +69,10 @@ class Executor:
             await self._workspaces.interrupt(order.conversation_id, order.action_id)
 
     async def _observe(self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed) -> Observation:
-        action = await self._action(delivery)
+        try:
+            action = await self._action(delivery)
+        except (CorruptEntry, StoreTooNew, UnknownKind) as error:
+            return ErrorObservation(content=str(error), error_id=error.code, cause=delivery.action_id)
         try:
             if claim.attempt > MAX_ATTEMPTS:
                 text = f"The action was given up after {MAX_ATTEMPTS} workers died with it. It may have taken effect."
