@@ -21,8 +21,8 @@ CYCLE_TARGET_MS = 0.2
 
 async def measure(bench: Bench) -> Result:
     """Append single events, and actions with their observations, in turns with the peer."""
-    rounds = bench.choose(smoke=1, short=5, full=15)
-    ours, theirs = bench.choose(smoke=20, short=1_000, full=3_000), bench.choose(smoke=5, short=100, full=300)
+    rounds = bench.choose(smoke=1, short=8, full=24)
+    ours, theirs = bench.choose(smoke=20, short=300, full=300), bench.choose(smoke=5, short=100, full=300)
     found: dict[str, list[float]] = {name: [] for name in ("append", "cycle", "synced", "peer append", "peer cycle")}
     async with (
         running_cluster(bench.directory / "recording") as cluster,
@@ -68,8 +68,7 @@ async def _append(cluster: BenchCluster, count: int) -> float:
     """Append observations as a tool worker does, and return the median of their seconds."""
     log, ownership = cluster.client.log, await _begin(cluster)
     seconds = []
-    for number in range(count):
-        event = observation(number + 2, seed=number)
+    for event in [observation(number + 2, seed=number) for number in range(count)]:
         began = time.perf_counter()
         await log.append_observation(ownership.conversation_id, event, worker_id="tool")
         seconds.append(time.perf_counter() - began)
@@ -80,9 +79,11 @@ async def _cycle(cluster: BenchCluster, count: int) -> float:
     """Append actions as their owner, each followed by its observation; return the median of their seconds."""
     log, ownership = cluster.client.log, await _begin(cluster)
     last_id, seconds = 1, []
-    for number in range(count):
-        action = CmdRunAction(command=f"true {number}", thought=f"Step {number}.")
-        event = observation(last_id + 1, seed=number)
+    steps = [
+        (CmdRunAction(command=f"true {number}", thought=f"Step {number}."), observation(2 * number + 2, seed=number))
+        for number in range(count)
+    ]
+    for action, event in steps:
         began = time.perf_counter()
         await log.append_as_owner(ownership, [action], expected_last_id=last_id, dispatch=(0,))
         await log.append_observation(ownership.conversation_id, event, worker_id="tool")

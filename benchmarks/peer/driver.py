@@ -90,8 +90,7 @@ def append(count: int, text: str, directory: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         log = EventLog(LocalFileStore(folder))
         seconds = []
-        for _ in range(count):
-            event = _message(text)
+        for event in [_message(text) for _ in range(count)]:
             began = time.perf_counter()
             log.append(event)
             seconds.append(time.perf_counter() - began)
@@ -103,9 +102,8 @@ def cycle(count: int, text: str, directory: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         conversation = _conversation(TestLLM.from_messages([]), folder, TOOL)
         seconds = []
-        for number in range(count):
-            action = _action(number)
-            observation = _observation(action, text)
+        actions = [_action(number) for number in range(count)]
+        for action, observation in [(action, _observation(action, text)) for action in actions]:
             began = time.perf_counter()
             with conversation.state as state:
                 state.append_event(action)
