@@ -23,12 +23,13 @@ async def measure(bench: Bench) -> Result:
     """Append single events, and actions with their observations, in turns with the peer."""
     rounds = bench.choose(smoke=1, short=8, full=24)
     ours, theirs = bench.choose(smoke=20, short=300, full=300), bench.choose(smoke=5, short=100, full=300)
-    found: dict[str, list[float]] = {name: [] for name in ("append", "cycle", "synced", "peer append", "peer cycle")}
+    found: dict[str, list[float]] = {name: [] for name in ("ping", "append", "cycle", "synced", "peer append", "peer cycle")}
     async with (
         running_cluster(bench.directory / "recording") as cluster,
         running_cluster(bench.directory / "recording-always", append_fsync="always") as synced,
     ):
         for _ in range(rounds):
+            found["ping"].append(await _ping(cluster, ours))
             found["append"].append(await _append(cluster, ours))
             found["peer append"] += await _peer(bench, "append", theirs)
             found["synced"].append(await _append(synced, theirs))
@@ -37,6 +38,7 @@ async def measure(bench: Bench) -> Result:
     return Result(
         "Recording",
         (
+            Figure("a command that does nothing, for comparison", "ms", Spread.of(found["ping"], scale=1_000)),
             Figure(
                 "append an event of 1.4 KB",
                 "ms",
@@ -62,6 +64,16 @@ async def measure(bench: Bench) -> Result:
         "Each value is the median of one round. Deckhands: `appendfsync everysec`, except in the last line (`always`). "
         "The SDK writes each event to disk before it goes on.",
     )
+
+
+async def _ping(cluster: BenchCluster, count: int) -> float:
+    """Go to the store and back, and return the median of the seconds: less than this nothing can take here."""
+    seconds = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await cluster.client.store.connection.call("PING")
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
 
 
 async def _append(cluster: BenchCluster, count: int) -> float:
