@@ -23,7 +23,9 @@ async def measure(bench: Bench) -> Result:
     """Append single events, and actions with their observations, in turns with the peer."""
     rounds = bench.choose(smoke=1, short=8, full=24)
     ours, theirs = bench.choose(smoke=20, short=300, full=300), bench.choose(smoke=5, short=100, full=300)
-    found: dict[str, list[float]] = {name: [] for name in ("ping", "append", "cycle", "synced", "peer append", "peer cycle")}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("ping", "append", "cycle", "synced", "peer append", "peer cycle")
+    }
     async with (
         running_cluster(bench.directory / "recording") as cluster,
         running_cluster(bench.directory / "recording-always", append_fsync="always") as synced,
