@@ -85,20 +85,24 @@ class Membership:
         """
         total = [0, 0, 0]
         for names in self._store.all_shards:
-            patience_ms = int(LOST_RING_PATIENCE_SECONDS * 1000)
-            reply = await self._store.function(
-                "deck_tick", (names.root,), self._worker_id, self._ttl_ms, progress, patience_ms
-            )
+            reply = await self._store.function("deck_tick", (names.root,), *self._beat(progress))
             if reply[0] == "swept":
                 return None
             total = [done + int(more) for done, more in zip(total, reply[1:], strict=True)]
         return Tick(*total)
+
+    def tick_commands(self, progress: int) -> list[tuple[str | int, ...]]:
+        """Return the beats of `tick` as commands, for a connection that is not the loop's."""
+        return [("FCALL", "deck_tick", 1, names.root, *self._beat(progress)) for names in self._store.all_shards]
 
     async def leave(self) -> None:
         """Hand everything back at once.  Idempotent."""
         for names in self._store.all_shards:
             while await self._store.function("deck_leave", (names.root,), self._worker_id) != ["left"]:
                 pass  # each call hands back a thousand things
+
+    def _beat(self, progress: int) -> tuple[str, int, int, int]:
+        return self._worker_id, self._ttl_ms, progress, int(LOST_RING_PATIENCE_SECONDS * 1000)
 
 
 async def members(store: Store) -> list[Member]:

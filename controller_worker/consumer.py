@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from broker.errors import OwnershipLost, StoreError
@@ -20,6 +20,7 @@ from broker.keys import ShardKeys
 from broker.membership import HEARTBEAT_SECONDS, Membership
 from broker.ownership import Claimed, NotClaimed, Owners
 from broker.store import Store, open_store
+from broker.understudy import Understudy
 from broker.wakeups import Mailbox, ReadyStream
 from controller_worker.conversation_loop import ConversationLoop, Services
 from controller_worker.model_call import Models
@@ -54,7 +55,8 @@ class ControllerConsumer:
                 self._incarnation = _Incarnation(services, settings.max_conversations, settings.idle_seconds)
                 if self._is_draining:
                     await self._incarnation.drain()
-                await self._incarnation.run(stop)
+                with Understudy(settings.store_url, self._incarnation.membership) as understudy:
+                    await self._incarnation.run(stop, on_beat=understudy.loop_turned)
         finally:
             await services.models.aclose()
             await store.aclose()
@@ -97,17 +99,17 @@ class _Incarnation:
         self._services = services
         self._max_conversations = max_conversations
         self._idle_seconds = idle_seconds
-        self._membership = Membership(services.store, self.worker_id, "controller")
+        self.membership = Membership(services.store, self.worker_id, "controller")
         self._room = asyncio.Event()
         self._room.set()
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Work until stopped or swept."""
-        await self._membership.register()
+    async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
+        """Work until stopped or swept; `on_beat` is told the progress at each beat."""
+        await self.membership.register()
         store = self._services.store
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._beat()), group.create_task(self._keep_up())]
+                tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._keep_up())]
                 for names in store.all_shards:
                     tasks.append(group.create_task(self._read_ready(names)))
                     tasks.append(group.create_task(self._read_mail(names)))
@@ -118,7 +120,7 @@ class _Incarnation:
             for loop in list(self.loops.values()):
                 loop.drop()
         if stop.is_set():
-            await self._membership.leave()
+            await self.membership.leave()
 
     async def drain(self) -> int:
         self.is_draining = True
@@ -127,12 +129,13 @@ class _Incarnation:
             await loop.release_idle()
         return len(self.loops)
 
-    async def _beat(self) -> None:
+    async def _beat(self, on_beat: Callable[[int], None]) -> None:
         """Say that this worker lives, from the very loop that does its work."""
         store: Store = self._services.store
         while True:
             failpoint("controller.beat")
-            if await self._membership.tick(self.progress) is None:
+            on_beat(self.progress)
+            if await self.membership.tick(self.progress) is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await store.persist(store.check_generation)
             await asyncio.sleep(HEARTBEAT_SECONDS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from broker.action_queue import ActionDelivery, ActionQueue, ControlDelivery
@@ -19,6 +19,7 @@ from broker.failpoints import failpoint
 from broker.ids import new_worker_id
 from broker.membership import HEARTBEAT_SECONDS, Membership
 from broker.store import Store, open_store
+from broker.understudy import Understudy
 from tool_worker.executor import Executor
 from tool_worker.settings import ToolSettings
 from tool_worker.workspaces import Workspaces
@@ -43,7 +44,8 @@ class ToolConsumer:
         try:
             while not stop.is_set():
                 self._incarnation = _Incarnation(store, workspaces, settings)
-                await self._incarnation.run(stop)
+                with Understudy(settings.store_url, self._incarnation.membership) as understudy:
+                    await self._incarnation.run(stop, on_beat=understudy.loop_turned)
         finally:
             await workspaces.aclose()
             await store.aclose()
@@ -76,7 +78,7 @@ class _Incarnation:
             ActionQueue(store, names, worker_id=self.worker_id, node=settings.node, pools=settings.pools)
             for names in store.all_shards
         ]
-        self._membership = Membership(
+        self.membership = Membership(
             store,
             self.worker_id,
             "tool",
@@ -86,12 +88,12 @@ class _Incarnation:
         self._executor = Executor(EventLog(store), workspaces, worker_id=self.worker_id)
         self._room = asyncio.Semaphore(settings.concurrency)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Work until stopped or swept."""
-        await self._membership.register()
+    async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
+        """Work until stopped or swept; `on_beat` is told the progress at each beat."""
+        await self.membership.register()
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._beat())]
+                tasks = [group.create_task(self._beat(on_beat))]
                 tasks += [group.create_task(self._read(queue)) for queue in self._queues]
                 group.create_task(_cancel_when(stop, tasks))
         except* OwnershipLost:
@@ -102,12 +104,13 @@ class _Incarnation:
             for queue in self._queues:
                 await queue.aclose()
         if stop.is_set():
-            await self._membership.leave()
+            await self.membership.leave()
 
-    async def _beat(self) -> None:
+    async def _beat(self, on_beat: Callable[[int], None]) -> None:
         while True:
             failpoint("tool.beat")
-            if await self._membership.tick(self.progress) is None:
+            on_beat(self.progress)
+            if await self.membership.tick(self.progress) is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await self._store.persist(self._store.check_generation)
             await self._workspaces.let_go_of_idle()

@@ -1,0 +1,59 @@
+"""A worker whose loop is held up: for seconds it keeps what it has, for longer it is taken over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker.clock import SystemClock
+from broker.conversations import Conversations
+from tests.faults.harness import FaultCluster, steps
+
+BUSY_SECONDS = 4.0
+"""More than twice what a heartbeat may be late."""
+
+
+async def hold_the_loop(cluster: FaultCluster, gate: Path, seconds: float) -> None:
+    """Wait until a worker has come to its gate, and open it some seconds later."""
+    await cluster.until(gate.exists, what="loop held up")
+    clock = SystemClock()
+    until = clock.monotonic() + seconds
+    await cluster.until(lambda: clock.monotonic() >= until)
+    gate.unlink()
+
+
+async def test_a_controller_with_a_burst_of_work_keeps_its_conversations(cluster: FaultCluster) -> None:
+    cluster.start_tool()
+    gate = cluster.root / "gate"
+    cluster.start_controller("busy", DECKHANDS_FAILPOINTS=f"controller.model_thinking:pause@2:{gate}")
+    ids = await cluster.submit(steps(3))
+    await hold_the_loop(cluster, gate, BUSY_SECONDS)
+    await cluster.settle(ids)
+    assert "presumed dead" not in cluster.log_of("busy")
+    assert await Conversations(cluster.client.store).takeovers() == []
+    await cluster.check(ids, commands=3)
+
+
+async def test_a_tool_worker_with_a_burst_of_work_keeps_its_actions(cluster: FaultCluster) -> None:
+    cluster.start_controller()
+    gate = cluster.root / "gate"
+    cluster.start_tool("busy", DECKHANDS_FAILPOINTS=f"tool.before_append:pause@2:{gate}")
+    ids = await cluster.submit(steps(3))
+    await hold_the_loop(cluster, gate, BUSY_SECONDS)
+    await cluster.settle(ids)
+    assert "presumed dead" not in cluster.log_of("busy")
+    assert await Conversations(cluster.client.store).takeovers() == []
+    await cluster.check(ids, commands=3)
+
+
+async def test_a_controller_that_is_stuck_is_taken_over(cluster: FaultCluster) -> None:
+    cluster.start_tool()
+    gate = cluster.root / "gate"
+    cluster.start_controller("stuck", DECKHANDS_FAILPOINTS=f"controller.model_thinking:pause@2:{gate}")
+    ids = await cluster.submit(steps(3))
+    await cluster.until(gate.exists, what="loop held up")
+    cluster.start_controller("survivor")
+    await cluster.settle(ids)
+    assert [takeover.from_worker for takeover in await Conversations(cluster.client.store).takeovers()]
+    gate.unlink()
+    await cluster.until(lambda: "presumed dead" in cluster.log_of("stuck"))
+    await cluster.check(ids, commands=3)
