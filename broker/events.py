@@ -15,6 +15,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from broker.specs import AgentSpec as AgentSpec  # noqa: PLC0414  (an event holds them, so whoever has events has them)
+from broker.specs import Limits as Limits  # noqa: PLC0414
+from broker.specs import LLMSpec as LLMSpec  # noqa: PLC0414
+from broker.specs import Part as Part  # noqa: PLC0414
+from broker.specs import WorkspaceSpec as WorkspaceSpec  # noqa: PLC0414
+
 EventT = TypeVar("EventT", bound="Event")
 
 MAX_JSON_DEPTH = 100
@@ -90,12 +96,6 @@ class ConfirmationStatus(StrEnum):
     CONFIRMED = "confirmed"
     REJECTED = "rejected"
     AWAITING_CONFIRMATION = "awaiting_confirmation"
-
-
-class Part(BaseModel):
-    """A value inside an event."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class ToolCallMetadata(Part):
@@ -199,50 +199,6 @@ class TokenUsage(Part):
     completion_tokens: int = 0
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
-
-
-class LLMSpec(Part):
-    """Which model a conversation uses. Address and key are the controller's, never the conversation's."""
-
-    model: str | None = None
-    temperature: float | None = None
-    max_output_tokens: int | None = None
-
-
-class AgentSpec(Part):
-    """An agent as data: its registered name, its model and its options."""
-
-    name: str = "CodeActAgent"
-    llm: LLMSpec = LLMSpec()
-    enable_cmd: bool = True
-    enable_editor: bool = True
-    enable_think: bool = True
-    enable_finish: bool = True
-    tool_concurrency: int = Field(default=1, ge=1, le=16)
-    system_prompt_suffix: str = ""
-
-
-class WorkspaceSpec(Part):
-    """Where a conversation's tools work.
-
-    Attributes:
-        path: an existing directory on the tool worker's node; None makes an empty one.
-        sandbox: `auto` (the strongest that works on the node), `bwrap` or `none`.
-        network: whether commands may reach the network.
-        pool: the action stream of the tool workers that may take the conversation.
-    """
-
-    path: str | None = None
-    sandbox: Literal["auto", "bwrap", "none"] = "auto"
-    network: bool = False
-    pool: str = "bash"
-
-
-class Limits(Part):
-    """What a conversation may use up. None means no limit."""
-
-    max_iterations: int = Field(default=500, ge=1)
-    max_budget_usd: float | None = Field(default=None, gt=0)
 
 
 class ConversationCreated(Event):

@@ -1,0 +1,61 @@
+"""What a conversation is, as data: its agent, its model, its workspace, its limits.
+
+Holds: frozen values that anybody may keep, compare and send; what cannot work is refused when it is written down.
+Does not: hold an address or a key; those are the workers'.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Part(BaseModel):
+    """A value inside an event."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class LLMSpec(Part):
+    """Which model a conversation uses. Address and key are the controller's, never the conversation's."""
+
+    model: str | None = None
+    temperature: float | None = None
+    max_output_tokens: int | None = None
+
+
+class AgentSpec(Part):
+    """An agent as data: its registered name, its model and its options."""
+
+    name: str = "CodeActAgent"
+    llm: LLMSpec = LLMSpec()
+    enable_cmd: bool = True
+    enable_editor: bool = True
+    enable_think: bool = True
+    enable_finish: bool = True
+    tool_concurrency: int = Field(default=1, ge=1, le=16)
+    system_prompt_suffix: str = ""
+
+
+class WorkspaceSpec(Part):
+    """Where a conversation's tools work.
+
+    Attributes:
+        path: an existing directory on the tool worker's node; None makes an empty one.
+        sandbox: `auto` (the strongest that works on the node), `bwrap` or `none`.
+        network: whether commands may reach the network.
+        pool: the action stream of the tool workers that may take the conversation.
+    """
+
+    path: str | None = None
+    sandbox: Literal["auto", "bwrap", "none"] = "auto"
+    network: bool = False
+    pool: str = "bash"
+
+
+class Limits(Part):
+    """What a conversation may use up. None means no limit."""
+
+    max_iterations: int = Field(default=500, ge=1)
+    max_budget_usd: float | None = Field(default=None, gt=0)
