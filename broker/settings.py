@@ -34,6 +34,7 @@ class BrokerSettings:
         max_conversations: conversations a controller worker holds at once.
         idle_seconds: how long a conversation that only waits is kept in memory.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
+        workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
         debug: tracebacks instead of one-line errors.
         failpoints: see `failpoints`; for tests.
         failpoint_log: file in which hits of failpoints are noted; for tests.
@@ -51,6 +52,7 @@ class BrokerSettings:
     max_conversations: int = 2_000
     idle_seconds: float = 30.0
     workspace_ttl_seconds: float = 3_600.0
+    workspace_idle_seconds: float = 300.0
     debug: bool = False
     failpoints: str = ""
     failpoint_log: str = ""

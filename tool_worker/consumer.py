@@ -37,7 +37,15 @@ class ToolConsumer:
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
         settings = self._settings
-        workspaces = Workspaces(settings.node_dir, sandbox=settings.sandbox, ttl_seconds=settings.workspace_ttl_seconds)
+        workspaces = Workspaces(
+            settings.node_dir,
+            sandbox=settings.sandbox,
+            ttl_seconds=settings.workspace_ttl_seconds,
+            idle_seconds=settings.workspace_idle_seconds,
+            no_change_timeout_seconds=settings.no_change_timeout_seconds,
+            environment=settings.environment,
+            search_path=settings.search_path,
+        )
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )

@@ -19,11 +19,21 @@ from broker.events import Action, Observation
 from broker.failpoints import failpoint
 from broker.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.tool_specs import OutcomePolicy, outcome_policy
+from tool_worker.host.protocol import NEVER_STARTED
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest, answering
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspaces import OpenWorkspace, Workspaces
 
 MAX_ATTEMPTS = 3
+
+LOST_WITH_HOST = (
+    "The process that carried this action out ended before its result was recorded. "
+    "It may have taken effect, wholly or in part: check before you repeat it."
+)
+LOST_BY_REBOOT = (
+    "The machine was restarted since this action was handed out, and the record of what ran may have lost its end. "
+    "It may have taken effect, wholly or in part: check before you repeat it."
+)
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +87,7 @@ class Executor:
             if claim.attempt > MAX_ATTEMPTS:
                 text = f"The action was given up after {MAX_ATTEMPTS} workers died with it. It may have taken effect."
                 return answering(action, OutcomeUnknownObservation(content=text))
-            return answering(action, await self._run(delivery, action))
+            return answering(action, await self._run(delivery, action, claim))
         except StoreError:
             raise
         except DeckhandsError as error:
@@ -87,7 +97,9 @@ class Executor:
             text = f"The action could not be carried out: {type(error).__name__}: {error}"
             return answering(action, ErrorObservation(content=text))
 
-    async def _run(self, delivery: ActionDelivery, action: Action) -> Observation:
+    async def _run(
+        self, delivery: ActionDelivery, action: Action, claim: ActionClaimed | ActionReclaimed
+    ) -> Observation:
         tool = TOOLS.get(action.kind)
         if tool is None:
             return ErrorObservation(content=f"This worker has no tool for {action.kind}.")
@@ -100,14 +112,12 @@ class Executor:
         )
         failpoint("tool.before_run")
         may_repeat = outcome_policy(action.kind) is OutcomePolicy.IDEMPOTENT
+        if isinstance(claim, ActionReclaimed) and not may_repeat and await _may_have_run_before_reboot(host, action):
+            return OutcomeUnknownObservation(content=LOST_BY_REBOOT)
         result = await host.run(action.id, request.tool, request.arguments, may_repeat=may_repeat)
         failpoint("tool.after_result")
         if result.is_unknown:
-            text = (
-                "The process that carried this action out ended before its result was recorded. "
-                "It may have taken effect, wholly or in part: check before you repeat it."
-            )
-            return OutcomeUnknownObservation(content=text)
+            return OutcomeUnknownObservation(content=LOST_WITH_HOST)
         return tool.observe(action, result.value)
 
     async def _action(self, delivery: ActionDelivery) -> Action:
@@ -115,3 +125,9 @@ class Executor:
         event = await self._log.blobs.whole(delivery.conversation_id, event)
         assert isinstance(event, Action)
         return event
+
+
+async def _may_have_run_before_reboot(host: OpenWorkspace, action: Action) -> bool:
+    """Say whether an action that a dead worker had claimed is missing from a journal that a reboot may have cut."""
+    status = await host.status(action.id)
+    return status.state == NEVER_STARTED and not status.is_certain

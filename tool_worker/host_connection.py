@@ -151,6 +151,17 @@ class HostConnection:
         """
         return (await self._ask({"op": "interrupt", "action_id": action_id})).get("was_running") is True
 
+    async def retire(self, *, may_kill: bool) -> bool:
+        """End the host if nothing runs in it; return whether it is ending.
+
+        Args:
+            may_kill: Whether background jobs count as nothing; an action in progress never does.
+
+        Raises:
+            HostLost: see `run`.
+        """
+        return (await self._ask({"op": "retire", "may_kill": may_kill})).get("closing") is True
+
     async def ping(self) -> HostReport:
         """Make sure that the host answers.
 

@@ -120,6 +120,13 @@ class HostFolder:
             os.close(probe)
         return probe is None
 
+    def last_used(self) -> int:
+        """Return when an action was last begun or ended, as the file system tells time; 0: never."""
+        try:
+            return self.journal.stat().st_mtime_ns
+        except OSError:
+            return 0
+
     @asynccontextmanager
     async def opening(self) -> AsyncIterator[None]:
         """Be the only one on this machine who starts or ends this host."""

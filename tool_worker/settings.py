@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker.errors import UsageError
 from broker.failpoints import arm
 from broker.settings import BrokerSettings
+
+# The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
+NO_CHANGE_TIMEOUT = "NO_CHANGE_TIMEOUT_SECONDS"
+SHELL_VARIABLE_PREFIX = "SANDBOX_ENV_"
+DEFAULT_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,10 @@ class ToolSettings:
         sandbox: `auto`, `bwrap` or `none`; a conversation may ask for less only if this is `none`.
         concurrency: actions run at once.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
+        workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
+        no_change_timeout_seconds: after how much silence a command is answered; `NO_CHANGE_TIMEOUT_SECONDS`.
+        environment: variables of every shell: `X` for each `SANDBOX_ENV_X`.
+        search_path: our own `PATH`, for shells without a sandbox.
     """
 
     store_url: str
@@ -36,6 +48,10 @@ class ToolSettings:
     sandbox: str
     concurrency: int
     workspace_ttl_seconds: float
+    workspace_idle_seconds: float
+    no_change_timeout_seconds: float
+    environment: Mapping[str, str]
+    search_path: str
 
 
 def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
@@ -56,4 +72,34 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         sandbox=broker.sandbox,
         concurrency=broker.concurrency,
         workspace_ttl_seconds=broker.workspace_ttl_seconds,
+        workspace_idle_seconds=broker.workspace_idle_seconds,
+        no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
+        environment=_shell_variables(env),
+        search_path=env.get("PATH", ""),
     )
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name, "").strip()
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{name} is {text!r}.", remedy="It must be a number of seconds above 0.")
+    return seconds
+
+
+def _shell_variables(env: Mapping[str, str]) -> dict[str, str]:
+    variables = {
+        name.removeprefix(SHELL_VARIABLE_PREFIX).upper(): value
+        for name, value in env.items()
+        if name.startswith(SHELL_VARIABLE_PREFIX)
+    }
+    for name in variables:
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
+            raise UsageError(
+                f"{SHELL_VARIABLE_PREFIX}{name} would set the variable {name!r}.",
+                remedy="Use letters, digits and _, and begin with a letter.",
+            )
+    return variables

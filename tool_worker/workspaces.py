@@ -24,6 +24,7 @@ from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host_connection import ActionStatus, HostConnection, HostResult
 from tool_worker.host_folder import Binding, HostFolder
 from tool_worker.host_launch import end_host, reap, start_host, wait_until_dead
+from tool_worker.node_room import NodeRoom, end_least_used
 from tool_worker.sandbox.choice import AUTO, named_sandbox, sandboxes
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, PACKAGE_ROOT, Enclosure, ResourceLimits, Sandbox
 from tool_worker.sandbox.selftest import require_safe, run_self_test
@@ -41,7 +42,8 @@ SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 STARTS_AT_ONCE = 4
 OPEN_ATTEMPTS = 3
 ENDING_LIMIT_SECONDS = 10.0
-IDLE_SECONDS = 60.0
+LET_GO_SECONDS = 60.0
+SESSION_IDLE_SECONDS = 300.0
 
 _SYSTEM_DIRECTORIES = ("/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 
@@ -105,10 +107,13 @@ class Workspaces:
         sandbox: What the node demands: `auto` (the best that works here), `bwrap`, or `none`. A conversation may ask
             for something weaker only if this is `none`.
         ttl_seconds: How long a host lives on when nobody is attached and no action runs.
+        idle_seconds: How long it lives on when nothing at all runs in it, background jobs included.
         no_change_timeout_seconds: After how much silence a command is answered.
         environment: Variables for every shell, over those that the sandbox sets.
+        search_path: `PATH` of shells without a sandbox; None: the system's.
         read_only: Further paths that programs in a sandbox may read.
         limits: Bounds for every shell and what it starts.
+        room: When there is little of it, sessions that were not used for long end before another starts.
     """
 
     def __init__(
@@ -117,24 +122,31 @@ class Workspaces:
         *,
         sandbox: str = AUTO,
         ttl_seconds: float = 3600.0,
+        idle_seconds: float = SESSION_IDLE_SECONDS,
         no_change_timeout_seconds: float = SERVED_NO_CHANGE_TIMEOUT_SECONDS,
         environment: Mapping[str, str] | None = None,
+        search_path: str | None = None,
         read_only: tuple[Path, ...] = (),
         limits: ResourceLimits | None = None,
+        room: NodeRoom | None = None,
     ) -> None:
         self._root = root.absolute()
         self._files = self._root / ".sandbox"
         self._demanded = sandbox
         self._ttl_seconds = ttl_seconds
+        self._idle_seconds = idle_seconds
         self._no_change_timeout_seconds = no_change_timeout_seconds
         self._environment = dict(environment or {})
+        self._search_path = {"PATH": search_path} if search_path else {}
         self._read_only = read_only
         self._limits = limits or ResourceLimits()
+        self._room = room or NodeRoom()
         self._attached: dict[str, _Attached] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._started: set[int] = set()
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
         self._choosing = asyncio.Lock()
+        self._making_room = asyncio.Lock()
         self._is_closed = False
 
     async def open(
@@ -206,7 +218,7 @@ class Workspaces:
         """Return the workspaces that were ever opened on this node, by conversation id."""
         return tuple(self._states())
 
-    async def let_go_of_idle(self, idle_seconds: float = IDLE_SECONDS) -> None:
+    async def let_go_of_idle(self, idle_seconds: float = LET_GO_SECONDS) -> None:
         """Detach from hosts that have not been asked for so long; from then on their time to live runs."""
         self._reap()
         now = asyncio.get_running_loop().time()
@@ -298,6 +310,7 @@ class Workspaces:
                 if alive_fd is None:
                     return await HostConnection.attach(folder.conversation_id, folder.connect())
                 async with self._starting:
+                    await self._make_room()
                     await self._start(folder, binding, alive_fd)
                     return await HostConnection.attach(folder.conversation_id, folder.connect())
             except (OSError, HostLost) as error:
@@ -332,6 +345,7 @@ class Workspaces:
         )
         environment = {
             **sandbox.shell_environment(enclosure),
+            **({} if sandbox.is_confining else self._search_path),
             **self._environment,
             HOST_ID_VARIABLE: binding.host_id,
         }
@@ -339,11 +353,17 @@ class Workspaces:
             workspace=binding.mount_at,
             environment=environment,
             ttl_seconds=self._ttl_seconds,
+            idle_seconds=self._idle_seconds,
             no_change_timeout_seconds=self._no_change_timeout_seconds,
             resource_limits=self._limits.by_name(are_processes_counted_apart=sandbox.is_confining),
             announces_pid=not sandbox.is_confining,
         )
         return sandbox, enclosure, configuration
+
+    async def _make_room(self) -> None:
+        async with self._making_room:
+            if self._room.is_short():
+                await end_least_used(HostFolder(self._root, entry.name) for entry in self._root.iterdir())
 
     def _reap(self) -> None:
         self._started = {pid for pid in self._started if not reap(pid)}

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.action_queue import ActionClaimed, ActionDelivery
+import pytest
+
+from broker import codec
+from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed
+from broker.actions import CmdRunAction, FileReadAction
 from broker.event_log import EventLog
 from broker.events import ConversationCreated, WorkspaceSpec
-from broker.observations import ErrorObservation
+from broker.observations import CmdOutputObservation, ErrorObservation, OutcomeUnknownObservation
 from broker.store import Store
+from tests.integration.workspace_hosts import opened
 from tool_worker.executor import Executor
+from tool_worker.host_folder import HostFolder
 from tool_worker.workspaces import Workspaces
 
 
@@ -22,3 +28,53 @@ async def test_an_action_that_cannot_be_read_is_answered(memory_store: Store, tm
     answer = (await log.read("damaged"))[-1]
     assert isinstance(answer, ErrorObservation)
     assert (answer.cause, answer.error_id) == (7, "corrupt_entry")
+
+
+@pytest.mark.parametrize(("claim", "is_known"), [(ActionReclaimed(2, "tool-0"), False), (ActionClaimed(1), True)])
+async def test_after_a_reboot_what_another_worker_may_have_run_is_not_run_again(
+    memory_store: Store, tmp_path: Path, claim: ActionClaimed | ActionReclaimed, is_known: bool
+) -> None:
+    journal_of_an_earlier_boot(tmp_path)
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="echo effect >> effects")])
+    async with opened(tmp_path) as workspaces:
+        executor = Executor(log, workspaces, worker_id="tool-1")
+        await executor.execute(await delivery_of(log, 2), claim)
+    observation = (await log.read("conversation"))[-1]
+    effects = tmp_path / "conversation" / "workspace" / "effects"
+    if is_known:
+        assert isinstance(observation, CmdOutputObservation)
+        assert effects.read_text() == "effect\n"
+    else:
+        assert isinstance(observation, OutcomeUnknownObservation)
+        assert observation.content == (
+            "The machine was restarted since this action was handed out, and the record of what ran may have lost its "
+            "end. It may have taken effect, wholly or in part: check before you repeat it."
+        )
+        assert not effects.exists()
+
+
+async def test_after_a_reboot_what_may_be_repeated_is_repeated(memory_store: Store, tmp_path: Path) -> None:
+    journal_of_an_earlier_boot(tmp_path)
+    (tmp_path / "conversation" / "workspace").mkdir()
+    (tmp_path / "conversation" / "workspace" / "a.txt").write_text("text\n")
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [FileReadAction(path="a.txt")])
+    async with opened(tmp_path) as workspaces:
+        executor = Executor(log, workspaces, worker_id="tool-1")
+        await executor.execute(await delivery_of(log, 2), ActionReclaimed(2, "tool-0"))
+    observation = (await log.read("conversation"))[-1]
+    assert observation.kind == "observation.read"
+
+
+def journal_of_an_earlier_boot(root: Path) -> None:
+    folder = HostFolder(root, "conversation")
+    folder.create()
+    folder.journal.write_text("boot 11111111-2222-3333-4444-555555555555\nstart 1\nresult 1 2\n{}\n")
+
+
+async def delivery_of(log: EventLog, action_id: int) -> ActionDelivery:
+    action = (await log.read("conversation"))[action_id - 1]
+    return ActionDelivery("conversation", action_id, codec.encode(action.wire()), WorkspaceSpec(), "")

@@ -83,6 +83,17 @@ class BashSession:
         """Whether a command runs in the shell; also one that was answered when it timed out."""
         return self._shell.is_busy
 
+    @property
+    def shell_pid(self) -> int:
+        """The process id of the shell."""
+        return self._shell.pid
+
+    def announce_new_shell(self) -> None:
+        """Let the next answer say that what an earlier shell knew is gone."""
+        self._notice = (
+            f"[The earlier shell has ended; this is a new one in {self._working_dir}, without its variables.]\n"
+        )
+
     def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:
         """Begin a call; `finish` gets its result, maybe at once. No other may be in progress."""
         assert self._finish is None

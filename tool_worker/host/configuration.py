@@ -27,6 +27,7 @@ class HostConfiguration:
         workspace: Absolute path of the workspace, as the host sees it.
         environment: The whole environment of the shell.
         ttl_seconds: How long the host lives on with nobody attached and no action running.
+        idle_seconds: How long it lives on, attached to or not, when nothing runs but the shell that waits.
         resource_limits: Bounds for the shell and its children, by name (`RLIMIT_NOFILE`).
         no_change_timeout_seconds: After how much silence a command's call is answered, unless the call says otherwise.
         output_limit_bytes: Of longer output the head and the tail are kept, half of this each.
@@ -39,6 +40,7 @@ class HostConfiguration:
         workspace: str,
         environment: dict[str, str],
         ttl_seconds: float,
+        idle_seconds: float,
         resource_limits: dict[str, int],
         no_change_timeout_seconds: float = DEFAULT_NO_CHANGE_TIMEOUT_SECONDS,
         output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
@@ -47,6 +49,7 @@ class HostConfiguration:
         self.workspace = workspace
         self.environment = environment
         self.ttl_seconds = ttl_seconds
+        self.idle_seconds = idle_seconds
         self.resource_limits = resource_limits
         self.no_change_timeout_seconds = no_change_timeout_seconds
         self.output_limit_bytes = output_limit_bytes

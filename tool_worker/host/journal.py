@@ -51,6 +51,11 @@ class Journal:
         """Whether an action that is not here was certainly never started: false once the machine was rebooted."""
         return len(self._boots) == 1
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no action was ever begun."""
+        return not self._started
+
     def has_started(self, action_id: int) -> bool:
         """Whether the action was ever begun."""
         return action_id in self._started

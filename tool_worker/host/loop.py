@@ -65,6 +65,8 @@ class Loop:
             timeout = None if due is None else max(0.0, due - monotonic())
             for key, events in self._selector.select(timeout):
                 for event in (selectors.EVENT_READ, selectors.EVENT_WRITE):
+                    if self._is_stopped:
+                        return
                     # An earlier callback of this round may have given the descriptor up.
                     callback = key.data.get(event) if events & event else None
                     if callback is not None:
@@ -72,7 +74,7 @@ class Loop:
             self._ring()
 
     def stop(self) -> None:
-        """Let `run` return after the callback that calls this."""
+        """Let `run` return after the callback that calls this; what is ready at the same time is not served any more."""
         self._is_stopped = True
 
     def _ring(self) -> None:

@@ -19,6 +19,10 @@ answered `{"request", "error": {"code", "message", "retryable"}}`, and then noth
         that was answered when it timed out
     {"op": "close", "request"}
         → {"closing": true}; then the host and everything it started end
+    {"op": "retire", "request", "may_kill"}
+        Ends the host if no action is in progress and nothing runs but the shell that waits; with `may_kill` also if
+        background jobs run.
+        → {"closing"}
 
 Tools and their `arguments`:
     bash    command, is_input=false, timeout=null (seconds; the hard limit), blocking=false (no limit on silence),

@@ -23,7 +23,7 @@ from tool_worker.host.bash_call import BashCall, BashCallError
 from tool_worker.host.bash_session import BashSession
 from tool_worker.host.children import Children
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.host.descendants import kill_descendants
+from tool_worker.host.descendants import kill_descendants, live_descendants
 from tool_worker.host.file_editor import FileEditor
 from tool_worker.host.journal import Journal, JournalError
 from tool_worker.host.loop import Loop, Outlet
@@ -68,7 +68,7 @@ class Execution:
 
 
 class Server:
-    """Serves one workspace until it is closed, or until nobody has needed it for its time to live."""
+    """Serves one workspace until it is closed, rests for its idle time, or is unattached for its time to live."""
 
     def __init__(self, loop: Loop, configuration: HostConfiguration, listener: socket.socket, journal: Journal) -> None:
         self._loop = loop
@@ -81,7 +81,10 @@ class Server:
         self._clients: set[Client] = set()
         self._executions: dict[int, Execution] = {}
         self._queue: deque[Execution] = deque()
-        self._idle = loop.alarm(loop.stop)
+        if not journal.is_empty:
+            self._session.announce_new_shell()
+        self._unattached = loop.alarm(loop.stop)
+        self._idle = loop.alarm(self._end_if_resting)
         self._next = loop.alarm(self._begin_next)
         loop.on_readable(listener.fileno(), self._accept)
         self._note_activity()
@@ -134,9 +137,29 @@ class Server:
             self._note_activity()
 
     def _note_activity(self) -> None:
-        """Let the time to live begin when nobody is attached and no action is running."""
+        """Let the time to live begin when nobody is attached, and the idle time when no action is running."""
+        now = self._loop.now()
         is_needed = self._clients or self._executions
-        self._idle.set(None if is_needed else self._loop.now() + self._configuration.ttl_seconds)
+        self._unattached.set(None if is_needed else now + self._configuration.ttl_seconds)
+        self._idle.set(None if self._executions else now + self._configuration.idle_seconds)
+
+    def _end_if_resting(self) -> None:
+        if self._is_resting():
+            self._loop.stop()
+        else:
+            self._idle.set(self._loop.now() + self._configuration.idle_seconds)
+
+    def _is_resting(self) -> bool:
+        """Say whether nothing runs in the workspace but the shell that waits for a command."""
+        return not self._executions and all(
+            below.pid == self._session.shell_pid for below in live_descendants(os.getpid())
+        )
+
+    def _retire(self, *, may_kill: bool) -> bool:
+        is_closing = self._is_resting() or (may_kill and not self._executions)
+        if is_closing:
+            self._loop.stop()
+        return is_closing
 
     def _reply(self, client: Client, request: object, fields: dict[str, object]) -> None:
         self._send(client, protocol.encode({"request": request, **fields}))
@@ -165,6 +188,8 @@ class Server:
                 self._reply(client, request, {"was_running": self._interrupt(action_id)})
             elif operation == "ping":
                 self._reply(client, request, self._greeting())
+            elif operation == "retire":
+                self._reply(client, request, {"closing": self._retire(may_kill=message.get("may_kill") is True)})
             elif operation == "close":
                 self._reply(client, request, {"closing": True})
                 self._loop.stop()

@@ -69,6 +69,7 @@ def test_a_configuration_comes_back() -> None:
         workspace="/w",
         environment={"A": "ü"},
         ttl_seconds=1.5,
+        idle_seconds=0.5,
         resource_limits={"RLIMIT_CORE": 0},
         announces_pid=True,
     )

@@ -1,0 +1,43 @@
+"""What a tool worker reads of its environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import UsageError
+from tool_worker.settings import tool_settings
+
+
+def test_what_nobody_sets() -> None:
+    settings = tool_settings({})
+    assert settings.no_change_timeout_seconds == 10.0
+    assert (settings.workspace_idle_seconds, settings.workspace_ttl_seconds) == (300.0, 3600.0)
+    assert (settings.environment, settings.search_path) == ({}, "")
+
+
+def test_what_shells_get() -> None:
+    settings = tool_settings(
+        {
+            "NO_CHANGE_TIMEOUT_SECONDS": "2.5",
+            "SANDBOX_ENV_Region": "eu",
+            "SANDBOX_ENV_EMPTY": "",
+            "PATH": "/opt/bin:/bin",
+            "DECKHANDS_WORKSPACE_IDLE_SECONDS": "7",
+            "SOMETHING_ELSE": "1",
+        }
+    )
+    assert settings.no_change_timeout_seconds == 2.5
+    assert settings.environment == {"REGION": "eu", "EMPTY": ""}
+    assert settings.search_path == "/opt/bin:/bin"
+    assert settings.workspace_idle_seconds == 7.0
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_a_timeout_that_is_none(text: str) -> None:
+    with pytest.raises(UsageError, match=f"NO_CHANGE_TIMEOUT_SECONDS is '{text}'"):
+        tool_settings({"NO_CHANGE_TIMEOUT_SECONDS": text})
+
+
+def test_a_name_that_no_variable_can_have() -> None:
+    with pytest.raises(UsageError, match="SANDBOX_ENV_1-X would set the variable '1-X'"):
+        tool_settings({"SANDBOX_ENV_1-X": "1"})
