@@ -74,7 +74,7 @@ class Loop:
             self._ring()
 
     def stop(self) -> None:
-        """Let `run` return after the callback that calls this; what is ready at the same time is not served any more."""
+        """Let `run` return after the callback that calls this; what is ready by then is not served."""
         self._is_stopped = True
 
     def _ring(self) -> None:
