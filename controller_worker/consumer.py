@@ -40,7 +40,7 @@ class ControllerConsumer:
 
     def __init__(self, settings: ControllerSettings) -> None:
         self._settings = settings
-        self._incarnation: _Incarnation | None = None
+        self._incarnation: Incarnation | None = None
         self._is_draining = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -49,17 +49,26 @@ class ControllerConsumer:
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )
-        services = Services(store, EventLog(store), Owners(store), Models(settings.model_env))
+        services = self.services(store)
         try:
             while not stop.is_set():
-                self._incarnation = _Incarnation(services, settings.max_conversations, settings.idle_seconds)
-                if self._is_draining:
-                    await self._incarnation.drain()
-                with Understudy(settings.store_url, self._incarnation.membership) as understudy:
-                    await self._incarnation.run(stop, on_beat=understudy.loop_turned)
+                incarnation = await self.begin(services)
+                with Understudy(settings.store_url, incarnation.membership) as understudy:
+                    await incarnation.run(stop, on_beat=understudy.loop_turned)
         finally:
             await services.models.aclose()
             await store.aclose()
+
+    def services(self, store: Store) -> Services:
+        """Return what the conversations of this worker share, on a store."""
+        return Services(store, EventLog(store), Owners(store), Models(self._settings.model_env))
+
+    async def begin(self, services: Services) -> Incarnation:
+        """Begin a life under a new name; `run` does, and simulations do on a store of their own."""
+        self._incarnation = Incarnation(services, self._settings.max_conversations, self._settings.idle_seconds)
+        if self._is_draining:
+            await self._incarnation.drain()
+        return self._incarnation
 
     async def drain(self) -> int:
         """Take no more conversations and give back those that only wait, now and as soon as they do.
@@ -88,7 +97,7 @@ class ControllerConsumer:
         }
 
 
-class _Incarnation:
+class Incarnation:
     """One life of the worker under one name."""
 
     def __init__(self, services: Services, max_conversations: int, idle_seconds: float) -> None:
@@ -123,6 +132,7 @@ class _Incarnation:
             await self.membership.leave()
 
     async def drain(self) -> int:
+        """Take no more conversations; see `ControllerConsumer.drain`."""
         self.is_draining = True
         self._room.clear()
         for loop in list(self.loops.values()):
