@@ -32,7 +32,7 @@ class ToolConsumer:
 
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
-        self._incarnation: _Incarnation | None = None
+        self._incarnation: Incarnation | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
@@ -51,12 +51,17 @@ class ToolConsumer:
         )
         try:
             while not stop.is_set():
-                self._incarnation = _Incarnation(store, workspaces, settings)
-                with Understudy(settings.store_url, self._incarnation.membership) as understudy:
-                    await self._incarnation.run(stop, on_beat=understudy.loop_turned)
+                incarnation = self.begin(store, workspaces)
+                with Understudy(settings.store_url, incarnation.membership) as understudy:
+                    await incarnation.run(stop, on_beat=understudy.loop_turned)
         finally:
             await workspaces.aclose()
             await store.aclose()
+
+    def begin(self, store: Store, workspaces: Workspaces) -> Incarnation:
+        """Begin a life under a new name; `run` does, and simulations do on a store and workspaces of their own."""
+        self._incarnation = Incarnation(store, workspaces, self._settings)
+        return self._incarnation
 
     def report(self) -> Mapping[str, Any]:
         """See `LoopService.report`."""
@@ -71,7 +76,7 @@ class ToolConsumer:
         }
 
 
-class _Incarnation:
+class Incarnation:
     """One life of the worker under one name."""
 
     def __init__(self, store: Store, workspaces: Workspaces, settings: ToolSettings) -> None:
