@@ -3,7 +3,8 @@
     python benchmarks/host_round_trip.py [--sandbox bwrap|none] [--rounds 500] [--hosts 20]
 
 Prints medians and 95th percentiles as one JSON object. A round trip is seen from the tool worker: request, journal,
-shell, journal, answer. A start is `Workspaces.open` of a new conversation, until its host has answered.
+shell, journal, answer. A start is `Workspaces.open` of a new conversation, until its host has answered; its CPU is that
+of the sandbox, the host, its shell and ourselves. Times swing with what else the machine does, CPU hardly.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import perf_counter
@@ -36,6 +38,13 @@ def summary(samples: list[float]) -> dict[str, float]:
     return {"p50_ms": round(statistics.median(ranked), 3), "p95_ms": round(ranked[int(len(ranked) * 0.95)], 3)}
 
 
+def cpu_milliseconds(root: Path, name: str) -> float:
+    """Return the CPU of a workspace's processes so far."""
+    host = psutil.Process(HostFolder(root, name).main_pid())
+    found = [host, *host.children(recursive=True), *([outer] if (outer := host.parent()).name() == "bwrap" else [])]
+    return sum(int(Path(f"/proc/{one.pid}/schedstat").read_text().split()[0]) for one in found) / 1e6
+
+
 async def measure(root: Path, sandbox: str, rounds: int, hosts: int) -> dict[str, object]:
     workspaces = Workspaces(root, sandbox=sandbox)
     host = await workspaces.open("warm-up")
@@ -51,7 +60,10 @@ async def measure(root: Path, sandbox: str, rounds: int, hosts: int) -> dict[str
         for name, command in COMMANDS.items():
             report[name] = summary([await milliseconds(lambda text=command: run(text)) for _ in range(rounds)])
         names = [f"conversation-{number}" for number in range(hosts)]
+        own = time.process_time()
         report["start"] = summary([await milliseconds(lambda name=name: workspaces.open(name)) for name in names])
+        own_ms = (time.process_time() - own) * 1000 / hosts
+        report["start_cpu_ms"] = round(own_ms + statistics.median(cpu_milliseconds(root, name) for name in names), 1)
         memory = [psutil.Process(HostFolder(root, name).main_pid()).memory_full_info() for name in names]
         report["rss_mb"] = round(statistics.median(one.rss for one in memory) / 2**20, 1)
         report["private_mb"] = round(statistics.median(one.uss for one in memory) / 2**20, 1)

@@ -19,10 +19,7 @@ def main() -> None:
     """Serve until closed."""
     # Isolated mode leaves our own folder out of the path, and the package may lie anywhere.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    import json
-    import signal
-    import socket
-
+    from tool_worker.host.compiled import signal, socket
     from tool_worker.host.configuration import (
         JOURNAL_FD,
         LISTENER_FD,
@@ -40,7 +37,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     seclude()
     if configuration.announces_pid:
-        os.write(PID_FD, json.dumps({"child-pid": os.getpid()}).encode())
+        os.write(PID_FD, b'{"child-pid": %d}' % os.getpid())
     # Whatever else the tool worker was started with must not get to the programs of the workspace.
     os.closerange(PID_FD, MAX_FD)
     os.set_inheritable(JOURNAL_FD, False)
@@ -48,7 +45,7 @@ def main() -> None:
         boot_id = file.read().strip()
     listener = socket.socket(fileno=LISTENER_FD)
     listener.setblocking(False)
-    listener.set_inheritable(False)
+    os.set_inheritable(LISTENER_FD, False)
     loop = Loop()
     server = Server(loop, configuration, listener, Journal(JOURNAL_FD, boot_id))
     try:

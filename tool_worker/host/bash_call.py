@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
 COMMAND_LIMIT_BYTES = 4 * 2**20
-
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class BashCallError(Exception):
@@ -77,6 +73,6 @@ def _variables(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         raise BashCallError("`env` is not an object")
     for name in value:
-        if not _VARIABLE_NAME.fullmatch(name):
+        if not (name.isascii() and name.isidentifier()):
             raise BashCallError(f"`env` has a name that no variable can have: {name!r}")
     return {name: _text(f"env.{name}", text) for name, text in value.items()}

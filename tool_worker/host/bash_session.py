@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable
 
 from tool_worker.host.bash_call import BashCall
 from tool_worker.host.children import Children
@@ -29,6 +28,10 @@ from tool_worker.host.command_marks import CommandEnd
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.loop import Loop
 from tool_worker.host.shell import ENDED, IDLE, INPUT_LINE_LIMIT_BYTES, SUBMITTED, Shell, ShellEvents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CANCEL_STEPS_SECONDS = (0.2, 0.5)
 """When a cancelled command gets a second SIGINT, as bash loses one between two programs, and when it is killed."""

@@ -7,10 +7,13 @@ Does not: work twice in one process; signal handlers belong to the whole of it.
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable
 
+from tool_worker.host.compiled import signal
 from tool_worker.host.loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Children:

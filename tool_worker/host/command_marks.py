@@ -11,8 +11,6 @@ Holds: a program cannot end a command by what it prints; bytes that only look li
 
 from __future__ import annotations
 
-from collections import deque
-
 NONCE_BYTES = 32
 FIELD_LIMIT = 4096
 """How much of the directory and of PATH a mark has at most."""
@@ -50,12 +48,12 @@ class MarkScanner:
 
     def __init__(self) -> None:
         # Earlier numbers stay known: a mark that was asked for twice must not show up as output.
-        self._nonces: deque[bytes] = deque(maxlen=8)
+        self._nonces: list[bytes] = []
         self._held = b""
 
     def expect(self, nonce: bytes) -> None:
         """Know the number of the next command: 32 bytes, hexadecimal."""
-        self._nonces.append(nonce)
+        self._nonces = [*self._nonces[-7:], nonce]
 
     def feed(self, chunk: bytes) -> list[bytes | Mark]:
         """Return what this chunk brought, in order; the beginning of a possible mark is held back."""

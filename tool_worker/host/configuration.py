@@ -5,7 +5,7 @@ On standard input, because a command line and an environment can be read by whoe
 
 from __future__ import annotations
 
-import json
+from tool_worker.host.json_text import dumps, loads
 
 # Descriptors that whoever starts a host leaves open in it. The sandbox has no path to any of them.
 # The lock of a living host is its standard output, because a sandbox's outer process keeps that open as well: it is
@@ -57,9 +57,11 @@ class HostConfiguration:
 
     def encode(self) -> bytes:
         """Return what `decode` reads."""
-        return json.dumps(vars(self)).encode("ascii")
+        return dumps(vars(self)).encode("ascii")
 
     @classmethod
     def decode(cls, text: bytes) -> HostConfiguration:
         """Read what `encode` wrote, by the same version of Deckhands."""
-        return cls(**json.loads(text))
+        fields = loads(text)
+        assert isinstance(fields, dict)
+        return cls(**fields)

@@ -6,8 +6,9 @@ Holds: below a host is all it ever started, however it was detached, because orp
 from __future__ import annotations
 
 import os
-import signal
 from time import CLOCK_BOOTTIME, clock_gettime
+
+from tool_worker.host.compiled import signal
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 

@@ -8,9 +8,14 @@ Does not: start threads, or read a clock while nothing is due.
 from __future__ import annotations
 
 import os
-import selectors
-from collections.abc import Callable
+import select
 from time import monotonic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BOTH = select.EPOLLIN | select.EPOLLOUT
 
 
 class Alarm:
@@ -31,7 +36,8 @@ class Loop:
     """Calls back when a descriptor is ready or an alarm is due."""
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.epoll()
+        self._callbacks: dict[int, dict[int, Callable[[], None]]] = {}
         self._alarms: list[Alarm] = []
         self._is_stopped = False
 
@@ -41,11 +47,11 @@ class Loop:
 
     def on_readable(self, fd: int, callback: Callable[[], None] | None) -> None:
         """Call back whenever `fd` has something to read or has ended; None stops that."""
-        self._watch(fd, selectors.EVENT_READ, callback)
+        self._watch(fd, select.EPOLLIN, callback)
 
     def on_writable(self, fd: int, callback: Callable[[], None] | None) -> None:
         """Call back whenever `fd` takes more; None stops that."""
-        self._watch(fd, selectors.EVENT_WRITE, callback)
+        self._watch(fd, select.EPOLLOUT, callback)
 
     def alarm(self, callback: Callable[[], None]) -> Alarm:
         """Return a new alarm, not yet set; it stays with the loop until `drop`."""
@@ -63,12 +69,13 @@ class Loop:
         while not self._is_stopped:
             due = min((alarm.due for alarm in self._alarms if alarm.due is not None), default=None)
             timeout = None if due is None else max(0.0, due - monotonic())
-            for key, events in self._selector.select(timeout):
-                for event in (selectors.EVENT_READ, selectors.EVENT_WRITE):
+            for fd, events in self._poll.poll(timeout):
+                for event in (select.EPOLLIN, select.EPOLLOUT):
                     if self._is_stopped:
                         return
-                    # An earlier callback of this round may have given the descriptor up.
-                    callback = key.data.get(event) if events & event else None
+                    # An end or an error is news for both; an earlier callback of this round may have given it up.
+                    is_news = events & (event | ~_BOTH)
+                    callback = self._callbacks.get(fd, {}).get(event) if is_news else None
                     if callback is not None:
                         callback()
             self._ring()
@@ -84,20 +91,21 @@ class Loop:
                 alarm.callback()
 
     def _watch(self, fd: int, event: int, callback: Callable[[], None] | None) -> None:
-        key = self._selector.get_map().get(fd)
-        callbacks: dict[int, Callable[[], None]] = key.data if key is not None else {}
+        callbacks = self._callbacks.setdefault(fd, {})
+        before = sum(callbacks)  # the keys are bits
         if callback is not None:
             callbacks[event] = callback
         else:
             callbacks.pop(event, None)
-        events = sum(callbacks)  # the keys are bits
-        if key is None:
-            if events:
-                self._selector.register(fd, events, callbacks)
-        elif not events:
-            self._selector.unregister(fd)
-        elif events != key.events:
-            self._selector.modify(fd, events, callbacks)
+        events = sum(callbacks)
+        if not callbacks:
+            del self._callbacks[fd]
+        if not before and events:
+            self._poll.register(fd, events)
+        elif before and not events:
+            self._poll.unregister(fd)
+        elif events != before:
+            self._poll.modify(fd, events)
 
 
 class Outlet:

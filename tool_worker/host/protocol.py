@@ -38,7 +38,7 @@ Holds: a peer that breaks the protocol loses its connection and nothing else.
 
 from __future__ import annotations
 
-import json
+from tool_worker.host.json_text import dumps, loads
 
 PROTOCOL_VERSION = 1
 FRAME_LIMIT_BYTES = 64 * 2**20
@@ -55,7 +55,7 @@ class ProtocolError(Exception):
 
 def encode(message: dict[str, object]) -> bytes:
     """Return a message as a line; ASCII only, so that lone surrogates survive as escapes."""
-    return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+    return dumps(message).encode("ascii") + b"\n"
 
 
 def decode(line: bytes) -> dict[str, object]:
@@ -65,7 +65,7 @@ def decode(line: bytes) -> dict[str, object]:
         ProtocolError: it is not a JSON object.
     """
     try:
-        message = json.loads(line)
+        message = loads(line)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {error}") from error
     if not isinstance(message, dict):

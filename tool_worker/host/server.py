@@ -10,23 +10,24 @@ Does not: know who its clients are; whoever can reach the socket may ask for any
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
 import sys
-from collections import deque
 from time import monotonic
 
 from tool_worker.host import protocol
 from tool_worker.host.bash_call import BashCall, BashCallError
 from tool_worker.host.bash_session import BashSession
 from tool_worker.host.children import Children
+from tool_worker.host.compiled import accepted, signal, socket
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import kill_descendants, live_descendants
-from tool_worker.host.file_editor import FileEditor
 from tool_worker.host.journal import Journal, JournalError
+from tool_worker.host.json_text import dumps
 from tool_worker.host.loop import Loop, Outlet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
+    from tool_worker.host.file_editor import FileEditor
 
 CLIENT_LIMIT = 64
 UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
@@ -77,10 +78,10 @@ class Server:
         self._journal = journal
         self._children = Children(loop)
         self._session = BashSession(loop, self._children, configuration)
-        self._editor = FileEditor(configuration.workspace)
+        self._editor: FileEditor | None = None
         self._clients: set[Client] = set()
         self._executions: dict[int, Execution] = {}
-        self._queue: deque[Execution] = deque()
+        self._queue: list[Execution] = []
         if not journal.is_empty:
             self._session.announce_new_shell()
         self._unattached = loop.alarm(loop.stop)
@@ -102,7 +103,7 @@ class Server:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection = accepted(self._listener)
         except OSError:
             return
         if len(self._clients) >= CLIENT_LIMIT:
@@ -256,12 +257,19 @@ class Server:
     def _edit(self, client: Client, request: object, action_id: int, arguments: dict[str, object]) -> None:
         self._record_start(action_id)
         try:
-            result = self._editor.run(arguments)
+            result = self._opened_editor().run(arguments)
         except Exception as error:  # noqa: BLE001  (a defect of the editor is the answer to this edit, not our end)
             sys.excepthook(*sys.exc_info())
             result = {"content": f"ERROR:\nThe editor failed: {type(error).__name__}: {error}", "is_error": True}
         body = self._record_result(action_id, result)
         self._reply_result(client, request, body, is_replayed=False)
+
+    def _opened_editor(self) -> FileEditor:
+        if self._editor is None:
+            from tool_worker.host.file_editor import FileEditor
+
+            self._editor = FileEditor(self._configuration.workspace)
+        return self._editor
 
     def _begin_next(self) -> None:
         """Begin waiting commands; the shell runs one at a time, a static command has a shell of its own."""
@@ -320,7 +328,7 @@ class Server:
 
     def _record_result(self, action_id: int, result: dict[str, object]) -> bytes:
         is_full = self._journal.size_bytes > JOURNAL_LIMIT_BYTES
-        body = json.dumps(bounded(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
+        body = dumps(bounded(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
         self._journal.record_result(action_id, body)
         return body
 

@@ -10,22 +10,24 @@ Does not: survive a command that ends it (`exit`, `exec`, `kill $$`): `on_exit` 
 
 from __future__ import annotations
 
+import _struct as struct
 import fcntl
 import os
 import resource
-import signal
-import socket
-import struct
 import termios
-from collections.abc import Callable
 from time import monotonic
 
 from tool_worker.host.children import Children
 from tool_worker.host.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
+from tool_worker.host.compiled import signal, socket
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import children, kill, present_tick, started_since
 from tool_worker.host.loop import Loop, Outlet
-from tool_worker.host.terminal_text import OutputBuffer
+from tool_worker.host.output_buffer import OutputBuffer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BASH = "/bin/bash"
 ROWS = COLUMNS = 1000

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-CUT_NOTICE = "\n[... Observation truncated due to length ...]\n"
-
 _ERASE_RIGHT = "\x01"
 _ERASE_LINE = "\x02"
 _UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -24,6 +22,7 @@ _ESCAPE = re.compile(
     r"|[ -/]+[0-~]"  # character sets
     r"|[0-~])"
 )
+
 _UNFINISHED = re.compile(
     rb"(?:\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]{0,4096}|[ -/]*)"
     rb"|[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z"
@@ -71,49 +70,12 @@ def _overwritten(line: str) -> str:
     return "".join(cells)
 
 
-class OutputBuffer:
-    """Output that has not been reported: its head and its tail, and how much was left out between them."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._half = limit_bytes // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._omitted = 0
-
-    def add(self, chunk: bytes) -> None:
-        """Take more output."""
-        room = self._half - len(self._head)
-        self._head += chunk[:room]
-        self._tail += chunk[room:]
-        if len(self._tail) >= 2 * self._half:
-            self._drop_excess()
-
-    def take(self, *, is_final: bool) -> tuple[str, int]:
-        """Return the text since the last call and how many bytes it lacks in the middle.
-
-        Args:
-            is_final: Nothing follows that could complete the last character or escape sequence; otherwise a half one
-                stays for the next call.
-        """
-        self._drop_excess()
-        head, tail, omitted = bytes(self._head), bytes(self._tail), self._omitted
-        self._head.clear()
-        self._tail.clear()
-        self._omitted = 0
-        raw, unfinished = _split_unfinished(tail if omitted else head + tail, is_final)
-        self.add(unfinished)
-        if not omitted:
-            return plain_text(raw), 0
-        return plain_text(head) + CUT_NOTICE + plain_text(_BROKEN_START.sub(b"", raw)), omitted
-
-    def _drop_excess(self) -> None:
-        excess = len(self._tail) - self._half
-        if excess > 0:
-            del self._tail[:excess]
-            self._omitted += excess
+def unfinished_from(raw: bytes) -> int:
+    """Return where a character or an escape sequence begins that may go on after the end; the length if none does."""
+    match = _UNFINISHED.search(raw, max(0, len(raw) - 4200))
+    return match.start() if match else len(raw)
 
 
-def _split_unfinished(raw: bytes, is_final: bool) -> tuple[bytes, bytes]:
-    match = None if is_final else _UNFINISHED.search(raw, max(0, len(raw) - 4200))
-    end = match.start() if match else len(raw)
-    return raw[:end], raw[end:]
+def without_broken_start(raw: bytes) -> bytes:
+    """Return the bytes without the rest of a character that was cut in two."""
+    return _BROKEN_START.sub(b"", raw)
