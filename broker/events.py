@@ -185,11 +185,17 @@ class Observation(Event):
 
 
 class ModelToolCall(Part):
-    """A tool call as the model wrote it; `arguments` is its raw text, JSON if the model behaved."""
+    """A tool call as the model wrote it.
+
+    Attributes:
+        arguments: the raw text, JSON if the model behaved.
+        problem: why it cannot be carried out, in words for the model; None where reading it found nothing.
+    """
 
     id: str
     name: str
     arguments: str
+    problem: str | None = None
 
 
 class TokenUsage(Part):

@@ -132,8 +132,14 @@ def reply_of(completion: Completion, *, iteration: int, seen_id: int, event_id: 
         while call_id in taken:
             call_id = f"{call_id}_{len(calls) + 1}"
         taken.add(call_id)
-        arguments = replace_surrogates(call.arguments)
-        calls.append(ModelToolCall(id=call_id, name=replace_surrogates(call.name), arguments=arguments))
+        calls.append(
+            ModelToolCall(
+                id=call_id,
+                name=replace_surrogates(call.name),
+                arguments=replace_surrogates(call.arguments),
+                problem=replace_surrogates(call.problem) if call.problem else None,
+            )
+        )
     return ModelReply(
         id=event_id,
         source=EventSource.AGENT,

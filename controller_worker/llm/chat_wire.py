@@ -38,7 +38,7 @@ class ChatWire:
 
     def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
         """Return the JSON body of a request; `parameters` are its fields besides messages and tools."""
-        fields = dict(parameters) | ({"tools": chat_tools(request.tools)} if request.tools else {})
+        fields = dict(parameters) | asked_fields(request)
         marked = self._marked(request.messages)
         messages = b",".join(
             json_bytes(self._value(message, is_marked=True))
@@ -75,6 +75,12 @@ class ChatWire:
         if self._thinking and message.thinking_blocks:
             written["thinking_blocks"] = [dict(block) for block in message.thinking_blocks]
         return written
+
+
+def asked_fields(request: ModelRequest) -> dict[str, Any]:
+    """Return what a request asks for besides its messages."""
+    fields: dict[str, Any] = {"tools": chat_tools(request.tools)} if request.tools else {}
+    return fields | ({"stop": list(request.stop)} if request.stop else {})
 
 
 def chat_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:

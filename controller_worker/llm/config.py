@@ -42,6 +42,9 @@ class LLMConfig(BaseModel):
         max_message_chars: longest text of one observation in a prompt; longer ones lose their middle.
         drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
         native_tool_calling: None decides by model.
+        native_tool_calling: whether tools are the provider's business; False puts them into the prompt as text (see
+            `text_tools`); None decides by model.
+        disable_stop_word: send no stop word with tools in text.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
     """
 
@@ -78,6 +81,7 @@ class LLMConfig(BaseModel):
     drop_params: bool = True
     caching_prompt: bool = True
     native_tool_calling: bool | None = None
+    disable_stop_word: bool = False
 
     @property
     def total_timeout_seconds(self) -> float:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from broker.clock import SystemClock
-from controller_worker.llm.chat_wire import ChatWire, chat_tools, read_chat_reply
+from controller_worker.llm.chat_wire import ChatWire, asked_fields, read_chat_reply
 from controller_worker.llm.config import LLMConfig, set_litellm_environment
 from controller_worker.llm.errors import ModelTimeoutError
 from controller_worker.llm.llm import Completion, ModelRequest
@@ -48,9 +48,7 @@ class LitellmLLM:
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask once. See `LLM.complete`."""
         began = self._clock.monotonic()
-        parameters = dict(self._parameters)
-        if request.tools:
-            parameters["tools"] = chat_tools(request.tools)
+        parameters = self._parameters | asked_fields(request)
         if request.temperature is not None and "temperature" in parameters:
             parameters["temperature"] = request.temperature
         answer = await self._ask(parameters, self._wire.values(request.messages))

@@ -27,6 +27,7 @@ class ModelRequest:
         iteration: how many replies the conversation has had so far.
         workspace: the directory of the conversation's tools, as the tools see it.
         temperature: instead of the configured one. OpenHands asks again with 1.0 after an empty reply.
+        stop: the reply ends before the first of these texts.
     """
 
     messages: Sequence[Message]
@@ -35,6 +36,7 @@ class ModelRequest:
     iteration: int
     workspace: str
     temperature: float | None = None
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.messages:

@@ -35,11 +35,13 @@ class ToolCall:
         id: unique within its reply; the result names it.
         name: the tool's name, known or not.
         arguments: the raw text, JSON if the model behaved.
+        problem: why it cannot be carried out, for the model; empty where nothing was found so far.
     """
 
     id: str
     name: str
     arguments: str
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -57,6 +57,8 @@ class MessagesWire:
             fields["system"] = system
         if request.tools:
             fields["tools"] = [_tool(tool) for tool in request.tools]
+        if request.stop:
+            fields["stop_sequences"] = list(request.stop)
         spoken = ((message.role, self._bytes(message, marked)) for message in request.messages)
         turns = groupby(
             (("assistant" if role == "assistant" else "user", written) for role, written in spoken if written),

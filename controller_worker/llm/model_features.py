@@ -68,12 +68,12 @@ def features_of(model: str) -> ModelFeatures:
     # Differs: the original knows these features by its globs alone, which end with the models of late 2025.
     return ModelFeatures(
         is_claude=is_claude,
-        function_calling=_matches(model, FUNCTION_CALLING) or (row is not None and row.function_calling),
+        function_calling=_matches(model, FUNCTION_CALLING) or (is_claude if row is None else row.function_calling),
         reasoning=reasoning and not is_claude,
         reasoning_effort=(reasoning or (is_claude and row is not None and row.takes_effort))
         and not _matches(model, EFFORT_NEVER_SENT),
         adaptive_thinking=is_claude and row is not None and row.thinks_adaptively,
-        # An unknown Claude is a new one, and the new ones refuse sampling parameters.
+        # An unknown Claude is a new one: it calls tools, and refuses sampling parameters.
         sampling=row.takes_sampling if row is not None else not is_claude,
         prompt_cache=_matches(model, PROMPT_CACHE) or (is_claude and row is not None and row.prompt_cache),
         stop_words=not _matches(model, NO_STOP_WORDS),

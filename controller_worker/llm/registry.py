@@ -17,6 +17,7 @@ from controller_worker.llm.model_table import providers
 from controller_worker.llm.openai_backend import COMPATIBLE_PROVIDERS, OpenAICompatibleLLM
 from controller_worker.llm.scripted import PREFIX as SCRIPTED_PREFIX
 from controller_worker.llm.scripted import ScriptedLLM
+from controller_worker.llm.text_tools import TextToolsLLM
 
 OPENHANDS_PREFIX = "openhands/"
 OPENHANDS_URL = "https://llm-proxy.app.all-hands.dev/"
@@ -32,23 +33,22 @@ def create_llm(config: LLMConfig) -> LLM:
     Raises:
         LLMConfigError: the model, its backend or a setting cannot work together.
     """
-    if config.native_tool_calling is False:
-        raise LLMConfigError(
-            "LLM_NATIVE_TOOL_CALLING=false asks for tool calls in text, which this version does not have.",
-            remedy="Unset it, or use a model that calls tools natively.",
-        )
     if config.model.startswith(OPENHANDS_PREFIX):
         model = "litellm_proxy/" + config.model.removeprefix(OPENHANDS_PREFIX)
         config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
     backend = backend_of(config)
+    llm = _create(backend, config)
+    if config.native_tool_calling is False:
+        return TextToolsLLM(llm, config)
+    if config.native_tool_calling is None and backend != "scripted" and not features_of(config.model).function_calling:
+        logger.info("%s is not known to call tools natively: they go into the prompt as text.", config.model)
+        return TextToolsLLM(llm, config)
+    return llm
+
+
+def _create(backend: str, config: LLMConfig) -> LLM:
     if backend == "scripted":
         return ScriptedLLM(config)
-    if config.native_tool_calling is None and not features_of(config.model).function_calling:
-        logger.info("It is not known whether %s calls tools natively; it is asked to.", config.model)
-    return _create_remote(backend, config)
-
-
-def _create_remote(backend: str, config: LLMConfig) -> LLM:
     if backend == "anthropic":
         return AnthropicLLM(config)
     if backend == "openai":

@@ -1,4 +1,4 @@
-"""The bytes of messages on the wire, remembered for as long as their `Message` lives.
+"""What was made of messages, such as their bytes on the wire, remembered for as long as their `Message` lives.
 
 A request whose history has only grown then costs little more than its tail: of 2,000 messages, a tenth of what an SDK
 takes to walk and serialise them.
@@ -11,30 +11,43 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from controller_worker.llm.messages import Message
 
+Made = TypeVar("Made")
 
-class WrittenMessages:
+
+class MessageMemo(Generic[Made]):
+    """Makes something of each message once."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[weakref.ref[Message], Made]] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def of(self, message: Message, make: Callable[[Message], Made]) -> Made:
+        """Return what was made of the message, now or before."""
+        key = id(message)
+        entry = self._made.get(key)
+        if entry is not None and entry[0]() is message:
+            return entry[1]
+        made = make(message)
+        self._made[key] = (weakref.ref(message, lambda _: self._made.pop(key, None)), made)
+        return made
+
+
+class WrittenMessages(MessageMemo[bytes]):
     """Writes each message once."""
 
     def __init__(self, write: Callable[[Message], bytes]) -> None:
+        super().__init__()
         self._write = write
-        self._written: dict[int, tuple[weakref.ref[Message], bytes]] = {}
-
-    def __len__(self) -> int:
-        return len(self._written)
 
     def bytes_of(self, message: Message) -> bytes:
         """Return the message's bytes."""
-        key = id(message)
-        entry = self._written.get(key)
-        if entry is not None and entry[0]() is message:
-            return entry[1]
-        written = self._write(message)
-        self._written[key] = (weakref.ref(message, lambda _: self._written.pop(key, None)), written)
-        return written
+        return self.of(message, self._write)
 
 
 def json_bytes(value: Any) -> bytes:

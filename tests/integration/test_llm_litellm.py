@@ -39,7 +39,10 @@ def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningMod
 async def ask(server: RunningModelServer, **settings: Any) -> Completion:
     server.clear()
     llm = create_llm(
-        LLMConfig.create(**{"backend": "litellm", "api_key": "k", "base_url": server.url + "/v1"} | settings)
+        LLMConfig.create(
+            **{"backend": "litellm", "api_key": "k", "base_url": server.url + "/v1", "native_tool_calling": True}
+            | settings
+        )
     )
     try:
         return await llm.complete(REQUEST)

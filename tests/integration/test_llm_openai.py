@@ -33,7 +33,9 @@ def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningMod
 
 async def ask(server: RunningModelServer, **settings: Any) -> Completion:
     server.clear()
-    llm = create_llm(LLMConfig.create(**{"api_key": "k", "base_url": server.url + "/v1"} | settings))
+    llm = create_llm(
+        LLMConfig.create(**{"api_key": "k", "base_url": server.url + "/v1", "native_tool_calling": True} | settings)
+    )
     try:
         return await llm.complete(REQUEST)
     finally:

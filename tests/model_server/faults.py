@@ -136,6 +136,12 @@ def spoil_turn(kind: str, turn: Turn) -> Turn:
     return turn.model_copy(update=changes.get(kind, {}))
 
 
+def stopped(turn: Turn, stops: Sequence[str]) -> Turn:
+    """Return the turn as it is when the model stops before the first of these texts."""
+    ends = [position for stop in stops if (position := turn.text.find(stop)) >= 0]
+    return turn.model_copy(update={"text": turn.text[: min(ends)]}) if ends else turn
+
+
 def spoil_body(kind: str, body: bytes) -> bytes:
     """Return the bytes of a reply under a fault of its form."""
     match kind:

@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic_core
 from aiohttp import web
 
 from controller_worker.llm.scripted import Script
 from tests.model_server import chat_format, messages_format
-from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn
+from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn, stopped
 
 FORMATS: Mapping[str, ModuleType] = {module.PATH: module for module in (chat_format, messages_format)}
 REQUEST_LIMIT_BYTES = 64 * 1024 * 1024
@@ -53,6 +53,16 @@ class Record:
         return shown | {"body": body}
 
 
+class Asked(NamedTuple):
+    """What a reply depends on."""
+
+    path: str
+    model: str
+    number: int
+    is_stream: bool
+    stops: tuple[str, ...]
+
+
 class ModelServer:
     """State and handlers of one server."""
 
@@ -72,7 +82,7 @@ class ModelServer:
         self._key = key
         self._records: deque[Record] = deque(maxlen=records)
         self._plan = faults or FaultPlan.of_script(script)
-        self._bodies: dict[tuple[str, str, int, bool], bytes] = {}
+        self._bodies: dict[Asked, bytes] = {}
         self._counts = {"received": 0, "in_flight": 0, "answered": 0, "refused": 0, "disconnected": 0}
         self._changed = asyncio.Condition()
 
@@ -133,28 +143,28 @@ class ModelServer:
         if fault is not None and fault.kind == "redirect":
             return web.Response(status=307, headers={"Location": str(request.url)})
         is_stream = body.get("stream") is True
-        content = self._render(request.path, body["model"], number, is_stream, fault)
+        stops = tuple(body.get("stop") or body.get("stop_sequences") or ())
+        content = self._render(Asked(request.path, body["model"], number, is_stream, stops), fault)
         content_type = "text/event-stream" if is_stream else "application/json"
         if fault is None or fault.kind not in ("reset", "hang", "hang_body", "drip", "cut"):
             content_type = "text/html" if fault is not None and fault.kind == "html" else content_type
             return web.Response(body=content, content_type=content_type)
         return await _travel_badly(request, fault, content, content_type)
 
-    def _render(self, path: str, model: str, number: int, is_stream: bool, fault: Fault | None) -> bytes:
-        wire = FORMATS[path]
-        key = (path, model, number, is_stream)
-        if fault is None and key in self._bodies:
-            return self._bodies[key]
+    def _render(self, asked: Asked, fault: Fault | None) -> bytes:
+        wire, number, model = FORMATS[asked.path], asked.number, asked.model
+        if fault is None and asked in self._bodies:
+            return self._bodies[asked]
         kind = fault.kind if fault is not None else "none"
-        if kind == "empty_choices" and not is_stream:
+        if kind == "empty_choices" and not asked.is_stream:
             empty: bytes = wire.no_choices(number, model)
             return empty
-        turn = spoil_turn(kind, self._script.turn(number))
-        body: bytes = (wire.stream if is_stream else wire.reply)(turn, number, model)
+        turn = stopped(spoil_turn(kind, self._script.turn(number)), asked.stops)
+        body: bytes = (wire.stream if asked.is_stream else wire.reply)(turn, number, model)
         if kind == "error_event":
             return bytes(body[: body.index(b"\n\n") + 2] + wire.error_event())
         if fault is None and len(self._bodies) < BODIES_REMEMBERED:
-            self._bodies[key] = body
+            self._bodies[asked] = body
         return spoil_body(kind, body)
 
     async def _list_models(self, _: web.Request) -> web.Response:

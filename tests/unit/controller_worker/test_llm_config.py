@@ -40,6 +40,7 @@ def test_the_defaults_are_those_of_openhands() -> None:
         "drop_params": True,
         "caching_prompt": True,
         "native_tool_calling": None,
+        "disable_stop_word": False,
     }
     assert config.total_timeout_seconds == 600.0
 

@@ -100,7 +100,7 @@ FEATURES = {
     "claude-sonnet-5-5": ModelFeatures(True, True, False, True, True, False, True, True),
     "anthropic/claude-sonnet-4-6": ModelFeatures(True, True, False, True, True, True, True, True),
     "claude-haiku-4-5": ModelFeatures(True, True, False, False, False, True, True, True),
-    "claude-of-the-future": ModelFeatures(True, False, False, False, False, False, False, True),
+    "claude-of-the-future": ModelFeatures(True, True, False, False, False, False, False, True),
     "gpt-4o": ModelFeatures(False, True, False, False, False, True, False, True),
     "o3": ModelFeatures(False, True, True, True, False, True, False, True),
     "o1": ModelFeatures(False, True, True, True, False, True, False, False),

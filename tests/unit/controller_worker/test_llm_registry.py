@@ -50,7 +50,6 @@ def test_backends(settings: dict[str, Any], backend: str) -> None:
             {"model": "my-own", "base_url": "http://127.0.0.1:1", "reasoning_effort": "high", "drop_params": False},
             "The model 'my-own' does not take reasoning_effort. Unset it.",
         ),
-        ({"model": "gpt-4o", "native_tool_calling": False}, "LLM_NATIVE_TOOL_CALLING=false"),
         (
             {"model": "claude-sonnet-5", "api_key": "k", "temperature": 0.5, "drop_params": False},
             "The model 'claude-sonnet-5' does not take temperature. Unset it.",

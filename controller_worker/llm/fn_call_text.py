@@ -1,0 +1,270 @@
+"""Tool calls as text, both ways: the form of OpenHands (6.5) for models without function calling.
+
+    <function=NAME>
+    <parameter=P>VALUE</parameter>
+    </function>
+
+Holds: `read_calls(write_calls(text, calls))` gives back the text and any list of calls that fit their tools, whatever
+their values contain; a call is never carried out with a part of a value: what cannot be read whole has a `problem`,
+which the model is told.
+Differs: the original reads one call and drops the others, takes a call without a line break behind its name for plain
+text, cuts a value at a tag that it contains, gives the line breaks around a block to the tool, and leaves numbers and
+booleans as texts; each of these loses or spoils a call that the model has made in good faith.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from broker.tool_specs import ToolSpec
+from controller_worker.llm.fn_call_prompt import type_names
+from controller_worker.llm.messages import ToolCall
+
+CALL_END = "</function>"
+STOP_WORD = "</function"
+SHOWN_CHARS = 200
+
+_WRITE_AGAIN = "Write the whole call again; if it was too long, in smaller parts."
+
+_PARAMETER_END = "</parameter>"
+_CALL = re.compile(r"<function=([^>\n]*)>")
+_CUT_CALL = re.compile(r"<function=([^>\n]*)\Z")
+# The second form is a mistake that models make: <parameter=name=value</parameter>
+_PARAMETER = re.compile(r"<parameter=([^=>\n]+)[>=]")
+_GAP = re.compile(r"(?:\s|</?tool_call>)*")
+_TAG = re.compile(r"<(?=\\*/?(?:function|parameter|tool_call))")
+_ESCAPED_TAG = re.compile(r"<\\(?=\\*/?(?:function|parameter|tool_call))")
+_PLAIN_NAME = re.compile(r"[\w.-]+")
+_PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+_ARTICLES: Mapping[str, str] = {"integer": "an", "array": "an", "object": "an"}
+
+
+class CallProblem(Exception):
+    """A call that cannot be carried out as it stands; the text is for the model."""
+
+
+def write_calls(text: str, calls: Sequence[ToolCall], tools: Mapping[str, ToolSpec]) -> str:
+    """Return an assistant's text with its calls behind it."""
+    blocks = [_escaped(text), *(_written(call, tools.get(call.name)) for call in calls)]
+    return "\n\n".join(block for block in blocks if block.strip()).lstrip() if calls else blocks[0]
+
+
+def read_calls(
+    text: str, tools: Mapping[str, ToolSpec], *, ids: str, is_cut: bool = False
+) -> tuple[str, tuple[ToolCall, ...]]:
+    """Read what a model wrote.
+
+    Args:
+        text: the whole reply; the end of the last call may be missing, because the stop word has taken it.
+        tools: by name; a call of any other has a problem.
+        ids: what the calls' ids begin with; a number from 01 is added.
+        is_cut: the reply ends at a limit of length, so an end that is missing was never written.
+
+    Returns:
+        What stands before the first call, and the calls, each directly behind the other: what a model writes behind a
+        call about results that it has not seen is dropped, and so are calls based on them.
+    """
+    first = _CALL.search(text) or _CUT_CALL.search(text)
+    if first is None:
+        return _unescaped(text), ()
+    content = text[: first.start()].rstrip().removesuffix("<tool_call>")
+    calls: list[ToolCall] = []
+    position = first.start()
+    while found := (_CALL.match(text, position) or _CUT_CALL.match(text, position)):
+        name, begin = found[1].strip(), found.end()
+        reader = _CallReader(text, begin, is_cut=is_cut or found.re is _CUT_CALL)
+        problem = ""
+        try:
+            arguments = json.dumps(reader.arguments(name, tools), ensure_ascii=False)
+        except CallProblem as error:
+            problem, arguments = str(error), text[begin : reader.position].removesuffix(CALL_END).strip()
+        calls.append(ToolCall(f"{ids}{len(calls) + 1:02d}", name, arguments, problem))
+        position = _skip(text, reader.position)
+    return _unescaped(content).strip(), tuple(calls)
+
+
+class _CallReader:
+    """Reads the inside of one call; `position` is where it has come to."""
+
+    def __init__(self, text: str, position: int, *, is_cut: bool) -> None:
+        self._text = text
+        self._is_cut = is_cut
+        self.position = position
+
+    def arguments(self, name: str, tools: Mapping[str, ToolSpec]) -> dict[str, Any]:
+        """Return the arguments.
+
+        Raises:
+            CallProblem: the call is incomplete, or does not fit its tool; `position` is behind the call all the same.
+        """
+        try:
+            texts, values = self._inside(name)
+        except CallProblem:
+            end = self._text.find(CALL_END, self.position)
+            self.position = len(self._text) if end < 0 else end + len(CALL_END)
+            raise
+        tool = tools.get(name)
+        if tool is None:
+            raise CallProblem(f"Function '{name[:SHOWN_CHARS]}' not found in available tools: {sorted(tools)}")
+        return _checked(tool, texts, values)
+
+    def _inside(self, name: str) -> tuple[dict[str, str], dict[str, Any]]:
+        """Return the parameters as texts, or as values where the model wrote one JSON object."""
+        texts: dict[str, str] = {}
+        values: dict[str, Any] = {}
+        self.position = _skip(self._text, self.position)
+        if self._text.startswith("{", self.position):
+            values = self._json(name)
+        while not self._is_at_end(name):
+            found = _PARAMETER.match(self._text, self.position)
+            if found is None or values:
+                if self._is_cut and CALL_END not in self._text[self.position :]:
+                    raise CallProblem(f"The call of function '{name}' is cut off. {_WRITE_AGAIN}")
+                shown = self._text[self.position : self.position + SHOWN_CHARS]
+                raise CallProblem(
+                    f"Malformed call of function '{name}': no <parameter=…> or {CALL_END} before {shown!r}. "
+                    f"Inside a value, write <\\/parameter> for {_PARAMETER_END}."
+                )
+            parameter = found[1].strip()
+            if parameter in texts:
+                raise CallProblem(f"Parameter '{parameter}' is given twice for function '{name}'.")
+            texts[parameter] = self._value(name, parameter, found.end())
+        return texts, values
+
+    def _value(self, name: str, parameter: str, begin: int) -> str:
+        end = self._text.find(_PARAMETER_END, begin)
+        value = self._text[begin:end]
+        if end < 0 or "<parameter=" in value or "<function=" in value:
+            raise CallProblem(
+                f"The call of function '{name}' is cut off: parameter '{parameter}' has no {_PARAMETER_END}. "
+                + _WRITE_AGAIN
+            )
+        self.position = _skip(self._text, end + len(_PARAMETER_END))
+        is_block = len(value) > 1 and value.startswith("\n") and value.endswith("\n")
+        return _unescaped(value[1:-1] if is_block else value)
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            value, self.position = json.JSONDecoder(parse_constant=_refuse).raw_decode(self._text, self.position)
+        except (ValueError, RecursionError) as error:
+            raise CallProblem(f"Failed to parse the arguments of function '{name}': {error}.") from error
+        self.position = _skip(self._text, self.position)
+        assert isinstance(value, dict), "it begins with a brace"
+        return value
+
+    def _is_at_end(self, name: str) -> bool:
+        """Say whether the call ends here, and step over its end; the stop word may have taken it."""
+        if self._text.startswith(CALL_END, self.position):
+            self.position += len(CALL_END)
+            return True
+        if not CALL_END.startswith(self._text[self.position :]):
+            return False
+        if self._is_cut:
+            raise CallProblem(f"The call of function '{name}' is cut off: there is no {CALL_END}. {_WRITE_AGAIN}")
+        self.position = len(self._text)
+        return True
+
+
+def _checked(tool: ToolSpec, texts: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments in their types (OpenHands' order of checks and texts)."""
+    properties = tool.parameters.get("properties") or {}
+    checked: dict[str, Any] = {}
+    for name in (*texts, *values):
+        if name not in properties and not tool.parameters.get("additionalProperties"):
+            allowed = "{" + ", ".join(repr(known) for known in properties) + "}"
+            raise CallProblem(
+                f"Parameter '{name[:SHOWN_CHARS]}' is not allowed for function '{tool.name}'. "
+                f"Allowed parameters: {allowed}"
+            )
+        schema = properties.get(name)
+        value = values[name] if name in values else _typed(texts[name], name, schema)
+        choices = schema.get("enum") if isinstance(schema, dict) else None
+        if choices and value not in choices:
+            raise CallProblem(f"Parameter '{name}' is expected to be one of {choices}.")
+        checked[name] = value
+    missing = [name for name in tool.parameters.get("required") or () if name not in checked]
+    if missing:
+        listed = "{" + ", ".join(repr(name) for name in missing) + "}"
+        raise CallProblem(f"Missing required parameters for function '{tool.name}': {listed}")
+    return checked
+
+
+def _typed(text: str, name: str, schema: Any) -> Any:
+    types = type_names(schema)
+    if types == ("string",) or (isinstance(schema, dict) and text in (schema.get("enum") or ())):
+        return text
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        value = text.strip() == "True" if text.strip() in ("True", "False") and "boolean" in types else text
+    if not types or any(_is_of(value, kind) for kind in types):
+        return value
+    if "string" in types:
+        return text
+    raise CallProblem(f"Parameter '{name}' is expected to be {_ARTICLES.get(types[0], 'a')} {types[0]}.")
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, _PYTHON_TYPES.get(kind, (object,)))
+
+
+def _written(call: ToolCall, tool: ToolSpec | None) -> str:
+    name = re.sub(r"[>\n]", "_", call.name)
+    try:
+        arguments = json.loads(call.arguments or "{}", parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):  # as the model wrote it, so that it can be seen what was wrong
+        return f"<function={name}>\n{call.arguments}\n{CALL_END}"
+    if not all(_PLAIN_NAME.fullmatch(key) for key in arguments):
+        return f"<function={name}>\n{json.dumps(arguments, ensure_ascii=False)}\n{CALL_END}"
+    properties = (tool.parameters.get("properties") or {}) if tool is not None else {}
+    lines = [
+        f"<parameter={key}>{_shown(value, properties.get(key))}{_PARAMETER_END}" for key, value in arguments.items()
+    ]
+    return "\n".join([f"<function={name}>", *lines, CALL_END])
+
+
+def _shown(value: Any, schema: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and type_names(schema) != ("string",):
+        # A text that would be read as a number, say, is written as JSON.
+        try:
+            is_read_back = _typed(text, "", schema) == value
+        except CallProblem:
+            is_read_back = True
+        text = text if is_read_back else json.dumps(value, ensure_ascii=False)
+    text = _escaped(text)
+    return f"\n{text}\n" if "\n" in text else text
+
+
+def _escaped(text: str) -> str:
+    """Return the text with a backslash in each tag of the form, one more where there are some already."""
+    return _TAG.sub(r"<\\", text)
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED_TAG.sub("<", text)
+
+
+def _skip(text: str, position: int) -> int:
+    gap = _GAP.match(text, position)
+    assert gap is not None, "it matches nothing too"
+    return gap.end()
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
