@@ -71,14 +71,14 @@ class MultiplexedConnection:
         wire = self._wire
         if wire is None or wire.is_lost:
             wire = await self._connect()
-        return check_reply(await wire.send(command))
+        return check_reply(await wire.send(command)[0])
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """See `Connection.call_many`."""
         wire = self._wire
         if wire is None or wire.is_lost:
             wire = await self._connect()
-        replies = [wire.send(command) for command in commands]
+        replies = wire.send(*commands)
         if replies:
             await replies[-1]  # those before it have come before it
         return [check_reply(reply.result()) for reply in replies]
@@ -111,7 +111,7 @@ class MultiplexedConnection:
                 else:
                     await loop.create_connection(lambda: wire, address.host, address.port, ssl=address.ssl_context)
                 for greeting in address.greetings:
-                    check_reply(await wire.send(greeting))
+                    check_reply(await wire.send(greeting)[0])
         except (OSError, TimeoutError, OutcomeUnknown) as error:
             wire.abort(error)
             raise StoreUnavailable(
@@ -138,22 +138,28 @@ class _Wire(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
         self.is_lost = False
 
-    def send(self, command: Sequence[Argument]) -> asyncio.Future[Any]:
-        future = self._loop.create_future()
+    def send(self, *commands: Sequence[Argument]) -> list[asyncio.Future[Any]]:
+        """Write commands back to back; each future gets its reply.
+
+        Raises:
+            StoreUnavailable: the connection is lost; nothing was written.
+        """
         if self.is_lost:
-            future.set_exception(StoreUnavailable("The connection to the store is lost."))
-            return future
-        packed = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # the stub wants exactly one part
+            raise StoreUnavailable("The connection to the store is lost.")
+        futures = [self._loop.create_future() for _ in commands]
+        packed = [hiredis.pack_command(tuple(command)) for command in commands]  # type: ignore[arg-type]  # (its stub)
         if not self._waiting and self._transport is not None:
-            self._transport.write(packed)  # nothing to gather it with, so it need not wait for the loop's next turn
+            # Nothing to gather it with, so it need not wait for the loop's next turn.
+            self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
         else:
             if not self._out:
                 self._loop.call_soon(self._flush)
-            self._out.append(packed)
-        self._waiting.append((future, self._loop.time()))
+            self._out += packed
+        now = self._loop.time()
+        self._waiting.extend((future, now) for future in futures)
         if self._watch is None:
             self._watch = self._loop.call_later(self._reply_timeout_seconds, self._check_replies)
-        return future
+        return futures
 
     def abort(self, error: Exception | None) -> None:
         if self.is_lost:

@@ -25,8 +25,10 @@ from __future__ import annotations
 
 import binascii
 from dataclasses import dataclass
+from functools import lru_cache
 
 STORE = "deck:store"
+CACHED_CONVERSATIONS = 4_096
 
 
 def shard_of(conversation_id: str, shards: int) -> int:
@@ -125,6 +127,7 @@ class ConversationKeys:
         return f"{self.root}:blob:{sha256}"
 
 
+@lru_cache(maxsize=CACHED_CONVERSATIONS)
 def conversation_keys(conversation_id: str, shards: int) -> ConversationKeys:
     """Return the keys of a conversation in a store of `shards` shards."""
     return ConversationKeys(ShardKeys(shard_of(conversation_id, shards)), conversation_id)
