@@ -114,12 +114,6 @@ local function whereabouts(shard, stream, group, entry)
   return 'lost'
 end
 
--- The outcome of an append that an earlier call has made, from '<first>:<last>'.
-local function written_before(range)
-  local first, last = string.match(range, '(%d+):(%d+)')
-  return {'duplicate', tonumber(first), tonumber(last)}
-end
-
 -- append: the only way into a log.
 -- KEYS  conversation base, shard base
 -- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
@@ -136,37 +130,46 @@ local function append(keys, args)
   local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
   local cid, guard, a, b, c, flags = args[1], args[2], args[3], args[4], args[5], args[6]
   local now = now_ms()
-  -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
-  local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'append_key', 'append_ids')
-  local last, closed, node, owner, token, append_key, append_ids = unpack(found)
-  last = last and tonumber(last)
+  local last = tonumber(get(meta, 'last_id'))
 
-  local remember
   if guard == 'create' then
-    remember = 'create:' .. a
     if last then
-      local range = get(once, remember)
+      local range = get(once, 'create:' .. a)
       if not range then return {'exists'} end
-      return written_before(range)
+      local first, final = string.match(range, '(%d+):(%d+)')
+      return {'duplicate', tonumber(first), tonumber(final)}
     end
     last = 0
     redis.call('HSET', meta, 'created_ms', now, 'pool', b)
     redis.call('ZADD', shard .. ':index', now, cid)
   elseif not last then
     return {'missing'}
-  elseif guard == 'owner' then
-    if owner ~= a or token ~= b then return {'fenced'} end
-    if append_key == b .. ':' .. c .. ':' .. flags then return written_before(append_ids) end
+  end
+
+  local remember
+  if guard == 'create' then remember = 'create:' .. a
+  elseif guard == 'producer' then remember = 'p:' .. a
+  elseif guard == 'tool' then remember = 'o:' .. b end
+
+  if guard == 'owner' then
+    if not is_owner(meta, a, b) then return {'fenced'} end
+    if get(meta, 'append_key') == b .. ':' .. c .. ':' .. flags then
+      local first, final = string.match(get(meta, 'append_ids'), '(%d+):(%d+)')
+      return {'duplicate', tonumber(first), tonumber(final)}
+    end
     if tonumber(c) ~= last then return {'conflict', last} end
-  else
-    remember = guard == 'tool' and 'o:' .. b or 'p:' .. a
+  elseif guard ~= 'create' then
     local range = get(once, remember)
-    if range or closed then
+    if range then
       if guard == 'tool' and c ~= '' then acknowledge(c) end
-      return range and written_before(range) or {'closed'}
+      local first, final = string.match(range, '(%d+):(%d+)')
+      return {'duplicate', tonumber(first), tonumber(final)}
     end
   end
-  if closed then return {'closed'} end
+  if get(meta, 'closed') then
+    if guard == 'tool' and c ~= '' then acknowledge(c) end
+    return {'closed'}
+  end
 
   local at = 7
   local update = {'updated_ms', now}
@@ -176,6 +179,7 @@ local function append(keys, args)
     at = at + 2
   end
   at = at + 1
+  local node = get(meta, 'node')
   for _ = 1, tonumber(args[at]) do
     if node then
       redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', args[at + 1], 'x', 'cancel')
@@ -201,11 +205,9 @@ local function append(keys, args)
   if guard == 'owner' then
     -- An append without events leaves the last id where it was: it must not pass for the append that moves it.
     if n > 0 then
-      for _, value in ipairs({'append_key', b .. ':' .. c .. ':' .. flags, 'append_ids', ids}) do
-        update[#update + 1] = value
-      end
+      for _, value in ipairs({'append_key', b .. ':' .. c .. ':' .. flags, 'append_ids', ids}) do update[#update + 1] = value end
     end
-  elseif guard ~= 'tool' then  -- a tool's append is remembered by the action that it answers
+  else
     redis.call('HSET', once, remember, ids)
   end
   redis.call('HSET', meta, unpack(update))
@@ -304,6 +306,15 @@ local function requeue(keys, args)
   redis.call('ZREM', shard .. ':dead', cid)
   ring_anew(shard, meta, cid, now_ms())
   return {'requeued'}
+end
+
+-- wake: ring a conversation whose log has not grown: something it waits for has come.  ARGV cid.
+-- returns {'rung'} {'missing'}
+local function wake(keys, args)
+  local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
+  if not get(meta, 'last_id') then return {'missing'} end
+  ring(shard, meta, cid, now_ms())
+  return {'rung'}
 end
 
 -- dispatch: see to it that an appended action reaches a tool worker; repeating it is harmless.
@@ -534,6 +545,7 @@ redis.register_function('deck_mark', mark)
 redis.register_function('deck_snapshot', snapshot)
 redis.register_function('deck_close', close)
 redis.register_function('deck_requeue', requeue)
+redis.register_function('deck_wake', wake)
 redis.register_function('deck_dispatch', dispatch)
 redis.register_function('deck_claim_action', claim_action)
 redis.register_function('deck_register', register)

@@ -1,6 +1,7 @@
 """Every key in the store, with its type, owner and lifetime.
 
     deck:store                     hash    deploy        for ever      schema, shards, generation
+    deck:tools                     hash    tool workers  for ever      key of a tool → its offer (JSON)
     deck:{k}:index                 zset    append        for ever      conversation → created (ms)
     deck:{k}:ready                 stream  append, tick  trimmed       conversations nobody owns that have news
     deck:{k}:unread                zset    append        until claim   conversation → rung (ms); finds lost rings
@@ -12,6 +13,9 @@
     deck:{k}:worker:<w>:mail       stream  append        while alive   rings for what the worker owns
     deck:{k}:worker:<w>:about      hash    register      while alive   role, node, streams, progress
     deck:{k}:act:<route>           stream  append        trimmed       actions for a pool (`pool:bash`) or a node
+    deck:{0}:quota:<pool>:…        several governor      for ever      who may call a model, see governor.lua
+    deck:{0}:budget:<account>      hash    ledger        for ever      limit, spent, reserved; see ledger.lua
+    deck:{0}:ledger:…              several ledger        for ever      budgets reserved for calls under way
     deck:{k}:c:<id>:events         stream  append        retention     the log
     deck:{k}:c:<id>:meta           hash    append, claim retention     owner, token, last id, what `ls` shows
     deck:{k}:c:<id>:once           hash    append        retention     idempotency keys; claims of running actions
@@ -28,6 +32,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 STORE = "deck:store"
+TOOLS = "deck:tools"
 CACHED_CONVERSATIONS = 4_096
 
 
@@ -84,6 +89,10 @@ class ShardKeys:
     def about(self, worker: str) -> str:
         """The hash about a worker."""
         return f"{self.root}:worker:{worker}:about"
+
+    def quota(self, pool: str) -> str:
+        """What the governor's keys of a pool begin with; all pools are in the first shard."""
+        return f"{self.root}:quota:{pool}"
 
     def actions(self, route: str) -> str:
         """The action stream of a route, `pool:<name>` or `node:<id>`."""

@@ -22,6 +22,9 @@ from broker.ids import jitter, new_key
 from broker.keys import ConversationKeys, ShardKeys
 
 FUNCTIONS_VERSION = 1
+"""Of each function library; a newer one in the store is left alone."""
+LIBRARIES = {"deckhands": "functions.lua", "deckhands_governor": "governor.lua", "deckhands_ledger": "ledger.lua"}
+"""The function libraries and their files."""
 MINIMUM_SERVER_VERSION = (7, 0)
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
@@ -29,9 +32,9 @@ LONGEST_PAUSE_SECONDS = 1.0
 T = TypeVar("T")
 
 
-def functions_code() -> str:
-    """Return the source of the function library."""
-    return resources.files("broker").joinpath("functions.lua").read_text()
+def functions_code(library: str = "deckhands") -> str:
+    """Return the source of a function library."""
+    return resources.files("broker").joinpath(LIBRARIES[library]).read_text()
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ async def open_store(
     patience_seconds: float | None = 30.0,
     opening_seconds: float | None = 0.0,
 ) -> Store:
-    """Connect to a store, deploy the function library if it is missing or older, and check that it is fit.
+    """Connect to a store, deploy the function libraries that are missing or older, and check that it is fit.
 
     Args:
         url: `redis://…`, `rediss://…`, `unix://…`, or a ready connection.
@@ -177,15 +180,21 @@ async def _check_server(connection: Connection) -> None:
 
 
 async def _deploy(connection: Connection) -> None:
-    code = functions_code()
+    for library in LIBRARIES:
+        await _deploy_library(connection, library)
+
+
+async def _deploy_library(connection: Connection, library: str) -> None:
+    code = functions_code(library)
+    field = "functions" if library == "deckhands" else f"functions:{library}"
     stamp = f"{FUNCTIONS_VERSION}:{hashlib.sha256(code.encode()).hexdigest()[:16]}"
-    found = await connection.call("HGET", keys.STORE, "functions")
+    found = await connection.call("HGET", keys.STORE, field)
     if found is not None and int(found.split(b":")[0]) > FUNCTIONS_VERSION:
         return  # a newer version is at work; its functions serve older callers
-    loaded = await connection.call("FUNCTION", "LIST", "LIBRARYNAME", "deckhands")
+    loaded = await connection.call("FUNCTION", "LIST", "LIBRARYNAME", library)
     if found is None or found.decode() != stamp or not loaded:
         await connection.call("FUNCTION", "LOAD", "REPLACE", code)
-        await connection.call("HSET", keys.STORE, "functions", stamp)
+        await connection.call("HSET", keys.STORE, field, stamp)
 
 
 async def _found_store(connection: Connection, shards: int) -> dict[str, str]:

@@ -128,6 +128,10 @@ def _hincrby(keys: Keyspace, args: Arguments) -> int:
     return value
 
 
+def _hlen(keys: Keyspace, args: Arguments) -> int:
+    return len(keys.find(args[0], Hash) or ())
+
+
 def _sadd(keys: Keyspace, args: Arguments) -> int:
     found = keys.make(args[0], Members)
     before = len(found)
@@ -180,6 +184,21 @@ def _zrem(keys: Keyspace, args: Arguments) -> int:
     gone = sum(found.pop(member, None) is not None for member in args[1:])
     keys.drop_empty(args[0])
     return gone
+
+
+def _zcard(keys: Keyspace, args: Arguments) -> int:
+    return len(keys.find(args[0], SortedSet) or ())
+
+
+def _zrank(keys: Keyspace, args: Arguments) -> int | None:
+    found = keys.find(args[0], SortedSet) or SortedSet()
+    if args[1] not in found:
+        return None
+    return [member for member, _ in found.ranked()].index(args[1])
+
+
+def _zremrangebyscore(keys: Keyspace, args: Arguments) -> int:
+    return _zrem(keys, [args[0], *_zrangebyscore(keys, args)])
 
 
 def _zrange(keys: Keyspace, args: Arguments, *, is_reversed: bool = False) -> list[bytes]:
@@ -266,6 +285,7 @@ COMMANDS: dict[bytes, Command] = {
     b"HGETALL": _hgetall,
     b"HDEL": _hdel,
     b"HINCRBY": _hincrby,
+    b"HLEN": _hlen,
     b"SADD": _sadd,
     b"SREM": _srem,
     b"SPOP": _spop,
@@ -274,6 +294,9 @@ COMMANDS: dict[bytes, Command] = {
     b"ZADD": _zadd,
     b"ZSCORE": _zscore,
     b"ZREM": _zrem,
+    b"ZREMRANGEBYSCORE": _zremrangebyscore,
+    b"ZCARD": _zcard,
+    b"ZRANK": _zrank,
     b"ZRANGE": _zrange,
     b"ZREVRANGE": _zrevrange,
     b"ZRANGEBYSCORE": _zrangebyscore,

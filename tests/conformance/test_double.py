@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import broker.store
 from broker.connection import Connection, MultiplexedConnection
 from broker.errors import StoreError
-from broker.store import functions_code
+from broker.store import LIBRARIES, functions_code
 from broker.testing import keyspace, streams
 from broker.testing.memory_store import MemoryConnection
 from tests.stores import RealServer, emptied
@@ -130,6 +130,7 @@ commands = st.one_of(
     _command("HGETALL", hashes),
     _command("HDEL", hashes, words, words),
     _command("HINCRBY", hashes, words, small),
+    _command("HLEN", hashes),
     _command("SADD", sets, words, words),
     _command("SREM", sets, words, words),
     _command("SPOP", sets, "9"),
@@ -139,6 +140,9 @@ commands = st.one_of(
     _command("ZADD", sorted_sets, numbers, words, numbers, words),
     _command("ZSCORE", sorted_sets, words),
     _command("ZREM", sorted_sets, words, words),
+    _command("ZCARD", sorted_sets),
+    _command("ZRANK", sorted_sets, words),
+    _command("ZREMRANGEBYSCORE", sorted_sets, ends, ends),
     _command("ZRANGE", sorted_sets, small, small),
     _command("ZRANGE", sorted_sets, small, small, "WITHSCORES"),
     _command("ZREVRANGE", sorted_sets, small, small, "WITHSCORES"),
@@ -159,7 +163,7 @@ commands = st.one_of(
 
 def test_the_double_knows_what_the_broker_sends() -> None:
     folder = Path(broker.store.__file__).parent
-    sent = set(re.findall(r"redis\.call\('([A-Z]+)'", functions_code()))
+    sent = {name for library in LIBRARIES for name in re.findall(r"redis\.call\('([A-Z]+)'", functions_code(library))}
     for path in sorted(
         set(folder.glob("*.py")) - {folder / "connection.py", folder / "embedded.py", folder / "health.py"}
     ):
@@ -174,7 +178,8 @@ async def _compare(server: RealServer, sequence: list[tuple[Any, ...]]) -> None:
     double = Side(MemoryConnection())
     try:
         for side in (real, double):
-            await side.connection.call("FUNCTION", "LOAD", functions_code())
+            for library in LIBRARIES:
+                await side.connection.call("FUNCTION", "LOAD", functions_code(library))
         for position, command in enumerate(sequence):
             expected, found = await real.run(command), await double.run(command)
             assert found == expected, f"command {position}: {command}"

@@ -1,0 +1,267 @@
+#!lua name=deckhands_ledger
+-- Budgets: what a call may cost at worst is reserved before it, what it did cost is charged after it.
+--
+-- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
+--   :budget:<account>    hash  limit, spent, reserved, lost, lost_calls, calls, own, parent, change
+--   :budget:<account>:children|waiting|wanted     :budgets    :ledger:held|lost|swept    :workers
+-- An account is 'conversation:<id>', 'experiment:<tenant>/<name>' or 'tenant:<name>'; each has at most one parent, and
+-- what is spent in one counts in all above it. Amounts are nano-USD: whole numbers, so that sums are exact.
+--
+-- A conversation is charged by the sum of its whole log, so a repeated or a late charge adds nothing. `own` is that sum;
+-- `spent` counts its delegates too. What was reserved for a call whose worker died, or whose reply was cut off, is
+-- `lost`: the provider may bill it, so it counts against the limit, but it is not `spent`.
+
+local SWEEP_MS, WAKE_AGAIN_MS, MAX_WAKES, MAX_DEPTH = 500, 3000, 64, 24
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function get(key, field)
+  local value = redis.call('HGET', key, field)
+  if value == false then return nil end
+  return value
+end
+
+local function alive(shard, worker)
+  local deadline = redis.call('ZSCORE', shard .. ':workers', worker)
+  return deadline ~= false and tonumber(deadline) > 0
+end
+
+local function budget(shard, account) return shard .. ':budget:' .. account end
+
+local function number(key, field) return tonumber(get(key, field) or 0) end
+
+local function add(shard, chain, field, amount)
+  if amount == 0 then return end
+  for _, account in ipairs(chain) do
+    redis.call('HINCRBY', budget(shard, account), field, string.format('%.0f', amount))
+  end
+end
+
+-- An account and all above it.
+local function chain_of(shard, account)
+  local chain = {}
+  while account and #chain < MAX_DEPTH do
+    chain[#chain + 1] = account
+    account = get(budget(shard, account), 'parent')
+  end
+  return chain
+end
+
+-- Make the accounts known, each as a child of the next.
+local function enroll(shard, accounts)
+  for i, account in ipairs(accounts) do
+    if redis.call('EXISTS', budget(shard, account)) == 0 then redis.call('HSET', budget(shard, account), 'spent', 0) end
+    local parent = accounts[i + 1]
+    if parent and redis.call('HSETNX', budget(shard, account), 'parent', parent) == 1 then
+      redis.call('SADD', budget(shard, parent) .. ':children', account)
+    end
+    if string.sub(account, 1, 13) ~= 'conversation:' then redis.call('SADD', shard .. ':budgets', account) end
+  end
+end
+
+local function accounts_from(args, first)
+  local accounts = {}
+  for i = first, #args do accounts[#accounts + 1] = args[i] end
+  return accounts
+end
+
+-- held, lost: '<amount> <worker> <token> <account>'
+local function reserved_for(shard, cid, where)
+  local text = get(shard .. ':ledger:' .. where, cid)
+  if not text then return nil end
+  local amount, worker, token, account = string.match(text, '^(%S+) (%S+) (%S+) (.+)$')
+  return {amount = tonumber(amount), worker = worker, token = tonumber(token), account = account, text = text}
+end
+
+local function give_back(shard, cid, held)
+  redis.call('HDEL', shard .. ':ledger:held', cid)
+  add(shard, chain_of(shard, held.account), 'reserved', -held.amount)
+end
+
+local function lose(shard, cid, held)
+  give_back(shard, cid, held)
+  local chain = chain_of(shard, held.account)
+  add(shard, chain, 'lost', held.amount)
+  add(shard, chain, 'lost_calls', 1)
+  redis.call('HSET', shard .. ':ledger:lost', cid, held.text)
+end
+
+-- Charge what the log of a conversation has come to. A reply that is in the log after all was not lost. An older token
+-- than the caller's is a former owner's: its call is over.
+local function charge(shard, cid, account, token, total)
+  local chain = chain_of(shard, account)
+  local delta = total - number(budget(shard, account), 'own')
+  local has_news = delta > 0
+  if has_news then
+    redis.call('HSET', budget(shard, account), 'own', string.format('%.0f', total))
+    add(shard, chain, 'spent', delta)
+    add(shard, chain, 'calls', 1)
+  end
+  local lost = reserved_for(shard, cid, 'lost')
+  if lost then
+    redis.call('HDEL', shard .. ':ledger:lost', cid)
+    if has_news then
+      add(shard, chain_of(shard, lost.account), 'lost', -lost.amount)
+      add(shard, chain_of(shard, lost.account), 'lost_calls', -1)
+    end
+  end
+  local held = reserved_for(shard, cid, 'held')
+  if held and held.token < token then
+    if has_news then give_back(shard, cid, held) else lose(shard, cid, held) end
+    redis.call('HDEL', shard .. ':ledger:lost', cid)
+  end
+end
+
+-- Whether an account has room for an amount. The last call may pass the limit, if it is the only one under way.
+local function has_room(shard, account, amount, planned)
+  local key = budget(shard, account)
+  local limit = get(key, 'limit')
+  if not limit then return true end
+  local reserved = number(key, 'reserved') + planned
+  local committed = number(key, 'spent') + number(key, 'lost') + reserved
+  if committed >= tonumber(limit) then return false end
+  return committed + amount <= tonumber(limit) or reserved == 0
+end
+
+-- Find who waits for these accounts and may try again now.
+-- wanted: conversation → '<amount> <when it was last woken>'
+local function wake(shard, chain, now)
+  local woken = {}
+  for _, account in ipairs(chain) do
+    local key, planned = budget(shard, account), 0
+    for _, cid in ipairs(redis.call('ZRANGE', key .. ':waiting', 0, MAX_WAKES - 1)) do
+      local amount, at = string.match(get(key .. ':wanted', cid), '^(%S+) (%S+)$')
+      if not has_room(shard, account, tonumber(amount), planned) then break end
+      planned = planned + tonumber(amount)
+      if now - tonumber(at) >= WAKE_AGAIN_MS then
+        redis.call('HSET', key .. ':wanted', cid, amount .. ' ' .. string.format('%.0f', now))
+        woken[#woken + 1] = cid
+      end
+    end
+  end
+  return woken
+end
+
+local function stop_waiting(shard, chain, cid)
+  for _, account in ipairs(chain) do
+    local key = budget(shard, account)
+    redis.call('ZREM', key .. ':waiting', cid)
+    redis.call('HDEL', key .. ':wanted', cid)
+  end
+end
+
+-- What dead workers had reserved is lost, not blocked.
+local function sweep(shard, now)
+  local swept = tonumber(redis.call('GET', shard .. ':ledger:swept') or 0)
+  if now - swept < SWEEP_MS then return {} end
+  redis.call('SET', shard .. ':ledger:swept', string.format('%.0f', now))
+  local is_alive, woken, flat = {}, {}, redis.call('HGETALL', shard .. ':ledger:held')
+  for i = 1, #flat, 2 do
+    local held = reserved_for(shard, flat[i], 'held')
+    if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
+    if not is_alive[held.worker] then
+      lose(shard, flat[i], held)
+      for _, cid in ipairs(wake(shard, chain_of(shard, held.account), now)) do woken[#woken + 1] = cid end
+    end
+  end
+  return woken
+end
+
+local function reply(outcome, detail, woken)
+  local answer = {outcome, detail}
+  for _, cid in ipairs(woken) do answer[#answer + 1] = cid end
+  return answer
+end
+
+-- deck_budget_reserve: may this conversation spend so much? If not, it is woken when there is room.
+-- ARGV cid, worker, token, amount, sum of its log, account, parent account …
+-- returns {'reserved', '', woken …} {'exhausted', account, woken …} {'fenced', '', woken …}
+local function reserve(keys, args)
+  local shard, cid, worker, token, amount, now = keys[1], args[1], args[2], args[3], tonumber(args[4]), now_ms()
+  local accounts = accounts_from(args, 6)
+  enroll(shard, accounts)
+  charge(shard, cid, accounts[1], tonumber(token), tonumber(args[5]))
+  local woken = sweep(shard, now)
+  local held = reserved_for(shard, cid, 'held')
+  if held then return reply(held.token == tonumber(token) and 'reserved' or 'fenced', '', woken) end
+  local chain = chain_of(shard, accounts[1])
+  for _, account in ipairs(chain) do
+    if not has_room(shard, account, amount, 0) then
+      local key = budget(shard, account)
+      if not redis.call('ZSCORE', key .. ':waiting', cid) then
+        stop_waiting(shard, chain, cid)
+        redis.call('ZADD', key .. ':waiting', now, cid)
+      end
+      redis.call('HSET', key .. ':wanted', cid, args[4] .. ' 0')
+      return reply('exhausted', account, woken)
+    end
+  end
+  stop_waiting(shard, chain, cid)
+  add(shard, chain, 'reserved', amount)
+  redis.call('HSET', shard .. ':ledger:held', cid, table.concat({args[4], worker, token, accounts[1]}, ' '))
+  return reply('reserved', '', woken)
+end
+
+-- deck_budget_settle: charge what the log has come to, and end the reservation.
+-- ARGV cid, token, outcome, sum of its log, account, parent …
+--   outcome 'done', or 'lost': the call may be billed and brought no reply
+-- returns {'settled', '', woken …}
+local function settle(keys, args)
+  local shard, cid, token, now = keys[1], args[1], tonumber(args[2]), now_ms()
+  local accounts = accounts_from(args, 5)
+  enroll(shard, accounts)
+  charge(shard, cid, accounts[1], token, tonumber(args[4]))
+  local held = reserved_for(shard, cid, 'held')
+  if held and held.token == token then
+    if args[3] == 'lost' then
+      lose(shard, cid, held)
+      redis.call('HDEL', shard .. ':ledger:lost', cid)
+    else
+      give_back(shard, cid, held)
+    end
+  end
+  local woken = sweep(shard, now)
+  for _, other in ipairs(wake(shard, chain_of(shard, accounts[1]), now)) do woken[#woken + 1] = other end
+  return reply('settled', '', woken)
+end
+
+-- deck_budget_withdraw: a conversation does no longer wait for its budget.  ARGV cid, account.  returns {'withdrawn', ''}
+local function withdraw(keys, args)
+  stop_waiting(keys[1], chain_of(keys[1], args[2]), args[1])
+  return {'withdrawn', ''}
+end
+
+-- deck_budget_sweep: see after what dead workers had reserved.  returns {'swept', '', woken …}
+local function sweep_now(keys)
+  return reply('swept', '', sweep(keys[1], now_ms()))
+end
+
+-- deck_budget_limit: set a limit, or change it by an amount.
+-- ARGV key of this very change, 'set' or 'add', amount or '' for no limit, account, parent …
+-- returns {'changed', limit or '', woken …}
+local function change_limit(keys, args)
+  local shard, accounts = keys[1], accounts_from(args, 4)
+  enroll(shard, accounts)
+  local key = budget(shard, accounts[1])
+  if get(key, 'change') ~= args[1] then
+    redis.call('HSET', key, 'change', args[1])
+    if args[3] == '' then
+      redis.call('HDEL', key, 'limit')
+    elseif args[2] == 'add' then
+      redis.call('HINCRBY', key, 'limit', args[3])
+    else
+      redis.call('HSET', key, 'limit', args[3])
+    end
+  end
+  redis.call('SADD', shard .. ':budgets', accounts[1])
+  return reply('changed', get(key, 'limit') or '', wake(shard, chain_of(shard, accounts[1]), now_ms()))
+end
+
+redis.register_function('deck_budget_reserve', reserve)
+redis.register_function('deck_budget_settle', settle)
+redis.register_function('deck_budget_withdraw', withdraw)
+redis.register_function('deck_budget_sweep', sweep_now)
+redis.register_function('deck_budget_limit', change_limit)

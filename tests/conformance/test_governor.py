@@ -1,0 +1,288 @@
+"""Quotas of models: who may call, who waits, who is next, on each kind of store."""
+
+from __future__ import annotations
+
+from broker.clock import ManualClock
+from broker.governor import CallOutcome, Governor, Granted, InQueue, Priority
+from broker.quotas import QuotaTable
+from broker.store import Store
+from tests.broker_parts import begin, enter, lapse, rung
+
+WORKER = "w1"
+
+
+def governor(store: Store, text: str) -> Governor:
+    return Governor(store, QuotaTable.parse(text))
+
+
+def limited(store: Store, **limits: int) -> Governor:
+    lines = "\n".join(f"{name} = {value}" for name, value in limits.items())
+    return governor(store, f'[[quota]]\nmodel = "acme/large"\n{lines}')
+
+
+class Callers:
+    """Conversations that want to call one model."""
+
+    def __init__(self, store: Store, made: Governor, *, model: str = "acme/large") -> None:
+        pool = made.pool_of(model)
+        assert pool is not None
+        self.store, self.governor, self.pool = store, made, pool
+
+    async def reserve(
+        self,
+        cid: str,
+        *,
+        tokens: tuple[int, int] = (0, 0),
+        worker: str = WORKER,
+        priority: Priority = Priority.BATCH,
+        tenant: str = "",
+    ) -> Granted | InQueue:
+        return await self.governor.reserve(
+            self.pool,
+            cid,
+            worker,
+            input_tokens=tokens[0],
+            output_tokens=tokens[1],
+            priority=priority,
+            tenant=tenant,
+        )
+
+    async def may_call(self, cid: str, **wanted: object) -> bool:
+        return isinstance(await self.reserve(cid, **wanted), Granted)  # type: ignore[arg-type]
+
+    async def settle(self, cid: str, outcome: CallOutcome = CallOutcome.OK, **used: object) -> None:
+        await self.governor.settle(self.pool, cid, str(used.pop("worker", WORKER)), outcome, **used)  # type: ignore[arg-type]
+
+    async def pump(self) -> None:
+        await self.governor.pump(self.pool, WORKER)
+
+
+async def test_concurrency_is_one_for_the_whole_cluster(store: Store) -> None:
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    callers = Callers(store, limited(store, concurrency=2))
+    assert await callers.may_call("aaa", worker="w1")
+    assert await callers.may_call("bbb", worker="w2")
+    assert not await callers.may_call("ccc", worker="w1")
+    await callers.settle("aaa", worker="w1")
+    assert await callers.may_call("ccc", worker="w1")
+
+
+async def test_a_repeated_reservation_is_the_same_one(store: Store) -> None:
+    await enter(store, WORKER)
+    callers = Callers(store, limited(store, concurrency=2))
+    for _ in range(3):
+        assert await callers.may_call("aaa")
+    assert await callers.may_call("bbb")
+
+
+async def test_a_conversation_is_woken_when_its_turn_comes(store: Store) -> None:
+    await enter(store, WORKER)
+    callers = Callers(store, limited(store, concurrency=1))
+    for cid in ("aaa", "bbb", "ccc"):
+        await begin(store, cid)
+        await store.connection.call("HDEL", store.keys(cid).meta, "rung")
+    await store.connection.call("DEL", store.all_shards[0].ready)
+    assert await callers.may_call("aaa")
+    assert not await callers.may_call("bbb")
+    assert not await callers.may_call("ccc")
+    assert await rung(store) == []
+    await callers.settle("aaa")
+    assert await rung(store) == ["bbb"]  # one wake for one place
+    assert not await callers.may_call("ccc")  # what was granted is kept for whom it was granted to
+    assert await callers.may_call("bbb")
+    await callers.settle("bbb")
+    assert await rung(store) == ["bbb", "ccc"]
+
+
+async def test_interactive_conversations_go_first(store: Store) -> None:
+    await enter(store, WORKER)
+    callers = Callers(store, limited(store, concurrency=1))
+    assert await callers.may_call("first")
+    for n in range(5):
+        assert not await callers.may_call(f"batch-{n}")
+    assert not await callers.may_call("person", priority=Priority.INTERACTIVE)
+    await callers.settle("first")
+    assert not await callers.may_call("batch-0")
+    assert await callers.may_call("person", priority=Priority.INTERACTIVE)
+    await callers.settle("person")
+    assert await callers.may_call("batch-0")
+
+
+async def test_tenants_share_by_weight(store: Store) -> None:
+    await enter(store, WORKER)
+    made = governor(store, '[[quota]]\nmodel = "m"\nconcurrency = 1\n[tenants]\nbig = 3')
+    callers = Callers(store, made, model="m")
+    assert await callers.may_call("first")
+    wanted = {f"{tenant}-{n}": tenant for n in range(8) for tenant in ("small", "big")}
+    for cid, tenant in wanted.items():
+        assert not await callers.may_call(cid, tenant=tenant)
+    order: list[str] = []
+    current = "first"
+    for _ in range(8):
+        await callers.settle(current)
+        called = await store.connection.call("ZRANGE", f"{store.all_shards[0].quota('m')}:called", 0, -1)
+        (current,) = [cid.decode() for cid in called]
+        assert await callers.may_call(current)
+        order.append(wanted[current])
+    assert order.count("big") == 6
+    assert order.count("small") == 2
+
+
+async def test_a_dead_worker_holds_nothing(store: Store) -> None:
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    callers = Callers(store, limited(store, concurrency=1))
+    assert await callers.may_call("aaa", worker="w1")
+    assert not await callers.may_call("bbb", worker="w2")
+    await lapse(store, "w1")
+    await (await enter(store, "w3")).tick(1)  # buries it
+    await store.connection.call("HSET", f"{store.all_shards[0].quota('acme_large')}:state", "swept", 0)
+    assert await callers.may_call("bbb", worker="w2")
+
+
+async def test_the_next_owner_takes_over_the_reservation(store: Store) -> None:
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    callers = Callers(store, limited(store, concurrency=1))
+    assert await callers.may_call("aaa", worker="w1")
+    assert await callers.may_call("aaa", worker="w2")
+    await callers.settle("aaa", worker="w1")  # of the former owner: too late
+    assert not await callers.may_call("bbb", worker="w1")
+    await callers.settle("aaa", worker="w2")
+    assert await callers.may_call("bbb", worker="w1")
+
+
+async def test_whoever_withdraws_is_not_waited_for(store: Store) -> None:
+    await enter(store, WORKER)
+    callers = Callers(store, limited(store, concurrency=1))
+    assert await callers.may_call("aaa")
+    assert not await callers.may_call("bbb")
+    assert not await callers.may_call("ccc")
+    await callers.settle("aaa")  # calls bbb
+    await callers.governor.withdraw(callers.pool, "bbb", WORKER)
+    assert await callers.may_call("ccc")
+
+
+async def test_limits_per_minute(memory_store: Store, clock: ManualClock) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, requests_per_minute=600))
+    granted = 0
+    while clock.monotonic() < 60.0:
+        if await callers.may_call(f"conversation-{granted}"):
+            await callers.settle(f"conversation-{granted}")
+            granted += 1
+        else:
+            clock.advance(0.05)
+    assert 595 <= granted <= 600
+
+
+async def test_tokens_are_settled_by_what_was_used(memory_store: Store, clock: ManualClock) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    assert await callers.may_call("aaa", tokens=(600, 0))
+    await callers.settle("aaa", input_tokens=600 + 5_000)
+    # 1,000 at the beginning; a debt of 4,600 flows off at 59,000 a minute.
+    answer = await callers.reserve("bbb", tokens=(100, 0))
+    assert isinstance(answer, InQueue)
+    assert 4.7 <= answer.eta_seconds <= 4.9
+    clock.advance(4.6)
+    assert not await callers.may_call("bbb", tokens=(100, 0))
+    clock.advance(0.3)
+    assert await callers.may_call("bbb", tokens=(100, 0))
+
+
+async def test_a_call_larger_than_the_bucket_is_made_when_it_is_full(memory_store: Store, clock: ManualClock) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, output_tokens_per_minute=6_000))
+    assert await callers.may_call("aaa", tokens=(0, 5_900))
+    await callers.settle("aaa", output_tokens=5_900)
+    assert not await callers.may_call("bbb", tokens=(0, 1))
+    clock.advance(60)
+    assert await callers.may_call("bbb", tokens=(0, 1))
+
+
+async def test_a_refusal_is_obeyed_once_for_everybody(memory_store: Store, clock: ManualClock) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
+    assert await callers.may_call("aaa")
+    assert await callers.may_call("bbb")
+    clock.advance(0.001)
+    for cid in ("aaa", "bbb"):
+        await callers.settle(cid, CallOutcome.LIMITED, retry_after_seconds=7)
+    answer = await callers.reserve("ccc")
+    assert isinstance(answer, InQueue)
+    assert 6.9 <= answer.eta_seconds <= 7.1
+    clock.advance(7)
+    assert await callers.may_call("ccc")
+    level = await memory_store.connection.call(
+        "HGET", f"{memory_store.all_shards[0].quota('acme_large')}:level:own", "factor"
+    )
+    assert 0.79 < float(level) < 0.81  # cut once for the two, and growing again
+
+
+async def test_a_used_up_day_is_a_wait_until_the_next(memory_store: Store, clock: ManualClock) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, requests_per_day=2, day_starts_hour_utc=8))
+    for cid in ("aaa", "bbb"):
+        assert await callers.may_call(cid)
+        await callers.settle(cid)
+    answer = await callers.reserve("ccc")
+    assert isinstance(answer, InQueue)
+    assert 8 * 3600 - 1 <= answer.eta_seconds <= 8 * 3600 + 1  # the clock begins at midnight
+    clock.advance(8 * 3600 + 1)
+    assert await callers.may_call("ccc")
+
+
+async def test_whoever_does_not_come_is_called_again_and_then_forgotten(
+    memory_store: Store, clock: ManualClock
+) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, concurrency=1))
+    await begin(memory_store, "aaa")
+    assert await callers.may_call("first")
+    assert not await callers.may_call("aaa")
+    await callers.settle("first")
+    for _ in range(2):
+        clock.advance(3.1)
+        await callers.pump()
+        assert not await callers.may_call("bbb")
+    clock.advance(3.1)
+    assert await callers.may_call("bbb")
+
+
+async def test_a_conversation_stays_on_its_key_while_the_cache_is_warm(memory_store: Store, clock: ManualClock) -> None:
+    await enter(memory_store, WORKER)
+    entry = '[[quota]]\nmodel = "m"\nkey_env = "KEY_{}"\nconcurrency = 2\n'
+    callers = Callers(memory_store, governor(memory_store, entry.format(1) + entry.format(2)), model="m")
+    keys = {}
+    for cid in ("aaa", "bbb"):
+        answer = await callers.reserve(cid)
+        assert isinstance(answer, Granted)
+        keys[cid] = answer.key
+        clock.advance(0.01)
+    assert keys == {"aaa": "KEY_1", "bbb": "KEY_2"}  # the freer one
+    for cid in keys:
+        await callers.settle(cid, took_seconds=0.5)
+    for cid in ("bbb", "aaa", "bbb"):
+        assert await callers.reserve(cid) == Granted(keys[cid])
+        await callers.settle(cid, took_seconds=0.5)
+    clock.advance(301)
+    assert await callers.reserve("bbb") == Granted("KEY_1")
+
+
+async def test_what_a_provider_says_is_left_counts(memory_store: Store) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
+    assert await callers.may_call("aaa")
+    await callers.governor.obey(callers.pool, "own", WORKER, {"requests": 0})
+    assert not await callers.may_call("bbb")
+
+
+async def test_a_store_that_was_never_told_its_quotas_is_told(store: Store) -> None:
+    await enter(store, WORKER)
+    callers = Callers(store, limited(store, concurrency=1))
+    await callers.governor.publish()
+    await store.connection.call("DEL", f"{store.all_shards[0].quota('acme_large')}:limits")
+    assert await callers.may_call("aaa")
+    assert not await callers.may_call("bbb")
