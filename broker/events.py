@@ -256,6 +256,23 @@ class ModelReply(Event):
         return f"{self.model} replied" + (f" and calls {calls}" if calls else "")
 
 
+class ModelSwitched(Event):
+    """The conversation goes on with another model.
+
+    Attributes:
+        model: what takes the place of `AgentSpec.llm.model`.
+    """
+
+    kind: Literal["model.switched"] = "model.switched"
+    model: str
+    reason: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"The model is now {self.model}" + (f" ({self.reason})" if self.reason else "")
+
+
 class ModelCallFailed(Event):
     """A model call that brought no reply.
 

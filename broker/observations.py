@@ -65,9 +65,19 @@ class AgentCondensationObservation(Observation):
 
 
 class LoopDetectionObservation(Observation):
-    """The agent repeats itself."""
+    """The agent repeats itself, or has been taken out of a loop; the content is for people.
+
+    Attributes:
+        advice: what the model is told, or empty.
+    """
 
     kind: Literal["observation.loop_detection"] = "observation.loop_detection"
+    advice: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return self.content.partition("\n")[0]
 
 
 class CmdOutputMetadata(Part):

@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from broker.loop_policy import LoopPolicy
+
 
 class Part(BaseModel):
     """A value inside an event."""
@@ -34,6 +36,8 @@ class AgentSpec(Part):
     enable_editor: bool = True
     enable_think: bool = True
     enable_finish: bool = True
+    enable_stuck_detection: bool = True
+    loop_policy: LoopPolicy = LoopPolicy()
     tool_concurrency: int = Field(default=1, ge=1, le=16)
     system_prompt_suffix: str = ""
 

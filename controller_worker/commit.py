@@ -12,7 +12,8 @@ from broker.actions import SystemMessageAction
 from broker.agent_state import is_settled
 from broker.events import Event, with_id
 from controller_worker.agents.agent import Agent
-from controller_worker.controller import Append, AwaitTools, Effect, apply, next_effect
+from controller_worker.controller import apply, next_effect
+from controller_worker.effects import Append, AwaitTools, Effect
 from controller_worker.state import State
 
 MAX_ROUNDS = 16

@@ -17,13 +17,13 @@ pending action, because in the original each of these leaves a conversation stan
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 
 from broker.actions import (
     AgentFinishAction,
     AgentRejectAction,
     ChangeAgentStateAction,
+    LoopRecoveryAction,
     MessageAction,
     RecallAction,
     RecallType,
@@ -31,80 +31,47 @@ from broker.actions import (
 )
 from broker.agent_state import TERMINAL_STATES, AgentState
 from broker.events import (
+    Action,
     ConversationCreated,
     Event,
     EventSource,
     ModelCallFailed,
     ModelReply,
+    ModelSwitched,
     Observation,
 )
-from broker.observations import AgentStateChangedObservation, ErrorObservation, NullObservation
+from broker.observations import AgentStateChangedObservation, LoopDetectionObservation, NullObservation
 from broker.standing import REQUESTABLE_STATES
+from controller_worker.announcement import announce, end_in_error
+from controller_worker.effects import Append, AwaitTools, CallModel, Effect, Greet, Park, Rest
+from controller_worker.loop_recovery import STOP, after_choice, after_detection, loop_of, recover, respond
 from controller_worker.memory.recall import recall
 from controller_worker.state import PendingAction, State, UnansweredMessage, Wait, replace, without_pending
+from controller_worker.stuck_detector import (
+    RecentEvents,
+    is_poll,
+    trace_of,
+    with_action,
+    with_observation,
+    with_settled,
+)
+
+__all__ = [
+    "Append",
+    "AwaitTools",
+    "CallModel",
+    "Effect",
+    "Greet",
+    "Park",
+    "Rest",
+    "apply",
+    "end_in_error",
+    "fold",
+    "limit_reached",
+    "next_effect",
+]
 
 RATE_LIMIT_CODE = "rate_limit"
-
-NOT_EXECUTED = {
-    AgentState.STOPPED: (
-        "Stop button pressed. The action has not been executed.",
-        "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED",
-    ),
-    AgentState.ERROR: (
-        "The action has not been executed due to a runtime error.",
-        "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_ERROR",
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Append events.
-
-    Attributes:
-        answers: position in `events` → the runnable action that this observation settles.
-        cancels: running actions whose processes are to end.
-    """
-
-    events: tuple[Event, ...]
-    answers: tuple[tuple[int, int], ...] = ()
-    cancels: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Greet:
-    """Append the agent's system message."""
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitTools:
-    """See to it that these actions are with a tool worker, then wait for their observations."""
-
-    action_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CallModel:
-    """Ask the model for the step `iteration` (from 1); `attempt` counts its calls, from 1."""
-
-    iteration: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Park:
-    """Nothing to do before `until`."""
-
-    until: datetime
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Nothing to do until somebody speaks up."""
-
-
-Effect = Append | Greet | AwaitTools | CallModel | Park | Rest
 
 
 def fold(state: State, events: Iterable[Event]) -> State:
@@ -125,26 +92,19 @@ def apply(state: State, event: Event) -> State:
     match event:
         case ModelReply():
             return _after_reply(state, event)
-        case Observation(cause=int(cause)) if not isinstance(event, AgentStateChangedObservation):
-            return without_pending(state, cause)
         case AgentStateChangedObservation():
             return _after_state_change(state, event)
+        case LoopDetectionObservation():
+            return after_detection(state)
+        case Observation():
+            return _after_observation(state, event)
+        case Action():
+            return _after_action(state, event)
         case ModelCallFailed():
             return _after_failure(state, event)
-        case MessageAction(source=EventSource.USER):
-            return _after_message(state, event)
-        case MessageAction(wait_for_response=True):
-            return _end_turn(state, AgentState.AWAITING_USER_INPUT)
-        case AgentFinishAction():
-            return _end_turn(state, AgentState.FINISHED)
-        case AgentRejectAction():
-            return _end_turn(state, AgentState.REJECTED)
-        case ChangeAgentStateAction(agent_state=wanted) if wanted in REQUESTABLE_STATES:
-            return _request(state, wanted)
-        case RecallAction():
-            return replace(state, message=None)
-        case SystemMessageAction():
-            return replace(state, has_system_message=True)
+        case ModelSwitched(model=model):
+            llm = state.agent.llm.model_copy(update={"model": model})
+            return replace(state, agent=state.agent.model_copy(update={"llm": llm}))
         case ConversationCreated() if event.id == 1:
             return replace(
                 state,
@@ -156,9 +116,6 @@ def apply(state: State, event: Event) -> State:
                 max_iterations=event.limits.max_iterations,
                 max_budget_usd=event.limits.max_budget_usd,
             )
-    if event.runnable:
-        pending = PendingAction(event.id, event.tool_call_metadata)
-        return replace(state, pending=(*state.pending, pending))
     return state
 
 
@@ -172,15 +129,17 @@ def next_effect(state: State, now: datetime) -> Effect:
         return Rest()
     if not state.has_system_message:
         return Greet()
+    if state.recovery and (state.recovery == STOP or not state.pending):
+        return recover(state, state.recovery)
     if state.message is not None:
         return Append(_recall_events(state, state.message))
     if state.requested is not None:
-        return _announce(state, state.requested)
+        return announce(state, state.requested)
     if state.ending is not None and _has_ended(state):
-        return _announce(state, state.ending, state.last_error)
+        return announce(state, state.ending, state.last_error)
     waiting = _wait_for_retry(state, now)
     if state.agent_state is AgentState.RATE_LIMITED:
-        return waiting or _announce(state, AgentState.RUNNING)
+        return waiting or announce(state, AgentState.RUNNING)
     if state.agent_state is not AgentState.RUNNING:
         return Rest()
     if state.pending:
@@ -188,16 +147,14 @@ def next_effect(state: State, now: datetime) -> Effect:
     if state.last_message_id == 0:
         return Rest()
     if waiting is not None:
-        return waiting if waiting.reason != RATE_LIMIT_CODE else _announce(state, AgentState.RATE_LIMITED)
+        return waiting if waiting.reason != RATE_LIMIT_CODE else announce(state, AgentState.RATE_LIMITED)
+    loop = loop_of(state)
+    if loop is not None:
+        return respond(state, loop)
     refusal = limit_reached(state)
     if refusal:
-        return _announce(state, AgentState.ERROR, refusal)
+        return announce(state, AgentState.ERROR, refusal)
     return CallModel(state.iteration + 1, state.attempt + 1)
-
-
-def end_in_error(state: State, reason: str) -> Append:
-    """Return what ends the work for now: nothing pending is executed, and the error is announced."""
-    return _announce(state, AgentState.ERROR, reason)
 
 
 def limit_reached(state: State) -> str:
@@ -215,9 +172,53 @@ def limit_reached(state: State) -> str:
     return ""
 
 
+def _after_action(state: State, action: Action) -> State:
+    trace = None
+    if state.agent.enable_stuck_detection:
+        metadata = action.tool_call_metadata
+        is_of_reply = action.source is EventSource.AGENT
+        trace = trace_of(action, metadata.reply_id if metadata else state.reply_id if is_of_reply else 0)
+    if action.runnable:
+        pending = PendingAction(action.id, action.tool_call_metadata, trace)
+        return replace(state, pending=(*state.pending, pending))
+    if trace is not None:
+        state = replace(state, recent=with_action(state.recent, action, trace, state.agent.loop_policy))
+    match action:
+        case MessageAction(source=EventSource.USER):
+            return _after_message(state, action)
+        case MessageAction(wait_for_response=True):
+            return _end_turn(state, AgentState.AWAITING_USER_INPUT)
+        case AgentFinishAction():
+            return _end_turn(state, AgentState.FINISHED)
+        case AgentRejectAction():
+            return _end_turn(state, AgentState.REJECTED)
+        case ChangeAgentStateAction(agent_state=wanted) if wanted in REQUESTABLE_STATES:
+            return _request(state, wanted)
+        case LoopRecoveryAction(option=option):
+            return after_choice(state, option)
+        case RecallAction():
+            return replace(state, message=None)
+        case SystemMessageAction():
+            return replace(state, has_system_message=True)
+    return state
+
+
+def _after_observation(state: State, observation: Observation) -> State:
+    settled = next((action for action in state.pending if action.id == observation.cause), None)
+    if settled is not None:
+        state = without_pending(state, settled.id)
+    if not state.agent.enable_stuck_detection or is_poll(observation):
+        return state
+    policy, recent = state.agent.loop_policy, state.recent
+    if settled is not None and settled.trace is not None and not getattr(observation, "hidden", False):
+        recent = with_settled(recent, settled.trace, policy)
+    return replace(state, recent=with_observation(recent, observation, policy))
+
+
 def _after_reply(state: State, reply: ModelReply) -> State:
     return replace(
         state,
+        reply_id=reply.id,
         iteration=state.iteration + 1,
         attempt=0,
         wait=None,
@@ -242,6 +243,10 @@ def _after_message(state: State, message: MessageAction) -> State:
 
     Differs: messages that arrive together share one recall, the latest's, because they are answered together.
     """
+    if not state.headless:
+        state = replace(state, recent=RecentEvents())
+    if not state.recovery:
+        state = replace(state, loop=None, loops_met=0)
     is_first = state.last_message_id == 0 or (state.message is not None and state.message.is_first)
     unanswered = UnansweredMessage(message.id, message.content, message.timestamp, is_first)
     return _request(replace(state, message=unanswered, last_message_id=message.id, ending=None), AgentState.RUNNING)
@@ -254,6 +259,8 @@ def _after_state_change(state: State, change: AgentStateChangedObservation) -> S
         state = replace(state, requested=None)
     if now is state.ending or now in TERMINAL_STATES:
         state = replace(state, ending=None)
+    if now is AgentState.STOPPED:
+        return replace(state, recovery=0)
     if now is AgentState.ERROR:
         return replace(state, last_error=change.reason)
     if now is AgentState.RUNNING and was is AgentState.ERROR:
@@ -311,27 +318,3 @@ def _recall_events(state: State, message: UnansweredMessage) -> tuple[Event, ...
     found = recall(state, message, recall_type) or NullObservation()
     events.append(found.model_copy(update={"cause": recall_id}))
     return tuple(events)
-
-
-def _announce(state: State, wanted: AgentState, reason: str = "") -> Append:
-    """Announce a state; a stop or an error first settles what has not been executed (OpenHands 1.10)."""
-    events: list[Event] = []
-    answers: list[tuple[int, int]] = []
-    cancels: tuple[int, ...] = ()
-    if wanted in NOT_EXECUTED:
-        text, error_id = NOT_EXECUTED[wanted]
-        for action in state.pending:
-            answers.append((len(events), action.id))
-            events.append(
-                ErrorObservation(
-                    content=text,
-                    error_id=error_id,
-                    source=EventSource.AGENT,
-                    cause=action.id,
-                    tool_call_metadata=action.tool_call_metadata,
-                )
-            )
-        cancels = tuple(action.id for action in state.pending)
-    reason = reason if wanted is AgentState.ERROR else ""
-    events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason))
-    return Append(tuple(events), tuple(answers), cancels)

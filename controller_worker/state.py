@@ -7,7 +7,7 @@ Does not: hold what the model sees; that is read from the log (`memory`).
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, ToolCallMetadata, WorkspaceSpec
+from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class PendingAction:
 
     id: int
     tool_call_metadata: ToolCallMetadata | None = None
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class State:
         iteration: model replies so far.
         attempt: failed calls of the step under way.
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
+        reply_id: the latest model reply.
+        recent: what stuck detection knows of the latest events.
+        loop: the latest loop, until a person speaks or it is recovered from.
+        loops_met: how many loops the policy has answered since a person spoke.
+        recovery: the way out of the loop that a person chose, 0 for none.
     """
 
     version: int = 0
@@ -87,6 +94,11 @@ class State:
     has_unknown_cost: bool = False
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reply_id: int = 0
+    recent: RecentEvents = field(default_factory=RecentEvents)
+    loop: Loop | None = None
+    loops_met: int = 0
+    recovery: int = 0
 
 
 if TYPE_CHECKING:

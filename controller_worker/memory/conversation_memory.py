@@ -224,6 +224,6 @@ _RENDERINGS: Mapping[type[Observation], Callable[[Any], str]] = {
     NullObservation: _nothing,
     SuccessObservation: _nothing,
     AgentStateChangedObservation: _nothing,
-    LoopDetectionObservation: _nothing,
+    LoopDetectionObservation: lambda event: event.advice,
 }
 """How a model reads what is not just its content; every other observation is."""

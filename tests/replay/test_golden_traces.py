@@ -222,6 +222,38 @@ def test_22_the_iteration_limit_interactive() -> None:
     assert (core.state.max_iterations, core.states()) == (4, ["running", "error", "running", "error"])
 
 
+def repeat_four_times(core: Core) -> None:
+    for _ in range(4):
+        core.reply(bash())
+        core.observe(core.state.version)
+
+
+def test_23_four_identical_commands() -> None:
+    core = started()
+    repeat_four_times(core)
+    assert [line for line in trace(core) if "ModelReply" not in line] == [
+        "8 CmdRun(agent)",
+        "9 CmdOutput(agent, cause 8)",
+        "11 CmdRun(agent)",
+        "12 CmdOutput(agent, cause 11)",
+        "14 CmdRun(agent)",
+        "15 CmdOutput(agent, cause 14)",
+        "17 CmdRun(agent)",
+        "18 CmdOutput(agent, cause 17)",
+        "19 SC error",
+    ]
+    assert (core.state.iteration, core.state.last_error) == (4, "AgentStuckInLoopError: Agent got stuck in a loop")
+
+
+def test_23_four_identical_commands_interactive() -> None:
+    core = started(headless=False)
+    repeat_four_times(core)
+    core.say()
+    core.run()
+    repeat_four_times(core)
+    assert (core.states(), core.state.iteration) == (["running", "error", "running", "error"], 8)
+
+
 def test_24_a_rate_limit_and_a_message() -> None:
     """Differs (B3): the wait ends by itself too, and its last attempt ends in an error."""
     core = started()

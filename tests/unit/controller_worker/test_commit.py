@@ -68,7 +68,7 @@ def test_answers_point_to_the_right_events_when_something_comes_first() -> None:
 
 def test_a_large_turn_is_one_commit() -> None:
     core = started()
-    core.reply(*(think(call_id=f"t{n}") for n in range(500)))
+    core.reply(*(think(f"thought {n}", call_id=f"t{n}") for n in range(500)))
     assert len(core.commits[-1].events) == 1 + 2 * 128 + (500 - 128)
 
 

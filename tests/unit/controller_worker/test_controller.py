@@ -231,7 +231,7 @@ def test_a_second_observation_of_an_action_changes_nothing() -> None:
     core.observe(8)
     before = core.state
     core.put(answer(core.event(8)))
-    assert core.state == State(**vars(before) | {"version": 10})
+    assert core.state == State(**vars(before) | {"version": 10, "recent": core.state.recent})
 
 
 def test_a_finish_beside_other_calls_waits_for_them() -> None:
@@ -318,7 +318,7 @@ def test_a_state_says_what_it_holds() -> None:
     core = started()
     core.reply(bash())
     metadata = core.event(8).tool_call_metadata
-    assert core.state.pending == (PendingAction(8, metadata),)
+    assert core.state.pending == (PendingAction(8, metadata, core.state.pending[0].trace),)
     core.observe(8)
     core.fail("internal", retry_in=8)
     assert core.state.wait == Wait("internal", START + timedelta(seconds=8))

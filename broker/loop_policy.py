@@ -1,0 +1,58 @@
+"""When an agent is in a loop, and what is done then.
+
+Holds: every policy ends: each loop since a person spoke takes the next response, and after the last one comes `fail`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class LoopResponse(StrEnum):
+    """What is done about an agent that repeats itself."""
+
+    NUDGE = "nudge"
+    """Tell the model so."""
+    SWITCH_MODEL = "switch_model"
+    """Tell it so and go on with the policy's fallback model."""
+    RESTART = "restart"
+    """Take what it repeated out of its sight, and go on from before it."""
+    PARK = "park"
+    """Pause for a person, who chooses how to go on."""
+    FAIL = "fail"
+    """End in an error."""
+
+
+class LoopPolicy(BaseModel):
+    """Thresholds (OpenHands section 2; names and numbers of its SDK) and responses.
+
+    Attributes:
+        responses: the first for the first loop since a person spoke, and so on; after the last of them, `fail`.
+        fallback_model: what `switch_model` goes on with.
+        action_observation: so many equal actions with equal observations are a loop.
+        action_error: so many equal actions, each followed by an error.
+        monologue: so many equal messages of the agent with nothing observed in between.
+        alternating_pattern: so many actions and observations of which each equals the next but one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    responses: tuple[LoopResponse, ...] = (LoopResponse.FAIL,)
+    fallback_model: str | None = None
+    action_observation: int = Field(default=4, ge=2, le=20)
+    action_error: int = Field(default=3, ge=2, le=20)
+    monologue: int = Field(default=3, ge=2, le=20)
+    alternating_pattern: int = Field(default=6, ge=3, le=20)
+
+    @model_validator(mode="after")
+    def _check_fallback(self) -> LoopPolicy:
+        if LoopResponse.SWITCH_MODEL in self.responses and not self.fallback_model:
+            raise ValueError("Name the fallback model that switch_model is to go on with.")
+        return self
+
+    @property
+    def window(self) -> int:
+        """How many of the latest actions and observations a detector must know."""
+        return max(self.action_observation, self.action_error, self.monologue, self.alternating_pattern)

@@ -1,0 +1,54 @@
+"""Announcing a state, and settling what it leaves undone (OpenHands 1.10)."""
+
+from __future__ import annotations
+
+from broker.agent_state import AgentState
+from broker.events import Event, EventSource
+from broker.observations import AgentStateChangedObservation, ErrorObservation
+from controller_worker.effects import Append
+from controller_worker.state import State
+
+NOT_EXECUTED = {
+    AgentState.STOPPED: (
+        "Stop button pressed. The action has not been executed.",
+        "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED",
+    ),
+    AgentState.ERROR: (
+        "The action has not been executed due to a runtime error.",
+        "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_ERROR",
+    ),
+}
+
+
+def announce(state: State, wanted: AgentState, reason: str = "", *, after: tuple[Event, ...] = ()) -> Append:
+    """Return what announces a state; a stop or an error first settles what has not been executed.
+
+    Args:
+        reason: why, of an error.
+        after: what is appended before it.
+    """
+    events: list[Event] = list(after)
+    answers: list[tuple[int, int]] = []
+    cancels: tuple[int, ...] = ()
+    if wanted in NOT_EXECUTED:
+        text, error_id = NOT_EXECUTED[wanted]
+        for action in state.pending:
+            answers.append((len(events), action.id))
+            events.append(
+                ErrorObservation(
+                    content=text,
+                    error_id=error_id,
+                    source=EventSource.AGENT,
+                    cause=action.id,
+                    tool_call_metadata=action.tool_call_metadata,
+                )
+            )
+        cancels = tuple(action.id for action in state.pending)
+    reason = reason if wanted is AgentState.ERROR else ""
+    events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason))
+    return Append(tuple(events), tuple(answers), cancels)
+
+
+def end_in_error(state: State, reason: str) -> Append:
+    """Return what ends the work for now: nothing pending is executed, and the error is announced."""
+    return announce(state, AgentState.ERROR, reason)

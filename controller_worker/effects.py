@@ -1,0 +1,58 @@
+"""Effects: what the core can want. Deciding one does nothing; the shell performs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from broker.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append events.
+
+    Attributes:
+        answers: position in `events` → the runnable action that this observation settles.
+        cancels: running actions whose processes are to end.
+    """
+
+    events: tuple[Event, ...]
+    answers: tuple[tuple[int, int], ...] = ()
+    cancels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Greet:
+    """Append the agent's system message."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitTools:
+    """See to it that these actions are with a tool worker, then wait for their observations."""
+
+    action_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Ask the model for the step `iteration` (from 1); `attempt` counts its calls, from 1."""
+
+    iteration: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Nothing to do before `until`."""
+
+    until: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing to do until somebody speaks up."""
+
+
+Effect = Append | Greet | AwaitTools | CallModel | Park | Rest

@@ -1,0 +1,285 @@
+"""What is done about a loop: the policy's responses, and what a person chooses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from broker.actions import CondensationAction, LoopRecoveryAction
+from broker.events import AgentSpec, EventSource, Limits, LLMSpec
+from broker.loop_policy import LoopPolicy
+from broker.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
+from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, fold
+from controller_worker.state import State, snapshot_of, state_from
+from tests.controller_parts import Core, bash, call, finish, started
+
+STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
+
+
+def core_with(*responses: str, headless: bool = True, **options: Any) -> Core:
+    agent = AgentSpec(llm=LLMSpec(model="acme/large"), loop_policy=LoopPolicy(responses=responses, **options))
+    return started(agent=agent, headless=headless)
+
+
+def repeat(core: Core, times: int = 4) -> Effect:
+    """Run the same command so many times; the events of one are 3."""
+    effect: Effect = Rest()
+    for _ in range(times):
+        core.reply(bash())
+        effect = core.observe(core.state.version)
+    return effect
+
+
+def detections(core: Core) -> list[LoopDetectionObservation]:
+    return [event for event in core.events if isinstance(event, LoopDetectionObservation)]
+
+
+def choose(core: Core, option: int) -> Effect:
+    core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
+    return core.run()
+
+
+def forgotten(core: Core) -> list[tuple[int | None, int | None]]:
+    return [
+        (event.forgotten_events_start_id, event.forgotten_events_end_id)
+        for event in core.events
+        if isinstance(event, CondensationAction)
+    ]
+
+
+# The policy
+
+
+def test_without_a_policy_a_loop_is_an_error_and_the_refused_step_consumes_nothing() -> None:
+    core = started()
+    assert repeat(core) == Rest()
+    assert core.states() == ["running", "error"]
+    assert (core.state.last_error, core.state.iteration) == (STUCK, 4)
+
+
+def test_detection_can_be_switched_off() -> None:
+    core = started(agent=AgentSpec(enable_stuck_detection=False))
+    assert repeat(core, 10) == CallModel(11, 1)
+
+
+def test_a_loop_is_found_before_a_limit() -> None:
+    core = started(limits=Limits(max_iterations=4))
+    repeat(core)
+    assert core.state.last_error == STUCK
+
+
+def test_a_nudge_tells_the_model_once_and_the_next_loop_is_an_error() -> None:
+    core = core_with("nudge")
+    assert repeat(core) == CallModel(5, 1)
+    (nudge,) = detections(core)
+    assert nudge.advice.startswith("You have done the same thing 4 times and it led to the same result.")
+    assert nudge.content.startswith(
+        "Agent detected in a loop!\nLoop type: repeating_action_observation\nLoop detected at iteration 4\n"
+    )
+    assert repeat(core, 3) == CallModel(8, 1)
+    assert repeat(core, 1) == Rest()
+    assert core.state.last_error == STUCK
+
+
+def test_another_model_goes_on() -> None:
+    core = core_with("nudge", "switch_model", fallback_model="acme/larger")
+    repeat(core)
+    assert core.state.agent.llm == LLMSpec(model="acme/large")
+    assert repeat(core) == CallModel(9, 1)
+    assert core.state.agent.llm == LLMSpec(model="acme/larger")
+    assert core.trace(after=len(core.events) - 2) == [
+        "32 LoopDetectionObservation(environment)",
+        "33 ModelSwitched(environment)",
+    ]
+
+
+def test_a_policy_that_switches_needs_a_model_to_switch_to() -> None:
+    with pytest.raises(ValidationError, match="Name the fallback model"):
+        LoopPolicy(responses=("switch_model",))
+
+
+def test_a_restart_takes_the_loop_out_of_sight_and_goes_on() -> None:
+    core = core_with("restart")
+    core.reply(bash("pwd"))
+    core.observe(8)
+    assert repeat(core) == CallModel(6, 1)
+    assert forgotten(core) == [(10, 21)]
+    (found,) = detections(core)
+    assert found.advice.startswith("You were in a loop")
+    assert core.trace(after=21) == [
+        "22 CondensationAction(agent)",
+        "23 LoopDetectionObservation(environment)",
+    ]
+    assert core.state.loops_met == 1
+
+
+def test_a_parked_loop_waits_for_a_person() -> None:
+    core = core_with("park")
+    assert repeat(core) == Rest()
+    assert core.states() == ["running", "paused"]
+    assert core.state.loop is not None
+    core.ask("running")
+    assert core.run() == CallModel(5, 1)
+
+
+def test_a_message_begins_the_policy_anew() -> None:
+    core = core_with("nudge")
+    repeat(core)
+    core.say("try again")
+    core.run()
+    assert (core.state.loops_met, core.state.loop) == (0, None)
+    assert repeat(core) == CallModel(9, 1)
+
+
+# When detection begins anew
+
+
+def test_headless_a_message_after_the_error_changes_nothing() -> None:
+    core = started()
+    repeat(core)
+    core.say()
+    assert core.run() == CallModel(5, 1)  # the recall stands between the actions
+    assert repeat(core, 3) == CallModel(8, 1)
+    assert repeat(core, 1) == Rest()
+
+
+def test_interactive_a_message_begins_anew() -> None:
+    core = started(headless=False)
+    repeat(core)
+    core.say()
+    core.run()
+    repeat(core, 3)
+    assert core.states() == ["running", "error", "running"]
+    repeat(core, 1)
+    assert core.states() == ["running", "error", "running", "error"]
+    assert core.state.iteration == 8
+
+
+# Polling
+
+
+def poll(core: Core, *, exit_code: int = -1) -> Effect:
+    core.reply(call("execute_bash", '{"command": "", "security_risk": "LOW"}'))
+    action = core.event(core.state.version)
+    suffix = "\n[The command has no new output after 30 seconds.]" if exit_code == -1 else ""
+    metadata = CmdOutputMetadata(exit_code=exit_code, suffix=suffix)
+    return core.observe(action.id, CmdOutputObservation(command="", content="50 %", metadata=metadata, cause=action.id))
+
+
+def test_waiting_for_a_long_command_is_no_loop() -> None:
+    core = started()
+    for _ in range(20):
+        poll(core)
+    assert core.wants() == CallModel(21, 1)
+
+
+def test_asking_for_output_when_nothing_runs_is_a_loop() -> None:
+    core = started()
+    for _ in range(4):
+        poll(core, exit_code=0)
+    assert core.state.last_error == STUCK
+
+
+def test_commands_between_polls_still_count() -> None:
+    core = started()
+    for _ in range(4):
+        poll(core)
+        repeat(core, 1)
+    assert core.state.last_error == STUCK
+
+
+# A person's choice
+
+
+@pytest.mark.parametrize("responses", [("park",), ("fail",)])
+def test_1_restarts_before_the_loop_and_waits(responses: tuple[str, ...]) -> None:
+    core = core_with(*responses)
+    repeat(core)
+    settled = core.state.version
+    assert choose(core, 1) == Rest()
+    assert forgotten(core) == [(7, settled + 1)]
+    assert core.states()[-1] == "awaiting_user_input"
+    assert detections(core)[-1].content == "Loop recovery completed: the events from 7 on are out of the agent's sight."
+    assert (core.state.loop, core.state.recovery, core.state.recent.actions) == (None, 0, ())
+
+
+def test_2_restarts_before_the_loop_and_goes_on() -> None:
+    core = core_with("park")
+    repeat(core)
+    assert choose(core, 2) == CallModel(5, 1)
+    assert core.states() == ["running", "paused", "running"]
+
+
+def test_2_while_it_runs_announces_nothing() -> None:
+    core = core_with("nudge")
+    repeat(core)
+    assert choose(core, 2) == CallModel(5, 1)
+    assert core.states() == ["running"]
+    assert forgotten(core) == [(7, 20)]
+
+
+def test_3_stops() -> None:
+    core = core_with("park")
+    repeat(core)
+    assert choose(core, 3) == Rest()
+    assert core.states() == ["running", "paused", "stopped"]
+    assert core.state.recovery == 0
+
+
+def test_a_restart_waits_for_what_runs() -> None:
+    core = core_with("nudge")
+    repeat(core)
+    core.reply(bash("true"))
+    assert isinstance(choose(core, 2), AwaitTools)
+    core.observe(core.state.pending[0].id)
+    assert len(forgotten(core)) == 1
+
+
+def test_what_a_person_said_is_never_taken_out() -> None:
+    core = core_with("park")
+    repeat(core, 2)
+    core.say("go on")
+    core.run()
+    repeat(core, 4)
+    message_id = core.state.last_message_id
+    choose(core, 1)
+    assert forgotten(core)[0][0] is not None
+    assert forgotten(core)[0][0] > message_id
+
+
+@pytest.mark.parametrize("option", [1, 2, 3])
+def test_without_a_loop_the_choice_means_nothing(option: int) -> None:
+    core = started()
+    assert choose(core, option) == CallModel(1, 1)
+    assert core.states() == ["running"]
+
+
+def test_an_option_that_does_not_exist_means_nothing() -> None:
+    core = core_with("park")
+    repeat(core)
+    assert choose(core, 4) == Rest()
+    assert core.states() == ["running", "paused"]
+
+
+# Snapshots
+
+
+def test_a_loop_is_found_across_a_snapshot() -> None:
+    core = core_with("nudge")
+    repeat(core, 6)
+    core.say()
+    core.run()
+    repeat(core, 3)
+    for version in range(1, len(core.events) + 1):
+        snapshot = state_from(snapshot_of(fold(State(), core.events[:version])))
+        assert snapshot is not None
+        assert fold(snapshot, core.events[version:]) == core.state
+
+
+def test_a_finish_ends_it_all() -> None:
+    core = core_with("nudge")
+    repeat(core)
+    assert core.reply(finish()) == Rest()
+    assert core.states() == ["running", "finished"]
