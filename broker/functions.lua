@@ -114,6 +114,12 @@ local function whereabouts(shard, stream, group, entry)
   return 'lost'
 end
 
+-- The outcome of an append that an earlier call has made, from '<first>:<last>'.
+local function written_before(range)
+  local first, last = string.match(range, '(%d+):(%d+)')
+  return {'duplicate', tonumber(first), tonumber(last)}
+end
+
 -- append: the only way into a log.
 -- KEYS  conversation base, shard base
 -- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
@@ -130,46 +136,37 @@ local function append(keys, args)
   local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
   local cid, guard, a, b, c, flags = args[1], args[2], args[3], args[4], args[5], args[6]
   local now = now_ms()
-  local last = tonumber(get(meta, 'last_id'))
+  -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
+  local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'append_key', 'append_ids')
+  local last, closed, node, owner, token, append_key, append_ids = unpack(found)
+  last = last and tonumber(last)
 
+  local remember
   if guard == 'create' then
+    remember = 'create:' .. a
     if last then
-      local range = get(once, 'create:' .. a)
+      local range = get(once, remember)
       if not range then return {'exists'} end
-      local first, final = string.match(range, '(%d+):(%d+)')
-      return {'duplicate', tonumber(first), tonumber(final)}
+      return written_before(range)
     end
     last = 0
     redis.call('HSET', meta, 'created_ms', now, 'pool', b)
     redis.call('ZADD', shard .. ':index', now, cid)
   elseif not last then
     return {'missing'}
-  end
-
-  local remember
-  if guard == 'create' then remember = 'create:' .. a
-  elseif guard == 'producer' then remember = 'p:' .. a
-  elseif guard == 'tool' then remember = 'o:' .. b end
-
-  if guard == 'owner' then
-    if not is_owner(meta, a, b) then return {'fenced'} end
-    if get(meta, 'append_key') == b .. ':' .. c .. ':' .. flags then
-      local first, final = string.match(get(meta, 'append_ids'), '(%d+):(%d+)')
-      return {'duplicate', tonumber(first), tonumber(final)}
-    end
+  elseif guard == 'owner' then
+    if owner ~= a or token ~= b then return {'fenced'} end
+    if append_key == b .. ':' .. c .. ':' .. flags then return written_before(append_ids) end
     if tonumber(c) ~= last then return {'conflict', last} end
-  elseif guard ~= 'create' then
+  else
+    remember = guard == 'tool' and 'o:' .. b or 'p:' .. a
     local range = get(once, remember)
-    if range then
+    if range or closed then
       if guard == 'tool' and c ~= '' then acknowledge(c) end
-      local first, final = string.match(range, '(%d+):(%d+)')
-      return {'duplicate', tonumber(first), tonumber(final)}
+      return range and written_before(range) or {'closed'}
     end
   end
-  if get(meta, 'closed') then
-    if guard == 'tool' and c ~= '' then acknowledge(c) end
-    return {'closed'}
-  end
+  if closed then return {'closed'} end
 
   local at = 7
   local update = {'updated_ms', now}
@@ -179,7 +176,6 @@ local function append(keys, args)
     at = at + 2
   end
   at = at + 1
-  local node = get(meta, 'node')
   for _ = 1, tonumber(args[at]) do
     if node then
       redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', args[at + 1], 'x', 'cancel')
@@ -205,9 +201,11 @@ local function append(keys, args)
   if guard == 'owner' then
     -- An append without events leaves the last id where it was: it must not pass for the append that moves it.
     if n > 0 then
-      for _, value in ipairs({'append_key', b .. ':' .. c .. ':' .. flags, 'append_ids', ids}) do update[#update + 1] = value end
+      for _, value in ipairs({'append_key', b .. ':' .. c .. ':' .. flags, 'append_ids', ids}) do
+        update[#update + 1] = value
+      end
     end
-  else
+  elseif guard ~= 'tool' then  -- a tool's append is remembered by the action that it answers
     redis.call('HSET', once, remember, ids)
   end
   redis.call('HSET', meta, unpack(update))
