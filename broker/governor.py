@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -164,18 +165,20 @@ class Governor:
         if next_ms >= 0:
             self._naps[pool.name].end_after(next_ms / 1000)
         if woken:
-            await self._wake([cid.decode() for cid in woken])
+            await wake(self._store, [cid.decode() for cid in woken])
         return outcome, key.decode(), eta_ms
-
-    async def _wake(self, conversation_ids: list[str]) -> None:
-        calls = []
-        for conversation_id in conversation_ids:
-            names = self._store.keys(conversation_id)
-            calls.append(("FCALL", "deck_wake", 2, names.root, names.shard.root, conversation_id))
-        await self._store.persist(lambda: self._store.connection.call_many(calls))
 
     def _keys(self, pool: Pool) -> tuple[str, str]:
         return self._shard.quota(pool.name), self._shard.root
+
+
+async def wake(store: Store, conversation_ids: Iterable[str]) -> None:
+    """Ring conversations whose logs have not grown: what they wait for has come."""
+    calls = []
+    for conversation_id in conversation_ids:
+        names = store.keys(conversation_id)
+        calls.append(("FCALL", "deck_wake", 2, names.root, names.shard.root, conversation_id))
+    await store.persist(lambda: store.connection.call_many(calls))
 
 
 class _Nap:

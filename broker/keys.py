@@ -94,6 +94,15 @@ class ShardKeys:
         """What the governor's keys of a pool begin with; all pools are in the first shard."""
         return f"{self.root}:quota:{pool}"
 
+    def budget(self, account: str) -> str:
+        """The hash of a budget; all budgets are in the first shard."""
+        return f"{self.root}:budget:{account}"
+
+    @property
+    def budgets(self) -> str:
+        """The set of accounts that a listing shows."""
+        return f"{self.root}:budgets"
+
     def actions(self, route: str) -> str:
         """The action stream of a route, `pool:<name>` or `node:<id>`."""
         return f"{self.root}:act:{route}"

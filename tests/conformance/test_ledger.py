@@ -1,0 +1,262 @@
+"""Budgets: reserved at worst, charged by the log, never passed by more than a call, on each kind of store."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import UsageError
+from broker.ledger import Exhausted, Ledger, account_path, accounts_of, nano
+from broker.ownership import Ownership
+from broker.store import Store, open_store
+from broker.testing.memory_store import MemoryConnection
+from tests.broker_parts import begin, enter, lapse, rung
+
+TENANT, EXPERIMENT = "tenant:acme", "experiment:acme/swe"
+
+
+def owner(cid: str = "aaa", *, worker: str = "w1", token: int = 1) -> Ownership:
+    return Ownership(cid, worker, str(token))
+
+
+def chain(cid: str = "aaa") -> list[str]:
+    return accounts_of(cid, tenant="acme", experiment="swe")
+
+
+async def reserve(ledger: Ledger, cid: str, worst: float, total: float = 0.0, **who: object) -> Exhausted | None:
+    return await ledger.reserve(owner(cid, **who), chain(cid), worst_usd=worst, total_usd=total)  # type: ignore[arg-type]
+
+
+async def settle(ledger: Ledger, cid: str, total: float, *, is_lost: bool = False, **who: object) -> None:
+    await ledger.settle(owner(cid, **who), chain(cid), total_usd=total, is_lost=is_lost)  # type: ignore[arg-type]
+
+
+async def bury(store: Store, worker_id: str) -> None:
+    """Let a worker have died some time ago."""
+    await lapse(store, worker_id)
+    await (await enter(store, "undertaker")).tick(1)
+    await store.connection.call("DEL", f"{store.all_shards[0].root}:ledger:swept")
+
+
+async def test_what_is_spent_counts_in_every_account_above(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    for cid, total in (("aaa", 0.25), ("bbb", 0.5)):
+        assert await reserve(ledger, cid, 1.0) is None
+        await settle(ledger, cid, total)
+    tenant = await ledger.account(TENANT)
+    assert (tenant.spent_usd, tenant.reserved_usd, tenant.calls, tenant.limit_usd) == (0.75, 0.0, 2, None)
+    assert (await ledger.account(EXPERIMENT)).spent_usd == 0.75
+    assert (await ledger.account(EXPERIMENT)).parent == TENANT
+    assert (await ledger.account("conversation:bbb")).spent_usd == 0.5
+    assert await ledger.conversation_ids(TENANT) == ["aaa", "bbb"]
+    assert [account.name for account in await ledger.accounts()] == [EXPERIMENT, TENANT]
+
+
+async def test_the_worst_case_is_reserved(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    await ledger.set_limit(TENANT, 1.0)
+    assert await reserve(ledger, "aaa", 0.6) is None
+    assert await reserve(ledger, "bbb", 0.6) == Exhausted(TENANT)
+    assert (await ledger.account(TENANT)).left_usd == pytest.approx(0.4)
+    assert (await ledger.account(TENANT)).waiting == 1
+    await settle(ledger, "aaa", 0.1)
+    assert await reserve(ledger, "bbb", 0.6) is None
+    assert (await ledger.account(TENANT)).waiting == 0
+
+
+async def test_the_last_call_may_pass_the_limit_alone(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    await ledger.set_limit(EXPERIMENT, 1.0)
+    assert await reserve(ledger, "aaa", 0.9) is None
+    await settle(ledger, "aaa", 0.9)
+    assert await reserve(ledger, "aaa", 0.9, 0.9) is None
+    assert await reserve(ledger, "bbb", 0.01) == Exhausted(EXPERIMENT)
+    await settle(ledger, "aaa", 1.8)
+    assert await reserve(ledger, "aaa", 0.9, 1.8) == Exhausted(EXPERIMENT)
+    assert (await ledger.account(EXPERIMENT)).left_usd == 0.0
+
+
+async def test_a_repeated_charge_adds_nothing(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    for _ in range(3):
+        assert await reserve(ledger, "aaa", 0.5) is None
+    assert (await ledger.account(TENANT)).reserved_usd == 0.5
+    for _ in range(3):
+        await settle(ledger, "aaa", 0.25)
+    await settle(ledger, "aaa", 0.125)  # of somebody who has seen less of the log
+    assert (await ledger.account(TENANT)).spent_usd == 0.25
+    assert (await ledger.account(TENANT)).reserved_usd == 0.0
+
+
+async def test_room_wakes_as_many_as_fit_and_a_top_up_the_others(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    await ledger.set_limit(TENANT, 1.0)
+    ids = ["bbb", "ccc", "ddd"]
+    for cid in ids:
+        await begin(store, cid)
+        await store.connection.call("HDEL", store.keys(cid).meta, "rung")
+    await store.connection.call("DEL", store.all_shards[0].ready)
+    assert await reserve(ledger, "aaa", 0.9) is None
+    for cid in ids:
+        assert await reserve(ledger, cid, 0.3) == Exhausted(TENANT)
+    await settle(ledger, "aaa", 0.4)
+    assert await rung(store) == ["bbb", "ccc"]
+    await ledger.top_up(TENANT, 2.0)
+    assert await rung(store) == ids
+    assert (await ledger.account(TENANT)).limit_usd == 3.0
+
+
+async def test_a_conversation_that_waits_no_longer_is_not_woken(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    await ledger.set_limit(TENANT, 0.0)
+    await begin(store, "aaa")
+    await store.connection.call("HDEL", store.keys("aaa").meta, "rung")
+    await store.connection.call("DEL", store.all_shards[0].ready)
+    assert await reserve(ledger, "aaa", 0.1) == Exhausted(TENANT)
+    await ledger.withdraw("aaa", chain("aaa"))
+    await ledger.top_up(TENANT, 1.0)
+    assert await rung(store) == []
+
+
+async def test_the_call_of_a_dead_worker_is_lost_and_counts(store: Store) -> None:
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    ledger = Ledger(store)
+    await ledger.set_limit(TENANT, 1.0)
+    assert await reserve(ledger, "aaa", 0.6) is None
+    await bury(store, "w1")
+    await ledger.sweep()
+    tenant = await ledger.account(TENANT)
+    assert (tenant.reserved_usd, tenant.lost_usd, tenant.lost_calls, tenant.spent_usd) == (0.0, 0.6, 1, 0.0)
+    assert await reserve(ledger, "aaa", 0.3, worker="w2", token=2) is None
+    assert await reserve(ledger, "bbb", 0.3, worker="w2") == Exhausted(TENANT)
+    await settle(ledger, "aaa", 0.2, worker="w2", token=2)
+    tenant = await ledger.account(TENANT)
+    assert (tenant.spent_usd, tenant.lost_usd) == (0.2, 0.6)
+
+
+@pytest.mark.parametrize("is_swept", [True, False])
+async def test_a_reply_that_was_appended_before_its_worker_died_was_not_lost(store: Store, is_swept: bool) -> None:
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.6) is None
+    if is_swept:
+        await bury(store, "w1")
+        await ledger.sweep()
+    await settle(ledger, "aaa", 0.25, worker="w2", token=2)  # what the next owner has read
+    tenant = await ledger.account(TENANT)
+    assert (tenant.spent_usd, tenant.lost_usd, tenant.lost_calls, tenant.reserved_usd) == (0.25, 0.0, 0, 0.0)
+
+
+async def test_a_former_owner_does_not_touch_the_reservation_of_the_next(store: Store) -> None:
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.6) is None
+    assert await reserve(ledger, "aaa", 0.5, worker="w2", token=2) is None
+    for is_lost in (True, False):
+        await settle(ledger, "aaa", 0.0, is_lost=is_lost)
+    tenant = await ledger.account(TENANT)
+    assert (tenant.reserved_usd, tenant.lost_usd, tenant.lost_calls) == (0.5, 0.6, 1)
+
+
+async def test_a_call_that_was_cut_off_is_lost(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.5) is None
+    await settle(ledger, "aaa", 0.0, is_lost=True)
+    assert await reserve(ledger, "aaa", 0.5) is None
+    await settle(ledger, "aaa", 0.25)
+    tenant = await ledger.account(TENANT)
+    assert (tenant.spent_usd, tenant.lost_usd, tenant.lost_calls) == (0.25, 0.5, 1)
+
+
+async def test_a_delegate_spends_its_parents_budget(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    await reserve(ledger, "aaa", 0.1)
+    await settle(ledger, "aaa", 0.125)
+    await ledger.set_limit("conversation:aaa", 0.5)
+    delegate = accounts_of("child", tenant="acme", experiment="swe", parent_id="aaa")
+    assert await ledger.reserve(owner("child"), delegate, worst_usd=0.3, total_usd=0.0) is None
+    await ledger.settle(owner("child"), delegate, total_usd=0.25)
+    assert (await ledger.account("conversation:aaa")).spent_usd == 0.375
+    assert (await ledger.account(TENANT)).spent_usd == 0.375
+    await settle(ledger, "aaa", 0.25)
+    assert (await ledger.account(TENANT)).spent_usd == 0.5
+    answer = await ledger.reserve(owner("child"), delegate, worst_usd=0.01, total_usd=0.25)
+    assert answer == Exhausted("conversation:aaa")
+    assert await ledger.conversation_ids(TENANT) == ["aaa", "child"]
+
+
+async def test_a_limit_is_taken_away(store: Store) -> None:
+    ledger = Ledger(store)
+    assert (await ledger.set_limit(EXPERIMENT, 5.0)).limit_usd == 5.0
+    assert (await ledger.set_limit(EXPERIMENT, None)).limit_usd is None
+
+
+@pytest.mark.parametrize("name", ["acme", "tenant:", "tenant:a b", "experiment:x", "tenant:a:b", ""])
+def test_what_is_no_account(name: str) -> None:
+    with pytest.raises(UsageError, match="is no account"):
+        account_path(name)
+
+
+@pytest.mark.parametrize("amount", [-1.0, float("nan"), 2_000_000.0])
+async def test_what_is_no_budget(memory_store: Store, amount: float) -> None:
+    with pytest.raises(UsageError, match="cannot be a budget"):
+        await Ledger(memory_store).set_limit(TENANT, amount)
+
+
+def test_sums_are_exact() -> None:
+    assert sum(nano(0.1) for _ in range(10)) == nano(1.0)
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.sampled_from(["call", "reply", "lose", "crash"]), st.integers(1, 40)),
+    max_size=60,
+)
+
+
+@given(steps=steps, limit=st.integers(0, 100))
+def test_no_order_of_calls_passes_the_limit_by_more_than_one(steps: list[tuple[str, str, int]], limit: int) -> None:
+    async def play() -> None:
+        store = await open_store(MemoryConnection())
+        ledger = Ledger(store)
+        await enter(store, "w1")
+        await ledger.set_limit(TENANT, limit / 100)
+        totals = dict.fromkeys("abcdef", 0)
+        tokens = dict.fromkeys("abcdef", 1)
+        worst: dict[str, int] = {}
+        largest = 0
+        for cid, what, cents in steps:
+            who = {"token": tokens[cid]}
+            if what == "call" and cid not in worst:
+                if await reserve(ledger, cid, cents / 100, totals[cid] / 100, **who) is None:
+                    worst[cid] = cents
+                    largest = max(largest, cents)
+            elif cid in worst and what in ("reply", "lose"):
+                reserved = worst.pop(cid)
+                totals[cid] += min(cents, reserved) if what == "reply" else 0
+                await settle(ledger, cid, totals[cid] / 100, is_lost=what == "lose", **who)
+            elif what == "crash":
+                worst.pop(cid, None)
+                tokens[cid] += 1
+                await settle(ledger, cid, totals[cid] / 100, token=tokens[cid])
+        tenant = await ledger.account(TENANT)
+        assert nano(tenant.spent_usd) == sum(nano(total / 100) for total in totals.values())
+        assert nano(tenant.reserved_usd) == sum(nano(cents / 100) for cents in worst.values())
+        committed = tenant.spent_usd + tenant.lost_usd + tenant.reserved_usd
+        assert committed <= limit / 100 + largest / 100 + 1e-9
+        await store.aclose()
+
+    asyncio.run(play())
