@@ -10,6 +10,7 @@ import asyncio
 from broker.store import Store
 
 _POLL_SECONDS = 0.02
+_LOOK_AHEAD = 1_000
 
 
 class WorkspaceOrders:
@@ -38,21 +39,33 @@ class WorkspaceOrders:
         entry = (await self._store.persist(lambda: call("XADD", stream, "*", *order))).decode()
         try:
             async with asyncio.timeout(limit_seconds):
-                while not await self._is_done(stream, entry):  # noqa: ASYNC110  (an acknowledgement rings nobody)
-                    await asyncio.sleep(_POLL_SECONDS)
+                while carrier := await self._carrier(stream, entry, conversation_id):
+                    entry = carrier
+                    await asyncio.sleep(_POLL_SECONDS)  # an acknowledgement rings nobody
         except TimeoutError:
             return False
         return True
 
-    async def _is_done(self, stream: str, entry: str) -> bool:
-        """Say whether the entry was handed to a tool worker and acknowledged by it."""
-        groups, pending = await self._store.persist(
+    async def _carrier(self, stream: str, entry: str, conversation_id: str) -> str | None:
+        """Return the entry that carries the order now, None when it was carried out.
+
+        The copy that is made when a worker dies with the entry is looked for last, so that it is not missed.
+        """
+        groups, pending, later = await self._store.persist(
             lambda: self._store.connection.call_many(
-                [("XINFO", "GROUPS", stream), ("XPENDING", stream, "tools", entry, entry, 1)]
+                [
+                    ("XINFO", "GROUPS", stream),
+                    ("XPENDING", stream, "tools", entry, entry, 1),
+                    ("XRANGE", stream, f"({entry}", "+", "COUNT", _LOOK_AHEAD),
+                ]
             )
         )
+        for entry_id, fields in later:
+            if fields[1::2] == [conversation_id.encode(), b"0", b"close"]:
+                carrier: str = entry_id.decode()
+                return carrier
         delivered = {flat[i]: flat[i + 1] for flat in groups for i in range(0, len(flat), 2)}[b"last-delivered-id"]
-        return not pending and _parts(delivered.decode()) >= _parts(entry)
+        return entry if pending or _parts(delivered.decode()) < _parts(entry) else None
 
 
 def _parts(entry: str) -> tuple[int, int]:

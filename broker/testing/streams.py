@@ -209,7 +209,10 @@ def _xlen(keys: Keyspace, args: Arguments) -> int:
 def _xrange(keys: Keyspace, args: Arguments) -> list[Any]:
     stream = keys.find(args[0], Stream) or Stream()
     count = int(args[4]) if len(args) > 3 else None
-    found = stream.between(parse_id(args[1]), parse_id(args[2], seq=LAST_SEQ), count)
+    start = parse_id(args[1].removeprefix(b"("))
+    if args[1].startswith(b"("):
+        start = start[0], start[1] + 1
+    found = stream.between(start, parse_id(args[2], seq=LAST_SEQ), count)
     return [stream.entry(entry_id) for entry_id in found]
 
 

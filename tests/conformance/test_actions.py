@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery, NothingToDo
@@ -11,6 +12,7 @@ from broker.event_log import Appended, EventLog
 from broker.events import ConversationCreated, WorkspaceSpec
 from broker.ownership import DispatchOutcome, Owners
 from broker.store import Store, open_store
+from broker.workspace_orders import WorkspaceOrders
 from tests.broker_parts import (
     CID,
     LosingConnection,
@@ -262,3 +264,27 @@ async def test_actions_whose_delivery_was_lost_are_read_again(store: Store, conn
     assert found == [2, 3, 4, 5, 6]
     await reader.aclose()
     await losing.aclose()
+
+
+async def test_an_order_is_done_when_the_worker_that_it_was_handed_on_to_has_done_it(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    first, second = await enter(store, "t1", node="n1"), await enter(store, "t2", node="n1")
+    await act(store, "w1")
+    reader = queue(store, "t1", node="n1")
+    await reader.claim(await take(reader))
+    order = asyncio.create_task(WorkspaceOrders(store).end_sessions(CID, limit_seconds=20))
+    (handed,) = await reader.read(limit=1)
+    assert isinstance(handed, ControlDelivery)
+    await lapse(store, "t1")
+    assert await second.tick(1) is not None
+    assert await first.tick(1) is None
+    heir = queue(store, "t2", node="n1")
+    (again,) = [delivery for delivery in await heir.read(limit=8) if isinstance(delivery, ControlDelivery)]
+    assert again.place != handed.place
+    done, _ = await asyncio.wait({order}, timeout=0.2)
+    assert not done
+    await heir.acknowledge(again)
+    assert await order
+    await reader.aclose()
+    await heir.aclose()
