@@ -18,7 +18,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tool_worker.host.configuration import ALIVE_FD, JOURNAL_FD, LISTENER_FD, OPTIONS_FD, PID_FD, HostConfiguration
+from tool_worker.host.configuration import (
+    ALIVE_FD,
+    FILTER_FD,
+    JOURNAL_FD,
+    LISTENER_FD,
+    OPTIONS_FD,
+    PID_FD,
+    HostConfiguration,
+)
 from tool_worker.host_folder import HostFolder
 from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, Sandbox, interpreter
 from tool_worker.workspace_errors import WorkspaceUnavailable
@@ -45,7 +53,7 @@ def start_host(
     main_module = f"{sandbox.code_root}/tool_worker/host/__main__.py"
     program = [interpreter(), "-I", "-S", main_module, folder.conversation_id]
     options = sandbox.options(enclosure)
-    command = list(sandbox.command(program, options, HostDescriptors(PID_FD, OPTIONS_FD)))
+    command = list(sandbox.command(program, options, HostDescriptors(PID_FD, OPTIONS_FD, FILTER_FD)))
     folder.forget_pids()
     with ExitStack() as closing:
         listener = closing.enter_context(folder.listen())
@@ -56,6 +64,7 @@ def start_host(
             LISTENER_FD: listener.fileno(),
             JOURNAL_FD: _opened(closing, folder.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND),
             PID_FD: _opened(closing, folder.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            FILTER_FD: _in_memory(closing, sandbox.system_call_filter),
             OPTIONS_FD: _in_memory(closing, b"".join(option.encode() + b"\0" for option in options)),
         }
         # Out of the way of the targets first, or one would overwrite another's source.

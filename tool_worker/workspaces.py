@@ -356,6 +356,7 @@ class Workspaces:
             idle_seconds=self._idle_seconds,
             no_change_timeout_seconds=self._no_change_timeout_seconds,
             resource_limits=self._limits.by_name(are_processes_counted_apart=sandbox.is_confining),
+            writable=list(sandbox.writable(enclosure)),
             announces_pid=not sandbox.is_confining,
         )
         return sandbox, enclosure, configuration

@@ -36,6 +36,10 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     seclude()
+    if configuration.writable:
+        from tool_worker.host.landlock import restrict_writes
+
+        restrict_writes(configuration.writable)
     if configuration.announces_pid:
         os.write(PID_FD, b'{"child-pid": %d}' % os.getpid())
     # Whatever else the tool worker was started with must not get to the programs of the workspace.

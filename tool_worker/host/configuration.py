@@ -15,6 +15,7 @@ LISTENER_FD = 3
 JOURNAL_FD = 4
 PID_FD = 5
 OPTIONS_FD = 6
+FILTER_FD = 7
 
 DEFAULT_NO_CHANGE_TIMEOUT_SECONDS = 30.0
 DEFAULT_OUTPUT_LIMIT_BYTES = 256 * 1024
@@ -31,6 +32,7 @@ class HostConfiguration:
         resource_limits: Bounds for the shell and its children, by name (`RLIMIT_NOFILE`).
         no_change_timeout_seconds: After how much silence a command's call is answered, unless the call says otherwise.
         output_limit_bytes: Of longer output the head and the tail are kept, half of this each.
+        writable: The directories below which alone anything may be changed; empty: no such bound.
         announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that in its place.
     """
 
@@ -44,6 +46,7 @@ class HostConfiguration:
         resource_limits: dict[str, int],
         no_change_timeout_seconds: float = DEFAULT_NO_CHANGE_TIMEOUT_SECONDS,
         output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
+        writable: list[str] | None = None,
         announces_pid: bool = False,
     ) -> None:
         self.workspace = workspace
@@ -53,6 +56,7 @@ class HostConfiguration:
         self.resource_limits = resource_limits
         self.no_change_timeout_seconds = no_change_timeout_seconds
         self.output_limit_bytes = output_limit_bytes
+        self.writable = writable or []
         self.announces_pid = announces_pid
 
     def encode(self) -> bytes:

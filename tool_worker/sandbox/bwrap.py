@@ -4,8 +4,10 @@ Holds:
     - What can be written is the workspace and three bounded, temporary file systems (/tmp, the home, /dev/shm).
     - All processes end with the first one, which is the host, and none of them can end, stop or trace it.
     - No program in it has a capability or can gain one, and its environment is what it is given.
+    - System calls that change the machine are refused (see `seccomp`), and a host adds the kernel's own list of what
+      may be written (see `host/landlock`).
 Does not:
-    - Filter system calls, or bound memory and CPU.
+    - Bound memory and CPU.
     - Keep a program with network access from the machine's own ports.
 """
 
@@ -27,10 +29,12 @@ from tool_worker.sandbox.sandbox import (
     interpreter,
     interpreter_prefixes,
 )
+from tool_worker.sandbox.seccomp import system_call_filter
 
 HOME = "/home/agent"
 USER_ID = 1000
 HOST_NAME = "workspace"
+TEMPORARY = ("/tmp", HOME)  # noqa: S108  (these are mounts inside the sandbox)
 TEMPORARY_LIMIT_BYTES = 2 * 2**30
 TRIAL_LIMIT_SECONDS = 10.0
 
@@ -65,6 +69,7 @@ class BubblewrapSandbox:
     name = "bwrap"
     code_root = "/run/deckhands"
     is_confining = True
+    system_call_filter = system_call_filter()
 
     def __init__(self, files: Path) -> None:
         self._files = files
@@ -96,6 +101,10 @@ class BubblewrapSandbox:
             "SHELL": "/bin/bash",
         }
 
+    def writable(self, enclosure: Enclosure) -> Sequence[str]:
+        """See `Sandbox.writable`."""
+        return [enclosure.mount_at, *TEMPORARY, "/dev", "/proc"]
+
     def options(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.options`."""
         executable = _executable()
@@ -109,13 +118,14 @@ class BubblewrapSandbox:
         ]
 
     def command(
-        self, program: Sequence[str], options: Sequence[str], descriptors: HostDescriptors | None = None
+        self, program: Sequence[str], options: Sequence[str], descriptors: HostDescriptors | int | None = None
     ) -> Sequence[str]:
         """See `Sandbox.command`."""
-        if descriptors is None:
-            return [_executable(), *options, "--", *program]
+        if not isinstance(descriptors, HostDescriptors):
+            filtered = () if descriptors is None else _filtered(descriptors)
+            return [_executable(), *options, *filtered, "--", *program]
         told = ("--info-fd", str(descriptors.pid), "--args", str(descriptors.options), "--as-pid-1")
-        return [_executable(), *told, "--", *program]
+        return [_executable(), *told, *_filtered(descriptors.system_calls), "--", *program]
 
     def kill_stragglers(self, host_id: str) -> None:
         """See `Sandbox.kill_stragglers`."""
@@ -133,6 +143,10 @@ class BubblewrapSandbox:
             yield from ("--ro-bind", str(self._files / name), f"/etc/{name}")
         for name in ETC + (ETC_WITH_NETWORK if enclosure.has_network else ()):
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+
+
+def _filtered(descriptor: int) -> tuple[str, ...]:
+    return ("--seccomp", str(descriptor)) if BubblewrapSandbox.system_call_filter else ()
 
 
 @functools.cache
@@ -167,7 +181,7 @@ def _system() -> Iterator[str]:
 
 def _temporary(executable: str) -> Iterator[str]:
     size = ["--size", str(TEMPORARY_LIMIT_BYTES)] if "--size" in _options(executable) else []
-    for path in ("/tmp", HOME, "/dev/shm"):  # noqa: S108  (these are mounts inside the sandbox)
+    for path in (*TEMPORARY, "/dev/shm"):  # noqa: S108  (a mount inside the sandbox)
         yield from (*size, "--tmpfs", path)
     yield from ("--remount-ro", "/dev")
 

@@ -31,6 +31,7 @@ class NoSandbox:
     name = "none"
     code_root = str(PACKAGE_ROOT)
     is_confining = False
+    system_call_filter = b""
 
     def reason_unavailable(self) -> str | None:
         """See `Sandbox.reason_unavailable`."""
@@ -47,6 +48,10 @@ class NoSandbox:
             "SHELL": "/bin/bash",
         }
 
+    def writable(self, enclosure: Enclosure) -> Sequence[str]:  # noqa: ARG002  (the protocol's)
+        """See `Sandbox.writable`."""
+        return ()
+
     def options(self, enclosure: Enclosure) -> Sequence[str]:  # noqa: ARG002  (the protocol's)
         """See `Sandbox.options`."""
         return ()
@@ -55,7 +60,7 @@ class NoSandbox:
         self,
         program: Sequence[str],
         options: Sequence[str],  # noqa: ARG002  (the protocol's)
-        descriptors: HostDescriptors | None = None,  # noqa: ARG002  (the protocol's)
+        descriptors: HostDescriptors | int | None = None,  # noqa: ARG002  (the protocol's)
     ) -> Sequence[str]:
         """See `Sandbox.command`."""
         return program

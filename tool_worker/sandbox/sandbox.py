@@ -79,10 +79,12 @@ class HostDescriptors:
     Attributes:
         pid: the sandbox writes `{"child-pid": …}` to it, naming the process whose death ends all others.
         options: holds the options, each followed by a NUL; on the command line everybody inside could read them.
+        system_calls: holds the sandbox's filter, if it has one.
     """
 
     pid: int
     options: int
+    system_calls: int
 
 
 class Sandbox(Protocol):
@@ -103,6 +105,11 @@ class Sandbox(Protocol):
         """Whether it keeps programs from the machine at all; if so it has user and process namespaces of its own."""
         ...
 
+    @property
+    def system_call_filter(self) -> bytes:
+        """What a filter of system calls, as a program for the kernel, refuses to all in it; empty: no filter."""
+        ...
+
     def reason_unavailable(self) -> str | None:
         """Try it and say why it does not work on this machine, or None if it does. Takes up to some seconds."""
         ...
@@ -111,18 +118,23 @@ class Sandbox(Protocol):
         """Return the environment that a shell in it starts with."""
         ...
 
+    def writable(self, enclosure: Enclosure) -> Sequence[str]:
+        """Return the directories, as programs in it see them, below which they can change anything; empty: all."""
+        ...
+
     def options(self, enclosure: Enclosure) -> Sequence[str]:
         """Return what the sandbox must be told about this enclosure; empty if it takes no options."""
         ...
 
     def command(
-        self, program: Sequence[str], options: Sequence[str], descriptors: HostDescriptors | None = None
+        self, program: Sequence[str], options: Sequence[str], descriptors: HostDescriptors | int | None = None
     ) -> Sequence[str]:
         """Return the command line, beginning with an absolute path, that runs `program` confined.
 
         Args:
-            options: From `options`; not looked at if `descriptors` are given.
-            descriptors: For a host, which then is the first process of its namespace, if it gets one.
+            options: From `options`; not looked at if a host's descriptors are given.
+            descriptors: For a host, which then is the first process of its namespace, if it gets one. A number: the
+                descriptor of the filter alone. None: no filter.
         """
         ...
 

@@ -7,11 +7,12 @@ Does not: prove that a sandbox is tight; it finds one that is not there, or was 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,19 +59,35 @@ def run_self_test(sandbox: Sandbox) -> SelfTestReport:
         mount_at = "/workspace" if sandbox.is_confining else str(workspace)
         program = [interpreter(), "-I", "-S", f"{mount_at}/{probes.name}", json.dumps(settings)]
         try:
-            ended = subprocess.run(  # noqa: S603  (our own interpreter and our own program)
-                sandbox.command(program, sandbox.options(Enclosure(workspace, mount_at))),
-                env={},
-                capture_output=True,
-                check=True,
-                timeout=LIMIT_SECONDS,
-            )
+            ended = run_confined(sandbox, program, Enclosure(workspace, mount_at))
             reached = json.loads(ended.stdout)
         except subprocess.CalledProcessError as error:
             raise _not_run(sandbox, error.stderr.decode("utf-8", "replace").strip()) from error
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             raise _not_run(sandbox, str(error)) from error
     return SelfTestReport(sandbox.name, tuple(ProbeResult(name, target) for name, target in reached.items()))
+
+
+def run_confined(sandbox: Sandbox, program: Sequence[str], enclosure: Enclosure) -> subprocess.CompletedProcess[bytes]:
+    """Run a program as a host would be run, without an environment, and return what it printed.
+
+    Raises:
+        subprocess.SubprocessError, OSError: it could not be run, failed, or did not end in 20 seconds.
+    """
+    descriptor = os.memfd_create("deckhands")
+    try:
+        os.write(descriptor, sandbox.system_call_filter)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return subprocess.run(  # noqa: S603  (our own interpreter and our own program)
+            sandbox.command(program, sandbox.options(enclosure), descriptor),
+            env={},
+            capture_output=True,
+            check=True,
+            timeout=LIMIT_SECONDS,
+            pass_fds=[descriptor],
+        )
+    finally:
+        os.close(descriptor)
 
 
 def require_safe(report: SelfTestReport) -> None:

@@ -1,0 +1,87 @@
+"""The kernel's own list of where programs of a workspace may write (Landlock), under the mounts of the sandbox.
+
+It holds if a mount was forgotten, and nothing that a program does to its mounts or its user id lifts it.
+
+Holds: whatever this process starts afterwards is bound as well. Nothing is refused that the mounts allow, except
+making devices; reading is left to the mounts.
+Does not: exist on kernels before 5.19, whose version of it would forbid moving a file from one directory to another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+MINIMUM_ABI = 2
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_ASK_VERSION = 1
+_PATH_BENEATH = 1
+_WRITE_FILE = 1 << 1
+_CHANGE_DIRECTORIES = 0x1FF0  # removing, and making whatever there is to make
+_MAKE_DEVICES = (1 << 6) | (1 << 11)
+_MOVE_BETWEEN_DIRECTORIES = 1 << 13
+_TRUNCATE = 1 << 14  # from version 3 on
+_OUTSIDE_ABSTRACT_SOCKETS, _OUTSIDE_SIGNALS = 1, 2  # from version 6 on
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scopes", ctypes.c_uint64))
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _layout_ = "ms"
+    _fields_ = (("allowed", ctypes.c_uint64), ("directory", ctypes.c_int32))
+
+
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock, 0 if there is none."""
+    version = _libc().syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
+    return max(0, int(version))
+
+
+def restrict_writes(directories: list[str]) -> bool:
+    """Let this process, and what it starts, change nothing but what is below these directories.
+
+    It can then also reach no abstract socket and signal no process outside of what it starts, where the kernel knows
+    how.
+
+    Returns:
+        Whether it holds from now on; false on a kernel that does not offer it.
+
+    Raises:
+        OSError: the kernel offers it and refuses.
+    """
+    version = landlock_version()
+    if version < MINIMUM_ABI:
+        return False
+    handled = _WRITE_FILE | _CHANGE_DIRECTORIES | _MOVE_BETWEEN_DIRECTORIES | (_TRUNCATE if version >= 3 else 0)
+    scopes = _OUTSIDE_ABSTRACT_SOCKETS | _OUTSIDE_SIGNALS if version >= 6 else 0
+    ruleset = _Ruleset(handled, 0, scopes)
+    # An older kernel refuses a structure with fields that it does not know.
+    size = 24 if version >= 6 else 8
+    rules = _checked(_libc().syscall(_CREATE_RULESET, ctypes.byref(ruleset), size, 0))
+    try:
+        for directory in directories:
+            opened = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                beneath = _PathBeneath(handled & ~_MAKE_DEVICES, opened)
+                _checked(_libc().syscall(_ADD_RULE, rules, _PATH_BENEATH, ctypes.byref(beneath), 0))
+            finally:
+                os.close(opened)
+        _checked(_libc().syscall(_RESTRICT_SELF, rules, 0))
+    finally:
+        os.close(rules)
+    return True
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(answer: int) -> int:
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"Landlock: {os.strerror(number)}")
+    return answer

@@ -1,0 +1,163 @@
+"""The system calls that programs of a workspace may not make, as a filter for the kernel (seccomp BPF).
+
+A filter of refusals, not of permissions: build tools, interpreters and databases must work in a workspace as they do
+outside. What is refused is what changes the machine, looks into other programs, makes namespaces in which more of the
+kernel can be reached, or has been a way out of containers more often than it has been of use in one.
+
+Holds: a refused call fails with an error that programs know (`EPERM`, for unknown calls `ENOSYS`); nothing is killed.
+Does not: look behind pointers. `clone3`, whose flags are behind one, does not exist for programs, which use `clone`.
+"""
+
+# Differs: netlink sockets of the routing family are allowed: every program that lists network interfaces needs one,
+#   and without capabilities they only read.
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+REFUSED = (
+    # mounts and file systems
+    *("mount", "umount2", "pivot_root", "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "fspick"),
+    *("mount_setattr", "open_by_handle_at", "quotactl", "quotactl_fd", "swapon", "swapoff", "fanotify_init"),
+    # namespaces
+    *("unshare", "setns"),
+    # other programs
+    *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp", "perf_event_open"),
+    # the kernel itself
+    *("bpf", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "add_key", "request_key"),
+    *("keyctl", "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "lookup_dcookie"),
+    *("modify_ldt", "iopl", "ioperm", "uselib", "syslog", "acct", "nfsservctl"),
+    # the machine
+    *("reboot", "settimeofday", "clock_settime", "clock_adjtime", "sethostname", "setdomainname", "vhangup"),
+)
+SOCKET_FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
+REFUSED_TERMINAL_REQUESTS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
+"""They put text into a terminal as if somebody had typed it."""
+
+NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+_AF_NETLINK = 16
+_X32_BIT = 0x40000000
+
+# From 424 on they are the same on every machine.
+_SHARED_NUMBERS = """
+    io_uring_setup 425 io_uring_enter 426 io_uring_register 427 open_tree 428 move_mount 429 fsopen 430
+    fsconfig 431 fsmount 432 fspick 433 clone3 435 pidfd_getfd 438 mount_setattr 442 quotactl_fd 443
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How one kind of machine numbers its system calls; a call that it does not have is not in `numbers`."""
+
+    audit_number: int
+    numbers: dict[str, int]
+
+
+def _numbers(table: str) -> dict[str, int]:
+    words = (table + _SHARED_NUMBERS).split()
+    return {name: int(number) for name, number in zip(words[::2], words[1::2], strict=True)}
+
+
+_X86_64 = Architecture(
+    0xC000003E,
+    _numbers(
+        """
+        ioctl 16 socket 41 clone 56 ptrace 101 syslog 103 uselib 134 vhangup 153 modify_ldt 154 pivot_root 155
+        acct 163 settimeofday 164 mount 165 umount2 166 swapon 167 swapoff 168 reboot 169 sethostname 170
+        setdomainname 171 iopl 172 ioperm 173 init_module 175 delete_module 176 quotactl 179 nfsservctl 180
+        lookup_dcookie 212 clock_settime 227 kexec_load 246 add_key 248 request_key 249 keyctl 250 unshare 272
+        perf_event_open 298 fanotify_init 300 open_by_handle_at 304 clock_adjtime 305 setns 308
+        process_vm_readv 310 process_vm_writev 311 kcmp 312 finit_module 313 kexec_file_load 320 bpf 321
+        userfaultfd 323
+        """
+    ),
+)
+_AARCH64 = Architecture(
+    0xC00000B7,
+    _numbers(
+        """
+        lookup_dcookie 18 ioctl 29 umount2 39 mount 40 pivot_root 41 nfsservctl 42 vhangup 58 quotactl 60
+        acct 89 unshare 97 kexec_load 104 init_module 105 delete_module 106 clock_settime 112 syslog 116
+        ptrace 117 reboot 142 sethostname 161 setdomainname 162 settimeofday 170 socket 198 add_key 217
+        request_key 218 keyctl 219 clone 220 swapon 224 swapoff 225 perf_event_open 241 fanotify_init 262
+        open_by_handle_at 265 clock_adjtime 266 setns 268 process_vm_readv 270 process_vm_writev 271 kcmp 272
+        finit_module 273 bpf 280 userfaultfd 282 kexec_file_load 294
+        """
+    ),
+)
+ARCHITECTURES = {"x86_64": _X86_64, "aarch64": _AARCH64}
+
+# One instruction: operation, where to go on if true and if false (relative), constant.
+_FORM = struct.Struct("=HBBI")
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW = 0x7FFF0000
+_FAIL = 0x00050000
+_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+
+_Instruction = tuple[int, int, int, int]
+
+
+def system_call_filter(machine: str = platform.machine()) -> bytes:
+    """Return the filter for a kind of machine; empty if its numbers are not known here."""
+    architecture = ARCHITECTURES.get(machine)
+    if architecture is None:
+        return b""
+    return b"".join(_FORM.pack(*instruction) for instruction in _program(architecture))
+
+
+def _program(architecture: Architecture) -> Iterator[_Instruction]:
+    numbers = architecture.numbers
+    yield _load(_ARCHITECTURE_AT)
+    # Programs for another kind of machine, such as 32-bit ones, have other numbers: for them nothing is there.
+    yield (_EQUAL, 1, 0, architecture.audit_number)
+    yield _fail(errno.ENOSYS)
+    yield _load(_NUMBER_AT)
+    yield (_AT_LEAST, 0, 1, _X32_BIT)
+    yield _fail(errno.ENOSYS)
+    for name in REFUSED:
+        if name in numbers:
+            yield from _when(numbers[name], [_fail(errno.EPERM)])
+    yield from _when(numbers["clone3"], [_fail(errno.ENOSYS)])
+    yield from _when(
+        numbers["clone"],
+        [_load(_argument(0)), (_ANY_BIT, 0, 1, NAMESPACE_FLAGS), _fail(errno.EPERM), _allow()],
+    )
+    yield from _when(numbers["socket"], list(_socket_rules()))
+    requests = [step for value in REFUSED_TERMINAL_REQUESTS.values() for step in _when(value, [_fail(errno.EPERM)])]
+    yield from _when(numbers["ioctl"], [_load(_argument(1)), *requests, _allow()])
+    yield _allow()
+
+
+def _socket_rules() -> Iterator[_Instruction]:
+    yield _load(_argument(0))
+    for family in SOCKET_FAMILIES.values():
+        yield from _when(family, [_allow()])
+    routing_only = [_load(_argument(2)), *_when(0, [_allow()]), _fail(errno.EAFNOSUPPORT)]
+    yield from _when(_AF_NETLINK, routing_only)
+    yield _fail(errno.EAFNOSUPPORT)
+
+
+def _when(value: int, steps: list[_Instruction]) -> list[_Instruction]:
+    """Return steps that are taken if what was loaded is this value; they must end with a verdict."""
+    return [(_EQUAL, 0, len(steps), value), *steps]
+
+
+def _load(offset: int) -> _Instruction:
+    return (_LOAD, 0, 0, offset)
+
+
+def _argument(position: int) -> int:
+    """Return where the lower half of an argument is: all that the kernel reads of these."""
+    return _ARGUMENTS_AT + 8 * position
+
+
+def _fail(number: int) -> _Instruction:
+    return (_RETURN, 0, 0, _FAIL | number)
+
+
+def _allow() -> _Instruction:
+    return (_RETURN, 0, 0, _ALLOW)
