@@ -1,13 +1,14 @@
 """One model call of one step: from a request to an event.
 
-Holds: a call ends in a `Completion` or in a `ModelCallFailed`, whatever goes wrong; the same settings share one client.
+Holds: a call ends in a `Completion` or in a `ModelCallFailed`, whatever goes wrong; the same settings share one client;
+what a failed model's settings name as fallbacks is asked at once, each once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from broker.clock import Clock
@@ -22,9 +23,10 @@ from broker.events import (
     replace_surrogates,
 )
 from broker.ids import jitter
-from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.config import Fallback, LLMConfig
 from controller_worker.llm.errors import LLMConfigError, ModelError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
+from controller_worker.llm.profiles import Profiles
 from controller_worker.llm.registry import create_llm
 from controller_worker.llm.retry import next_wait_seconds
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS
@@ -33,10 +35,14 @@ _log = logging.getLogger(__name__)
 
 
 class Models:
-    """The models this worker can call. Address and key come from its environment, never from a conversation."""
+    """The models this worker can call. Address and key come from its environment, never from a conversation.
+
+    A specification's `model` is a profile's name (see `controller_worker.llm.profiles`) or a model's.
+    """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
+        self._profiles: Profiles | None = None
         self._clients: dict[LLMSpec, asyncio.Task[tuple[LLM, LLMConfig]]] = {}
 
     async def of(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
@@ -73,9 +79,10 @@ class Models:
         return create_llm(config), config
 
     def _config(self, spec: LLMSpec) -> LLMConfig:
-        return LLMConfig.from_env(
-            self._env,
-            model=spec.model,
+        if self._profiles is None:
+            self._profiles = Profiles.from_env(self._env)
+        return self._profiles.config(
+            spec.model,
             temperature=spec.temperature,
             max_output_tokens=spec.max_output_tokens,
         )
@@ -84,27 +91,30 @@ class Models:
 async def ask(
     models: Models, spec: LLMSpec, request: ModelRequest, *, attempt: int, clock: Clock
 ) -> Completion | ModelCallFailed:
-    """Make one attempt.
+    """Make one attempt: ask the model and, while it fails, its fallbacks.
 
     Args:
-        attempt: which call of this step it is, from 1.
+        attempt: which attempt of this step it is, from 1.
 
     Returns:
         The reply, or what went wrong and when to try again.
     """
-    config = None
     try:
         llm, config = await models.of(spec)
-        return await llm.complete(request)
-    except ModelError as error:
-        wait = None if config is None else next_wait_seconds(config, attempt, error, jitter=jitter() - 0.5)
-        return _failed(
-            error.code,
-            error.provider_text or str(error),
-            error.last_error,
-            attempt=attempt,
-            retry_at=None if wait is None else clock.now() + timedelta(seconds=wait),
-        )
+        try:
+            return await llm.complete(request)
+        except ModelError as error:
+            answer = await _ask_fallbacks(models, spec, request, error, config.fallbacks)
+            if isinstance(answer, Completion):
+                return answer
+            wait = next_wait_seconds(config, attempt, answer, jitter=jitter() - 0.5)
+            return _failed(
+                answer.code,
+                answer.provider_text or str(answer),
+                answer.last_error,
+                attempt=attempt,
+                retry_at=None if wait is None else clock.now() + timedelta(seconds=wait),
+            )
     except DeckhandsError as error:
         return _failed(error.code, str(error), last_error_of(error), attempt=attempt)
     except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
@@ -114,6 +124,27 @@ async def ask(
 
 
 def last_error_of(error: Exception) -> str:
+async def _ask_fallbacks(
+    models: Models, spec: LLMSpec, request: ModelRequest, failure: ModelError, fallbacks: Sequence[Fallback]
+) -> Completion | ModelError:
+    """Ask each fallback that is for the error of the one before it.
+
+    Returns:
+        The first reply; or the first error that may pass, because an attempt is worth repeating if any of them is.
+    """
+    failures = [failure]
+    for fallback in fallbacks:
+        if not fallback.is_for(failures[-1].code):
+            continue
+        _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, fallback.use)
+        try:
+            llm, _ = await models.of(spec.model_copy(update={"model": fallback.use}))
+            return await llm.complete(request)
+        except ModelError as error:
+            failures.append(error)
+    return next((error for error in failures if error.retryable), failures[0])
+
+
     """Return an error as OpenHands shows it; of one that nobody foresaw only its name (1.11)."""
     if isinstance(error, DeckhandsError):
         return f"{type(error).__name__}: {error}"

@@ -41,7 +41,7 @@ class AnthropicLLM:
         """
         self._config = config
         model = config.model.removeprefix(PREFIX)
-        self._secrets = (config.api_key.get_secret_value(),) if config.api_key is not None else ()
+        self._secrets = config.secrets
         self._row = look_up(model)
         self._parameters = messages_parameters(config, model)
         self._headers = {"Content-Type": "application/json"}

@@ -3,24 +3,31 @@
 Holds: an unknown field is refused and the nearest known one is named; no error text shows a value, so no key leaks;
 every wait has a limit.
 Does not: read the process environment; `from_env` is given one. It writes there only what litellm reads at import.
+Nor have OpenHands' `correct_num`, which belongs to an editor that asks a model.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import os
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from controller_worker.llm.errors import LLMConfigError
+from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError
 
 ENV_PREFIX = "LLM_"
+CONFIG_FILE_VARIABLE = "LLM_CONFIG"
+"""Names the file of profiles; see `profiles`."""
 ENV_FALLBACK_PREFIX = "LITELLM_"
 ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
 DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
+SAME_ELSEWHERE = frozenset({"context_window", "content_policy", "bad_request"})
+"""Errors that another model or key is likely to give too: a fallback is for them only where it says so."""
 AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 """No fetching of prices, and no `.env` file of whatever directory we happen to run in."""
@@ -28,8 +35,33 @@ LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"
 logger = logging.getLogger(__name__)
 
 
+class Fallback(BaseModel):
+    """What to ask when a call fails.
+
+    Attributes:
+        use: a profile, or a model at the address and with the key of this one.
+        on: codes of errors (see `errors`) that it is for; empty for all that another model may not have.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    use: str = Field(min_length=1)
+    on: frozenset[str] = frozenset()
+
+    @field_validator("on")
+    @classmethod
+    def _known(cls, codes: frozenset[str]) -> frozenset[str]:
+        for code in sorted(codes - set(MODEL_ERRORS)):
+            raise ValueError(f"{code!r} is no error code; there are {', '.join(MODEL_ERRORS)}")
+        return codes
+
+    def is_for(self, code: str) -> bool:
+        """Say whether it may help against an error."""
+        return code in self.on if self.on else code not in SAME_ELSEWHERE
+
+
 class LLMConfig(BaseModel):
-    """One model's settings. `model` and `timeout` differ from OpenHands: see below.
+    """One model's settings. `model`, `timeout` and the names told to OpenRouter differ from OpenHands: see below.
 
     Attributes:
         model: as litellm names it (`anthropic/claude-…`, `openai/…`, `gemini/…`), bare, or `scripted/FILE`.
@@ -38,8 +70,16 @@ class LLMConfig(BaseModel):
             `retry_max_wait` seconds.
         timeout: seconds for one attempt in all; None means 600.
         connect_timeout: seconds to connect.
-        read_timeout: longest silence in seconds: before the first byte and between two.
+        first_byte_timeout: longest silence in seconds before a streamed reply begins; None means `read_timeout`.
+        read_timeout: longest silence in seconds within a reply, and before one that is not streamed.
+        fallbacks: asked at once, in order, when a call fails; names alone, or with the errors they are for.
         max_message_chars: longest text of one observation in a prompt; longer ones lose their middle.
+        ollama_base_url: instead of `base_url` for models of `ollama/` and `ollama_chat/`.
+        disable_vision: True drops images, False sends them; None decides by model.
+        completion_kwargs: fields of the request that win over all others.
+        safety_settings: sent to Mistral and Gemini only.
+        modify_params: whether litellm may repair requests for its providers; counts for the whole worker.
+        for_routing: offered to routers; see `router`.
         drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
         native_tool_calling: None decides by model.
         native_tool_calling: whether tools are the provider's business; False puts them into the prompt as text (see
@@ -57,6 +97,13 @@ class LLMConfig(BaseModel):
     base_url: str | None = None
     api_version: str | None = None
     custom_llm_provider: str | None = None
+    ollama_base_url: str | None = None
+    aws_access_key_id: SecretStr | None = None
+    aws_secret_access_key: SecretStr | None = None
+    aws_region_name: str | None = None
+    # Differs: the original tells OpenRouter that it is OpenHands, which we are not.
+    openrouter_site_url: str | None = None
+    openrouter_app_name: str | None = None
     backend: Literal["auto", "anthropic", "openai", "litellm", "scripted"] = "auto"
 
     num_retries: int = Field(default=5, ge=1)
@@ -66,7 +113,11 @@ class LLMConfig(BaseModel):
     # Differs: the original waits without limit by default, because a hung provider must not hold a step for ever.
     timeout: float | None = Field(default=None, gt=0)
     connect_timeout: float = Field(default=10.0, gt=0)
+    first_byte_timeout: float | None = Field(default=None, gt=0)
     read_timeout: float = Field(default=300.0, gt=0)
+
+    fallbacks: tuple[Fallback, ...] = ()
+    for_routing: bool = False
 
     max_message_chars: int = Field(default=30_000, ge=1)
     temperature: float | None = Field(default=0.0, ge=0)
@@ -79,6 +130,10 @@ class LLMConfig(BaseModel):
     input_cost_per_token: float | None = Field(default=None, ge=0)
     output_cost_per_token: float | None = Field(default=None, ge=0)
     drop_params: bool = True
+    modify_params: bool = True
+    disable_vision: bool | None = None
+    safety_settings: tuple[dict[str, Any], ...] | None = None
+    completion_kwargs: dict[str, Any] | None = None
     caching_prompt: bool = True
     native_tool_calling: bool | None = None
     disable_stop_word: bool = False
@@ -87,6 +142,19 @@ class LLMConfig(BaseModel):
     def total_timeout_seconds(self) -> float:
         """Limit of one attempt, from its start to the end of the reply."""
         return self.timeout or DEFAULT_TOTAL_TIMEOUT_SECONDS
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no text may show."""
+        keys = (self.api_key, self.aws_access_key_id, self.aws_secret_access_key)
+        return tuple(key.get_secret_value() for key in keys if key is not None)
+
+    @field_validator("fallbacks", mode="before")
+    @classmethod
+    def _names_are_enough(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [name.strip() for name in value.split(",") if name.strip()]
+        return [{"use": item} if isinstance(item, str) else item for item in value]
 
     @model_validator(mode="before")
     @classmethod
@@ -103,22 +171,26 @@ class LLMConfig(BaseModel):
         return self
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str], **overrides: Any) -> Self:
+    def from_env(
+        cls, env: Mapping[str, str], beneath: Mapping[str, Any] = MappingProxyType({}), **overrides: Any
+    ) -> Self:
         """Read `LLM_<FIELD>`; for the model, its key, address and API version also `LITELLM_<FIELD>`.
 
         Args:
             env: environment variables; empty values count as unset.
+            beneath: fields that the environment wins over.
             overrides: fields that win over the environment; None counts as unset.
 
         Raises:
             LLMConfigError: no model is named, or a value cannot be used.
         """
-        fields: dict[str, Any] = {}
-        for name in cls.model_fields:
+        fields: dict[str, Any] = dict(beneath)
+        for name, field in cls.model_fields.items():
             prefixes = (ENV_PREFIX, ENV_FALLBACK_PREFIX) if name in ENV_FALLBACK_FIELDS else (ENV_PREFIX,)
             value = next((found for prefix in prefixes if (found := env.get(prefix + name.upper(), "").strip())), None)
             if value is not None:
-                fields[name] = value
+                is_plain = not any(kind in str(field.annotation) for kind in ("dict", "tuple"))
+                fields[name] = value if is_plain else _from_text(value)
         _warn_of_misspelt(env)
         fields |= {name: value for name, value in overrides.items() if value is not None}
         return cls.create(**fields)
@@ -150,6 +222,14 @@ def set_litellm_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+def _from_text(text: str) -> Any:
+    """Read a value that no plain text can hold; what is no JSON is left for the field to refuse."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def _complaint(item: Any) -> str:
     field = ".".join(str(part) for part in item["loc"])
     text = str(item["msg"]).removeprefix("Value error, ")
@@ -163,7 +243,7 @@ def _did_you_mean(name: str) -> str:
 
 def _warn_of_misspelt(env: Mapping[str, str]) -> None:
     """A misspelt variable would silently do nothing; OpenHands' own further ones are none of our business."""
-    known = {ENV_PREFIX + name.upper() for name in LLMConfig.model_fields}
+    known = {ENV_PREFIX + name.upper() for name in LLMConfig.model_fields} | {CONFIG_FILE_VARIABLE}
     for name in sorted(env):
         if name.startswith(ENV_PREFIX) and name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)

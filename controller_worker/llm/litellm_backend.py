@@ -36,10 +36,10 @@ class LitellmLLM:
             LLMConfigError: `drop_params` is off and a parameter is set that the model refuses.
         """
         self._config = config
-        self._litellm = _import_litellm()
+        self._litellm = _import_litellm(config)
         model = _routed_model(self._litellm, config)
         features = features_of(model)
-        self._secrets = (config.api_key.get_secret_value(),) if config.api_key is not None else ()
+        self._secrets = config.secrets
         self._row = look_up(model)
         self._parameters = _parameters(config, model)
         self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, thinking=features.is_claude)
@@ -75,14 +75,14 @@ class LitellmLLM:
             raise model_error(error, secrets=self._secrets) from error
 
 
-def _import_litellm() -> ModuleType:
+def _import_litellm(config: LLMConfig) -> ModuleType:
     set_litellm_environment()
     import litellm
 
     litellm.suppress_debug_info = True
     litellm.redact_messages_in_exceptions = True
     litellm.telemetry = False
-    litellm.modify_params = True
+    litellm.modify_params = config.modify_params
     module: ModuleType = litellm
     return module
 
@@ -107,19 +107,13 @@ def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         fields.pop("reasoning_effort", None)
         fields["thinking"] = {"type": "enabled", "budget_tokens": GEMINI_PRO_THINKING_TOKENS}
         fields["allowed_openai_params"] = ["thinking"]
-    address = {
-        "api_key": config.api_key.get_secret_value() if config.api_key is not None else None,
-        "base_url": config.base_url,
-        "api_version": config.api_version,
-        "custom_llm_provider": config.custom_llm_provider,
-    }
     timeout = httpx.Timeout(
         connect=config.connect_timeout,
         read=config.read_timeout,
         write=config.read_timeout,
         pool=config.total_timeout_seconds,
     )
-    return fields | {name: value for name, value in address.items() if value is not None} | {
+    return _address(config, model) | fields | {
         "model": model,
         "timeout": timeout,
         "drop_params": config.drop_params,
@@ -127,3 +121,24 @@ def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         "max_retries": 0,
         "no-log": True,
     }  # fmt: skip
+
+
+def _address(config: LLMConfig, model: str) -> dict[str, Any]:
+    """Return where the provider is and who asks."""
+    is_ollama = model.startswith(("ollama/", "ollama_chat/"))
+    keys = {
+        "api_key": config.api_key,
+        "aws_access_key_id": config.aws_access_key_id,
+        "aws_secret_access_key": config.aws_secret_access_key,
+    }
+    names = {"HTTP-Referer": config.openrouter_site_url, "X-Title": config.openrouter_app_name}
+    headers = {name: value for name, value in names.items() if value is not None}
+    fields: dict[str, Any] = {
+        **{name: key.get_secret_value() for name, key in keys.items() if key is not None},
+        "aws_region_name": config.aws_region_name,
+        "base_url": config.base_url or (config.ollama_base_url if is_ollama else None),
+        "api_version": config.api_version,
+        "custom_llm_provider": config.custom_llm_provider,
+        "extra_headers": headers if headers and model.startswith("openrouter/") else None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

@@ -80,6 +80,12 @@ def features_of(model: str) -> ModelFeatures:
     )
 
 
+def sees_images(model: str) -> bool:
+    """Say whether the model is known to take images."""
+    row = look_up(model)
+    return "claude" in normalised(model) if row is None else row.vision
+
+
 def normalised(model: str) -> str:
     """Return the lower-case base name, without provider, `:variant` and `-gguf`."""
     name = model.strip().lower()

@@ -60,6 +60,7 @@ class ModelRow:
     takes_sampling: bool
     takes_effort: bool
     thinks_adaptively: bool
+    vision: bool
 
     def cost_usd(self, usage: Usage) -> float | None:
         """Return what the call cost, or None when the price is not known."""
@@ -134,6 +135,7 @@ def _row(row: Mapping[str, Any]) -> ModelRow:
         takes_sampling=row.get("supports_sampling_params") is not False,
         takes_effort=row.get("supports_output_config") is True,
         thinks_adaptively=row.get("supports_adaptive_thinking") is True,
+        vision=row.get("supports_vision") is True,
     )
 
 

@@ -53,7 +53,7 @@ class OpenAICompatibleLLM:
         provider, _, rest = config.model.partition("/")
         model = rest if rest and provider in COMPATIBLE_PROVIDERS else config.model
         features = features_of(model)
-        self._secrets = (config.api_key.get_secret_value(),) if config.api_key is not None else ()
+        self._secrets = config.secrets
         self._row = look_up(model)
         self._parameters = {"model": model} | chat_parameters(config, model)
         self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, thinking=features.is_claude)

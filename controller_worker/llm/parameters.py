@@ -30,7 +30,7 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     table_limit = row.max_output_tokens if row is not None else None
     default_max_tokens = min(table_limit, MAX_TOKENS_LIMIT) if table_limit is not None else DEFAULT_MAX_TOKENS
     fields: dict[str, Any] = {"model": model, "max_tokens": config.max_output_tokens or default_max_tokens}
-    dropped = {"seed"}
+    dropped = {"seed", "safety_settings"}
     effort = "low" if config.reasoning_effort == "minimal" else config.reasoning_effort
     if effort is not None and effort != "none":
         if features.reasoning_effort:
@@ -43,7 +43,7 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     sampling = _sampling(config) if features.sampling and "thinking" not in fields else {}
     dropped |= {"temperature", "top_p", "top_k"} - set(sampling)
     _tell_dropped(config, dropped)
-    return fields | sampling
+    return fields | sampling | (config.completion_kwargs or {})
 
 
 def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
@@ -66,8 +66,12 @@ def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         fields["reasoning_effort"] = config.reasoning_effort
     else:
         dropped.add("reasoning_effort")
+    if "mistral" in model.lower() or "gemini" in model.lower():
+        fields["safety_settings"] = list(config.safety_settings) if config.safety_settings else None
+    else:
+        dropped.add("safety_settings")
     _tell_dropped(config, dropped)
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None} | (config.completion_kwargs or {})
 
 
 def _sampling(config: LLMConfig) -> dict[str, float]:

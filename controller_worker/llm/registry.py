@@ -12,12 +12,13 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.litellm_backend import LitellmLLM
 from controller_worker.llm.llm import LLM
-from controller_worker.llm.model_features import features_of
+from controller_worker.llm.model_features import features_of, sees_images
 from controller_worker.llm.model_table import providers
 from controller_worker.llm.openai_backend import COMPATIBLE_PROVIDERS, OpenAICompatibleLLM
 from controller_worker.llm.scripted import PREFIX as SCRIPTED_PREFIX
 from controller_worker.llm.scripted import ScriptedLLM
 from controller_worker.llm.text_tools import TextToolsLLM
+from controller_worker.llm.without_images import WithoutImagesLLM
 
 OPENHANDS_PREFIX = "openhands/"
 OPENHANDS_URL = "https://llm-proxy.app.all-hands.dev/"
@@ -38,12 +39,19 @@ def create_llm(config: LLMConfig) -> LLM:
         config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
     backend = backend_of(config)
     llm = _create(backend, config)
+    if backend != "scripted" and not shows_images(config):
+        llm = WithoutImagesLLM(llm)
     if config.native_tool_calling is False:
         return TextToolsLLM(llm, config)
     if config.native_tool_calling is None and backend != "scripted" and not features_of(config.model).function_calling:
         logger.info("%s is not known to call tools natively: they go into the prompt as text.", config.model)
         return TextToolsLLM(llm, config)
     return llm
+
+
+def shows_images(config: LLMConfig) -> bool:
+    """Say whether images are sent to the model."""
+    return sees_images(config.model) if config.disable_vision is None else not config.disable_vision
 
 
 def _create(backend: str, config: LLMConfig) -> LLM:

@@ -10,7 +10,7 @@ import pytest
 from broker.tool_specs import ToolSpec
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
-from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.llm.registry import create_llm
 from tests.model_server.running_server import RunningModelServer
 
@@ -129,3 +129,28 @@ async def test_claude_behind_a_gateway_gets_marks(server: RunningModelServer) ->
     assert body["messages"][0]["content"] == [{"type": "text", "text": "Be good.", "cache_control": mark}]
     assert body["messages"][-1]["cache_control"] == mark
     assert (body["temperature"], "top_p" in body) == (0.0, False)
+
+
+IMAGE = Message("user", (TextPart("Look."), ImagePart("data:image/png;base64,AAAA")))
+
+
+@pytest.mark.parametrize(
+    ("model", "disable_vision", "is_shown"),
+    [("gpt-4o", None, True), ("gpt-4o", True, False), ("my-own", None, False), ("my-own", False, True)],
+)
+async def test_images_are_for_models_that_see(
+    server: RunningModelServer, model: str, disable_vision: bool | None, is_shown: bool
+) -> None:
+    server.clear()
+    llm = create_llm(LLMConfig.create(model=model, base_url=server.url + "/v1", disable_vision=disable_vision))
+    await llm.complete(ModelRequest((HISTORY[0], IMAGE), (), "c1", 1, "/w"))
+    await llm.aclose()
+    content = server.requests()[0]["body"]["messages"][1]["content"]
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    note = "Look.\n[An image was left out here: this model cannot see images.]"
+    assert content == ([{"type": "text", "text": "Look."}, image] if is_shown else note)
+
+
+async def test_fields_that_win_over_all_others(server: RunningModelServer) -> None:
+    body = await sent(server, model="my-own", temperature=0.5, completion_kwargs={"temperature": 1, "min_p": 0.1})
+    assert (body["temperature"], body["min_p"]) == (1, 0.1)

@@ -108,7 +108,7 @@ async def test_calls_that_a_server_has_made_of_the_text_are_taken(server: Runnin
 
 async def test_a_whole_request(server: RunningModelServer) -> None:
     server.clear()
-    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1"))
+    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1", disable_vision=False))
     await llm.complete(ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w"))
     await llm.aclose()
     assert server.requests()[0]["body"]["messages"] == [
@@ -159,7 +159,7 @@ async def test_which_models_get_their_tools_as_text(
 
 async def test_a_history_of_calls_reads_well_without_tools(server: RunningModelServer) -> None:
     server.clear()
-    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1"))
+    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1", disable_vision=False))
     await llm.complete(ModelRequest(HISTORY, (), "c1", 1, "/w"))
     await llm.aclose()
     body = server.requests()[0]["body"]

@@ -36,7 +36,7 @@ def test_an_unknown_model_has_no_price() -> None:
 
 
 def test_a_row_without_prices_costs_unknown_and_not_nothing() -> None:
-    row = ModelRow(None, (), None, None, False, False, True, False, False)
+    row = ModelRow(None, (), None, None, False, False, True, False, False, False)
     assert row.cost_usd(Usage(prompt_tokens=5)) is None
 
 

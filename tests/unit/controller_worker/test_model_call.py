@@ -246,3 +246,92 @@ def test_surrogates_of_a_reply_are_replaced() -> None:
         "b\ufffd",
         "{\ufffd}",
     )
+
+
+# Fallbacks
+
+
+def with_fallbacks(tmp_path: Path, first: str, *fallbacks: dict[str, Any], **scripts: Any) -> Models:
+    """A model that fails with the code `first`, and profiles that play the named turns."""
+    for name, turn in {"first": error(first), **scripts}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"turns": [turn]}))
+    table = ", ".join(
+        "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in fallback.items()) + "}"
+        for fallback in fallbacks
+    )
+    sections = [f'[llm]\nmodel = "scripted/{tmp_path}/first.json"\nfallbacks = [{table}]']
+    sections += [f'[llm.{name}]\nmodel = "scripted/{tmp_path}/{name}.json"' for name in scripts]
+    path = tmp_path / "models.toml"
+    path.write_text("\n".join(sections))
+    return Models({"LLM_CONFIG": str(path)})
+
+
+async def test_a_fallback_answers_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here I am."})
+    result = await attempt(of)
+    assert isinstance(result, Completion)
+    assert (result.text, result.model) == ("Here I am.", f"scripted/{tmp_path}/spare.json")
+    assert "conversation conversation-1: rate_limit; asking spare" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "on", "is_asked"),
+    [
+        ("authentication", [], True),
+        ("context_window", [], False),
+        ("context_window", ["context_window"], True),
+        ("rate_limit", ["context_window"], False),
+        ("content_policy", [], False),
+        ("bad_request", [], False),
+    ],
+)
+async def test_a_fallback_is_for_its_errors(tmp_path: Path, code: str, on: list[str], is_asked: bool) -> None:
+    result = await attempt(with_fallbacks(tmp_path, code, {"use": "spare", "on": on}, spare={"text": "Here."}))
+    assert isinstance(result, Completion) is is_asked
+    assert is_asked or (isinstance(result, ModelCallFailed) and result.code == code)
+
+
+async def test_each_fallback_answers_the_error_before_it(tmp_path: Path) -> None:
+    of = with_fallbacks(
+        tmp_path,
+        "rate_limit",
+        {"use": "long", "on": ["context_window"]},
+        {"use": "small"},
+        {"use": "long", "on": ["context_window"]},
+        small=error("context_window"),
+        long={"text": "I am long."},
+    )
+    result = await attempt(of)
+    assert isinstance(result, Completion)
+    assert result.text == "I am long."
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("rate_limit", "authentication", "rate_limit"),
+        ("authentication", "timeout", "timeout"),
+        ("authentication", "not_found", "authentication"),
+    ],
+)
+async def test_when_all_fail_the_attempt_is_repeated_if_any_error_may_pass(
+    tmp_path: Path, first: str, second: str, told: str
+) -> None:
+    result = await attempt(with_fallbacks(tmp_path, first, {"use": "spare"}, spare=error(second)))
+    assert isinstance(result, ModelCallFailed)
+    assert result.code == told
+    assert (result.retry_at is not None) == (told != "authentication")
+
+
+async def test_a_fallback_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    result = await attempt(with_fallbacks(tmp_path, "rate_limit", {"use": f"scripted/{tmp_path}/none.json"}))
+    assert isinstance(result, ModelCallFailed)
+    assert (result.code, "cannot be read" in result.content) == ("llm_config", True)
+
+
+async def test_the_model_changes_between_steps(tmp_path: Path) -> None:
+    of = with_fallbacks(tmp_path, "rate_limit", other={"text": "Another."})
+    assert isinstance(await attempt(of), ModelCallFailed)
+    result = await attempt(of, spec=LLMSpec(model="other"))
+    assert isinstance(result, Completion)
+    assert result.text == "Another."

@@ -1,0 +1,43 @@
+"""Images for models that take none: a note takes their place.
+
+Holds: messages without images pass as they are, so what a backend remembers of them stays.
+Differs: the original drops images without a word, and the model does not know that there was something to see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from controller_worker.llm.llm import LLM, Completion, ModelRequest
+from controller_worker.llm.messages import ImagePart, Message, TextPart
+from controller_worker.llm.written_messages import MessageMemo
+
+NOTE = TextPart("[An image was left out here: this model cannot see images.]")
+
+
+class WithoutImagesLLM:
+    """A model that cannot see."""
+
+    def __init__(self, inner: LLM) -> None:
+        self._inner = inner
+        self._made: MessageMemo[Message] = MessageMemo()
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Ask once. See `LLM.complete`."""
+        messages = [
+            self._made.of(message, _without_images) if has_images(message) else message for message in request.messages
+        ]
+        return await self._inner.complete(replace(request, messages=messages))
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._inner.aclose()
+
+
+def has_images(message: Message) -> bool:
+    """Say whether there is an image in the message."""
+    return any(isinstance(part, ImagePart) for part in message.content)
+
+
+def _without_images(message: Message) -> Message:
+    return replace(message, content=tuple(NOTE if isinstance(part, ImagePart) else part for part in message.content))

@@ -1,0 +1,113 @@
+"""Named model settings: what is merged with what, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller_worker.llm.config import Fallback
+from controller_worker.llm.errors import LLMConfigError
+from controller_worker.llm.profiles import Profiles
+
+FILE = """
+[llm]
+model = "claude-sonnet-4-5"
+api_key = "${FIRST_KEY}"
+num_retries = 3
+fallbacks = ["spare", {use = "long", on = ["context_window"]}]
+completion_kwargs = {metadata = {team = "a"}}
+
+[llm.spare]
+api_key = "${SECOND_KEY}"
+
+[llm.local]
+model = "openai/my-own"
+base_url = "http://127.0.0.1:8000/v1"
+api_key = "none"
+for_routing = true
+"""
+ENV = {"FIRST_KEY": "key-1", "SECOND_KEY": "key-2"}
+
+
+def profiles(tmp_path: Path, text: str = FILE, **env: str) -> Profiles:
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    return Profiles.from_env({"LLM_CONFIG": str(path)} | ENV | env)
+
+
+def test_without_a_file_there_is_the_environment() -> None:
+    found = Profiles.from_env({"LLM_MODEL": "gpt-4o"})
+    assert (found.config().model, found.config("gpt-5").model, found.names) == ("gpt-4o", "gpt-5", ())
+
+
+def test_the_base(tmp_path: Path) -> None:
+    config = profiles(tmp_path).config()
+    assert (config.model, config.num_retries, config.secrets) == ("claude-sonnet-4-5", 3, ("key-1",))
+    assert config.fallbacks == (Fallback(use="spare"), Fallback(use="long", on=frozenset({"context_window"})))
+    assert config.completion_kwargs == {"metadata": {"team": "a"}}
+
+
+def test_a_profile_is_the_base_and_its_own(tmp_path: Path) -> None:
+    found = profiles(tmp_path)
+    assert found.names == ("spare", "local")
+    spare, local = found.config("spare", temperature=0.5), found.named("local")
+    assert (spare.model, spare.num_retries, spare.secrets, spare.temperature) == (
+        "claude-sonnet-4-5", 3, ("key-2",), 0.5,
+    )  # fmt: skip
+    assert (local.model, local.base_url, local.num_retries) == ("openai/my-own", "http://127.0.0.1:8000/v1", 3)
+    assert list(found.for_routing()) == ["local"]
+
+
+def test_the_environment_wins_over_the_base_and_reaches_no_profile(tmp_path: Path) -> None:
+    found = profiles(tmp_path, LLM_API_KEY="key-3", LLM_NUM_RETRIES="2")
+    assert (found.config().secrets, found.config().num_retries) == (("key-3",), 2)
+    assert (found.config("spare").secrets, found.config("spare").num_retries) == (("key-2",), 3)
+
+
+def test_another_model_by_the_base(tmp_path: Path) -> None:
+    config = profiles(tmp_path).config("claude-opus-4-5")
+    assert (config.model, config.secrets) == ("claude-opus-4-5", ("key-1",))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[llm", "is no TOML"),
+        ("[models]", "has no section [llm]."),
+        ('[llm]\nmodel = "x"\nmodle = 1', "'modle' is no model setting; did you mean 'model'?"),
+        ('[llm]\nmodel = "x"\nfallbacks = [{use = "y", on = ["rate"]}]', "'rate' is no error code; there are auth"),
+        ('[llm]\nmodel = "x"\nfallbacks = [{on = ["rate_limit"]}]', "fallbacks.0.use (LLM_FALLBACKS.0.USE): Field req"),
+        (
+            '[llm]\nmodel = "x"\napi_key = "${NO_KEY}"',
+            "api_key needs the environment variable NO_KEY, which is not set",
+        ),
+        ('[llm]\napi_key = "k"', "No model is configured."),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(LLMConfigError) as caught:
+        profiles(tmp_path, text).config()
+    assert complaint in str(caught.value)
+
+
+def test_a_bad_profile_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LLMConfigError, match=r"Profile 'a': .* did you mean 'temperature'\?"):
+        profiles(tmp_path, '[llm]\nmodel = "x"\n[llm.a]\ntemprature = 1').config("a")
+
+
+def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(LLMConfigError, match=r"There is no model profile 'spar'. Did you mean 'spare'\?"):
+        profiles(tmp_path).named("spar")
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(LLMConfigError, match=r"LLM_CONFIG 'none.toml' cannot be read: No such file"):
+        Profiles.from_env({"LLM_CONFIG": "none.toml"})
+
+
+def test_fallbacks_from_the_environment() -> None:
+    names = Profiles.from_env({"LLM_MODEL": "x", "LLM_FALLBACKS": "a, b"}).config().fallbacks
+    assert names == (Fallback(use="a"), Fallback(use="b"))
+    given = Profiles.from_env({"LLM_MODEL": "x", "LLM_FALLBACKS": '["a", {"use": "b", "on": ["timeout"]}]'})
+    assert given.config().fallbacks == (Fallback(use="a"), Fallback(use="b", on=frozenset({"timeout"})))
