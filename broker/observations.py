@@ -208,11 +208,17 @@ class AgentDelegateObservation(Observation):
 
 
 class AgentStateChangedObservation(Observation):
-    """The agent's state has changed."""
+    """The agent's state has changed.
+
+    Attributes:
+        reason: why, of an error; as OpenHands words it.
+        code: the class of the error, lower_snake_case, or empty.
+    """
 
     kind: Literal["observation.agent_state_changed"] = "observation.agent_state_changed"
     agent_state: AgentState
     reason: str = ""
+    code: str = ""
 
     @property
     def sentence(self) -> str:

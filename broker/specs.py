@@ -59,7 +59,14 @@ class WorkspaceSpec(Part):
 
 
 class Limits(Part):
-    """What a conversation may use up. None means no limit."""
+    """What a conversation may use up. None means no limit.
+
+    Attributes:
+        max_tokens: of all model calls, in and out.
+        max_seconds: how long it may work, from when it was begun or a person went on with it.
+    """
 
     max_iterations: int = Field(default=500, ge=1)
     max_budget_usd: float | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_seconds: float | None = Field(default=None, gt=0)

@@ -20,11 +20,14 @@ NOT_EXECUTED = {
 }
 
 
-def announce(state: State, wanted: AgentState, reason: str = "", *, after: tuple[Event, ...] = ()) -> Append:
+def announce(
+    state: State, wanted: AgentState, reason: str = "", *, code: str = "", after: tuple[Event, ...] = ()
+) -> Append:
     """Return what announces a state; a stop or an error first settles what has not been executed.
 
     Args:
         reason: why, of an error.
+        code: the class of the error.
         after: what is appended before it.
     """
     events: list[Event] = list(after)
@@ -44,11 +47,12 @@ def announce(state: State, wanted: AgentState, reason: str = "", *, after: tuple
                 )
             )
         cancels = tuple(action.id for action in state.pending)
-    reason = reason if wanted is AgentState.ERROR else ""
-    events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason))
+    if wanted is not AgentState.ERROR:
+        reason = code = ""
+    events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason, code=code))
     return Append(tuple(events), tuple(answers), cancels)
 
 
-def end_in_error(state: State, reason: str) -> Append:
+def end_in_error(state: State, reason: str, *, code: str = "") -> Append:
     """Return what ends the work for now: nothing pending is executed, and the error is announced."""
-    return announce(state, AgentState.ERROR, reason)
+    return announce(state, AgentState.ERROR, reason, code=code)

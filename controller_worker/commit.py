@@ -82,6 +82,7 @@ def index_fields(state: State) -> dict[str, str | int | float]:
         "state": state.agent_state.value,
         "wait_reason": _wait_reason(state),
         "last_error": state.last_error,
+        "error_code": state.error_code,
         "iterations": state.iteration,
         "cost_usd": round(state.cost_usd, 8),
         "prompt_tokens": state.prompt_tokens,

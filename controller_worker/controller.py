@@ -43,7 +43,9 @@ from broker.events import (
 from broker.observations import AgentStateChangedObservation, LoopDetectionObservation, NullObservation
 from broker.standing import REQUESTABLE_STATES
 from controller_worker.announcement import announce, end_in_error
+from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
 from controller_worker.effects import Append, AwaitTools, CallModel, Effect, Greet, Park, Rest
+from controller_worker.failures import failure_of
 from controller_worker.loop_recovery import STOP, after_choice, after_detection, loop_of, recover, respond
 from controller_worker.memory.recall import recall
 from controller_worker.state import PendingAction, State, UnansweredMessage, Wait, replace, without_pending
@@ -70,9 +72,6 @@ __all__ = [
     "limit_reached",
     "next_effect",
 ]
-
-RATE_LIMIT_CODE = "rate_limit"
-
 
 def fold(state: State, events: Iterable[Event]) -> State:
     """Apply events in order."""
@@ -106,16 +105,14 @@ def apply(state: State, event: Event) -> State:
             llm = state.agent.llm.model_copy(update={"model": model})
             return replace(state, agent=state.agent.model_copy(update={"llm": llm}))
         case ConversationCreated() if event.id == 1:
-            return replace(
+            state = replace(
                 state,
                 conversation_id=event.conversation_id,
                 agent=event.agent,
                 workspace=event.workspace,
-                limits=event.limits,
                 headless=event.headless,
-                max_iterations=event.limits.max_iterations,
-                max_budget_usd=event.limits.max_budget_usd,
             )
+            return with_limits(state, event.limits)
     return state
 
 
@@ -123,7 +120,7 @@ def next_effect(state: State, now: datetime) -> Effect:
     """Say what is wanted now.
 
     Args:
-        now: aware UTC; only compared with the end of a wait.
+        now: aware UTC; only compared with the end of a wait and of the time allowed.
     """
     if state.version == 0:
         return Rest()
@@ -136,7 +133,11 @@ def next_effect(state: State, now: datetime) -> Effect:
     if state.requested is not None:
         return announce(state, state.requested)
     if state.ending is not None and _has_ended(state):
-        return announce(state, state.ending, state.last_error)
+        return announce(state, state.ending, state.last_error, code=state.error_code)
+    if state.agent_state in (AgentState.RUNNING, AgentState.RATE_LIMITED):
+        out_of_time = is_out_of_time(state, now)
+        if out_of_time is not None:
+            return announce(state, AgentState.ERROR, out_of_time.text, code=out_of_time.code)
     waiting = _wait_for_retry(state, now)
     if state.agent_state is AgentState.RATE_LIMITED:
         return waiting or announce(state, AgentState.RUNNING)
@@ -147,29 +148,15 @@ def next_effect(state: State, now: datetime) -> Effect:
     if state.last_message_id == 0:
         return Rest()
     if waiting is not None:
-        return waiting if waiting.reason != RATE_LIMIT_CODE else announce(state, AgentState.RATE_LIMITED)
+        shown = failure_of(waiting.reason).waiting
+        return waiting if shown is state.agent_state else announce(state, shown)
     loop = loop_of(state)
     if loop is not None:
         return respond(state, loop)
     refusal = limit_reached(state)
-    if refusal:
-        return announce(state, AgentState.ERROR, refusal)
+    if refusal is not None:
+        return announce(state, AgentState.ERROR, refusal.text, code=refusal.code)
     return CallModel(state.iteration + 1, state.attempt + 1)
-
-
-def limit_reached(state: State) -> str:
-    """Return OpenHands' error text when the next step would pass a limit, else an empty text."""
-    if state.iteration >= state.max_iterations:
-        return (
-            "RuntimeError: Agent reached maximum iteration. "
-            f"Current iteration: {state.iteration}, max iteration: {state.max_iterations}"
-        )
-    if state.max_budget_usd is not None and state.cost_usd >= state.max_budget_usd:
-        return (
-            "RuntimeError: Agent reached maximum budget for conversation. "
-            f"Current budget: {state.cost_usd:.2f}, max budget: {state.max_budget_usd:.2f}"
-        )
-    return ""
 
 
 def _after_action(state: State, action: Action) -> State:
@@ -223,6 +210,7 @@ def _after_reply(state: State, reply: ModelReply) -> State:
         attempt=0,
         wait=None,
         last_error="",
+        error_code="",
         is_reply_outdated=state.last_message_id > reply.seen_id,
         cost_usd=state.cost_usd + (reply.cost_usd or 0.0),
         has_unknown_cost=state.has_unknown_cost or reply.cost_usd is None,
@@ -232,9 +220,9 @@ def _after_reply(state: State, reply: ModelReply) -> State:
 
 
 def _after_failure(state: State, failure: ModelCallFailed) -> State:
-    state = replace(state, attempt=failure.attempt, last_error=failure.last_error)
+    state = replace(state, attempt=failure.attempt, last_error=failure.last_error, error_code=failure.code)
     if failure.retry_at is None:
-        return replace(state, attempt=0, wait=None, ending=AgentState.ERROR)
+        return replace(state, attempt=0, wait=None, ending=failure_of(failure.code).ended)
     return replace(state, wait=Wait(failure.code, failure.retry_at))
 
 
@@ -262,20 +250,8 @@ def _after_state_change(state: State, change: AgentStateChangedObservation) -> S
     if now is AgentState.STOPPED:
         return replace(state, recovery=0)
     if now is AgentState.ERROR:
-        return replace(state, last_error=change.reason)
-    if now is AgentState.RUNNING and was is AgentState.ERROR:
-        return _extend_limits(state)
-    return state
-
-
-def _extend_limits(state: State) -> State:
-    """Grow the limits that were hit when work goes on after an error (OpenHands 4.3, 4.4)."""
-    if not state.headless and state.iteration >= state.max_iterations:
-        state = replace(state, max_iterations=state.max_iterations + state.limits.max_iterations)
-    amount = state.limits.max_budget_usd
-    if amount is not None and state.max_budget_usd is not None and state.cost_usd >= state.max_budget_usd:
-        state = replace(state, max_budget_usd=state.cost_usd + amount)
-    return replace(state, last_error="", attempt=0, wait=None)
+        return replace(state, last_error=change.reason, error_code=change.code)
+    return after_start(state, was, change) if now is AgentState.RUNNING else state
 
 
 def _request(state: State, wanted: AgentState) -> State:
@@ -304,7 +280,8 @@ def _has_ended(state: State) -> bool:
 
 def _wait_for_retry(state: State, now: datetime) -> Park | None:
     if state.wait is not None and now < state.wait.until:
-        return Park(state.wait.until, state.wait.reason)
+        until = state.wait.until if state.deadline is None else min(state.wait.until, state.deadline)
+        return Park(until, state.wait.reason)
     return None
 
 

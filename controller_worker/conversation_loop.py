@@ -17,17 +17,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.agent_state import AgentState
+from broker.agent_state import AgentState, is_settled
 from broker.clock import to_millis
 from broker.errors import DeckhandsError
-from broker.event_log import Appended, Closed, Conflict, Duplicate, EventLog, Fenced
+from broker.event_log import Appended, Closed, Conflict, Duplicate, EventLog
 from broker.events import Event, ModelCallFailed
 from broker.failpoints import failpoint
-from broker.observations import AgentStateChangedObservation
 from broker.ownership import Claimed, DispatchOutcome, Owners
 from broker.store import Store
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
+from controller_worker.breakdown import rest_in_error
 from controller_worker.commit import Commit, greeting, index_fields, settle
 from controller_worker.controller import (
     Append,
@@ -36,13 +36,12 @@ from controller_worker.controller import (
     Effect,
     Greet,
     Park,
-    end_in_error,
     fold,
     next_effect,
 )
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.memory.recollection import Recollection
-from controller_worker.model_call import Models, ask, last_error_of, reply_of
+from controller_worker.model_call import Models, ask, reply_of
 from controller_worker.state import State, snapshot_of, state_from
 
 SNAPSHOT_EVERY_EVENTS = 50
@@ -95,6 +94,7 @@ class ConversationLoop:
         self._task: asyncio.Task[None] | None = None
         self._call: asyncio.Task[None] | None = None
         self._answer: _Answer | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._dispatched: set[int] = set()
         self._snapshot_version = 0
         self._shown: dict[str, str | int | float] = {}
@@ -127,6 +127,8 @@ class ConversationLoop:
     def drop(self) -> None:
         """Let go of the conversation without another word."""
         self._is_gone = True
+        if self._alarm is not None:
+            self._alarm.cancel()
         for task in (self._task, self._call):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
@@ -145,11 +147,21 @@ class ConversationLoop:
             await self._advance()
             while self._has_news or self._answer is not None:
                 await self._advance()
+            self._set_alarm()
         except _Gone:
             self.drop()
         except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
             _log.exception("conversation %s", self.conversation_id)
             await self._fail(error)
+
+    def _set_alarm(self) -> None:
+        """See to it that what outlasts the time allowed is ended, be it a tool or the model."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        deadline = self.state.deadline
+        if deadline is not None and not is_settled(self.state.agent_state):
+            left = (deadline - self._services.store.clock.now()).total_seconds()
+            self._alarm = asyncio.get_running_loop().call_later(max(left, 0.0), lambda: self.wake(has_news=False))
 
     async def _advance(self) -> None:
         """Do what is wanted until there is nothing left to do for now."""
@@ -334,6 +346,8 @@ class ConversationLoop:
         due_ms = to_millis(effect.until) + 1 if isinstance(effect, Park) else None
         if effect is None and self.state.pending:  # somebody must ask again for an action whose entry is lost
             due_ms = to_millis(self._services.store.clock.now()) + int(ASK_AGAIN_SECONDS * 1000)
+            if self.state.deadline is not None:
+                due_ms = min(due_ms, to_millis(self.state.deadline) + 1)
         news = await self._services.owners.release(self.ownership, seen_id=self.state.version, due_ms=due_ms)
         if news is None:
             raise _Gone
@@ -356,34 +370,9 @@ class ConversationLoop:
 
     async def _fail(self, error: Exception) -> None:
         """Record an error that nobody foresaw, and give the conversation up until somebody speaks up."""
+        services = self._services
+        state = self.state if self._is_restored else None
         try:
-            for _ in range(MAX_ROUNDS_A_VERSION):
-                if await self._has_rested_in_error(last_error_of(error)):
-                    break
-        except Exception:  # noqa: BLE001  (the outermost edge: a loop must not end its neighbours)
-            _log.exception("conversation %s: its error could not be recorded", self.conversation_id)
+            await rest_in_error(services.log, services.owners, self.ownership, state, error=error)
         finally:
             self.drop()
-
-    async def _has_rested_in_error(self, reason: str) -> bool:
-        """Append an error and release the conversation. False when there is news; it gets the same answer."""
-        log, owners = self._services.log, self._services.owners
-        (last_id,) = await owners.last_ids([self.conversation_id])
-        if self._is_restored and self.state.version == last_id:
-            wanted = end_in_error(self.state, reason)
-        else:  # what is pending is not known
-            wanted = Append((AgentStateChangedObservation(agent_state=AgentState.ERROR, reason=reason),))
-        outcome = await log.append_as_owner(
-            self.ownership,
-            wanted.events,
-            expected_last_id=last_id,
-            answers=dict(wanted.answers),
-            cancels=wanted.cancels,
-            fields={"state": AgentState.ERROR.value, "wait_reason": "", "last_error": reason},
-        )
-        if isinstance(outcome, Fenced):
-            return True
-        if isinstance(outcome, Conflict):
-            return False
-        seen_id = last_id if isinstance(outcome, Closed) else outcome.last_id
-        return await owners.release(self.ownership, seen_id=seen_id) is None

@@ -18,6 +18,7 @@ from controller_worker.state import State, replace
 from controller_worker.stuck_detector import Loop, RecentEvents, find_loop
 
 STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
+STUCK_CODE = "stuck_in_loop"
 RESTART, RESTART_WITH_MESSAGE, STOP = 1, 2, 3
 """Options of a `LoopRecoveryAction`."""
 
@@ -42,7 +43,7 @@ def respond(state: State, loop: Loop) -> Append:
     step = state.loops_met
     response = policy.responses[step] if step < len(policy.responses) else LoopResponse.FAIL
     if response is LoopResponse.FAIL:
-        return announce(state, AgentState.ERROR, STUCK)
+        return announce(state, AgentState.ERROR, STUCK, code=STUCK_CODE)
     found = _found(state, loop)
     if response is LoopResponse.PARK:
         return announce(state, AgentState.PAUSED, after=(found,))

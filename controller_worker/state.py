@@ -18,7 +18,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,9 @@ class State:
         message: a person's latest message, to be recalled.
         last_message_id: the latest message of a person.
         is_reply_outdated: a person spoke after the latest reply's prompt was made, so that reply may not end anything.
+        error_code: the class of the last error, or empty.
         iteration: model replies so far.
+        deadline: when work ends for want of time.
         attempt: failed calls of the step under way.
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
         reply_id: the latest model reply.
@@ -80,6 +82,7 @@ class State:
     requested: AgentState | None = None
     ending: AgentState | None = None
     last_error: str = ""
+    error_code: str = ""
     has_system_message: bool = False
     message: UnansweredMessage | None = None
     last_message_id: int = 0
@@ -90,6 +93,8 @@ class State:
     iteration: int = 0
     max_iterations: int = 0
     max_budget_usd: float | None = None
+    max_tokens: int | None = None
+    deadline: datetime | None = None
     cost_usd: float = 0.0
     has_unknown_cost: bool = False
     prompt_tokens: int = 0

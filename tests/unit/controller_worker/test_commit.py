@@ -88,6 +88,7 @@ def test_a_listing_shows_the_state_and_the_numbers() -> None:
         "state": "running",
         "wait_reason": "",
         "last_error": "",
+        "error_code": "",
         "iterations": 1,
         "cost_usd": 0.25,
         "prompt_tokens": 100,

@@ -90,7 +90,7 @@ def test_an_unknown_price_is_not_zero_and_is_said_to_be_unknown() -> None:
 
 
 def test_limit_reached_says_nothing_below_the_limits() -> None:
-    assert limit_reached(State(iteration=1, max_iterations=2, cost_usd=0.1, max_budget_usd=0.2)) == ""
+    assert limit_reached(State(iteration=1, max_iterations=2, cost_usd=0.1, max_budget_usd=0.2)) is None
 
 
 # Failed model calls

@@ -38,6 +38,7 @@ FULL = State(
     requested=AgentState.PAUSED,
     ending=AgentState.FINISHED,
     last_error="RuntimeError: oops",
+    error_code="unexpected",
     has_system_message=True,
     message=UnansweredMessage(40, "go on", datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC), is_first=True),
     last_message_id=40,
@@ -48,6 +49,8 @@ FULL = State(
     iteration=6,
     max_iterations=18,
     max_budget_usd=3.75,
+    max_tokens=1_000,
+    deadline=datetime(2026, 3, 1, 13, 0, tzinfo=UTC),
     cost_usd=0.1 + 0.2,
     has_unknown_cost=True,
     prompt_tokens=12_345_678,
@@ -108,12 +111,12 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        2,
+        3,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "headless"),
-            *("agent_state", "requested", "ending", "last_error", "has_system_message"),
+            *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
             *("message", "last_message_id", "is_reply_outdated", "pending", "wait", "attempt"),
-            *("iteration", "max_iterations", "max_budget_usd", "cost_usd", "has_unknown_cost"),
+            *("iteration", "max_iterations", "max_budget_usd", "max_tokens", "deadline", "cost_usd", "has_unknown_cost"),
             *("prompt_tokens", "completion_tokens"),
             *("reply_id", "recent", "loop", "loops_met", "recovery"),
         ],
