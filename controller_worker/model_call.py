@@ -123,7 +123,6 @@ async def ask(
         return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
 
 
-def last_error_of(error: Exception) -> str:
 async def _ask_fallbacks(
     models: Models, spec: LLMSpec, request: ModelRequest, failure: ModelError, fallbacks: Sequence[Fallback]
 ) -> Completion | ModelError:
@@ -145,6 +144,7 @@ async def _ask_fallbacks(
     return next((error for error in failures if error.retryable), failures[0])
 
 
+def last_error_of(error: Exception) -> str:
     """Return an error as OpenHands shows it; of one that nobody foresaw only its name (1.11)."""
     if isinstance(error, DeckhandsError):
         return f"{type(error).__name__}: {error}"
