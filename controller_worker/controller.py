@@ -73,6 +73,7 @@ __all__ = [
     "next_effect",
 ]
 
+
 def fold(state: State, events: Iterable[Event]) -> State:
     """Apply events in order."""
     for event in events:
