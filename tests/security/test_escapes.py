@@ -1,0 +1,115 @@
+"""Two hundred ways out of a workspace, each tried in a real one. None may lead anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.workspace_hosts import Terminal, opened
+from tests.security import escape_probes
+from tool_worker.sandbox.sandbox import interpreter
+
+PROBES = list(escape_probes.probes())
+IS_ROOT = os.getuid() == 0
+# Without a sandbox these would do what they try, or wait for an answer from somewhere else.
+NOT_OUTSIDE = {"metadata_service", "name_server", "link_local", "kill_first_SIGKILL", "kill_first_SIGSTOP"}
+FEWEST_OUTSIDE = 120
+
+
+@contextmanager
+def targets(folder: Path) -> Iterator[dict[str, str]]:
+    """Yield what the probes look for; all of it is there while they look."""
+    folder.mkdir()
+    secret = folder / "secret"
+    secret.write_text("canary")
+    waiting = [interpreter(), "-I", "-S", "-c", "import sys; sys.stdin.read()", "argument-canary"]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_UNIX) as named,
+        socket.socket(socket.AF_UNIX) as abstract,
+        subprocess.Popen(waiting, stdin=subprocess.PIPE, env={"CANARY": "environment-canary"}) as somebody,
+    ):
+        named.bind(str(folder / "socket"))
+        named.listen()
+        abstract.bind("\0deckhands-escape-probe")
+        abstract.listen()
+        yield {
+            "secret": str(secret),
+            "folder": str(folder),
+            "socket": str(folder / "socket"),
+            "abstract": "deckhands-escape-probe",
+            "port": str(listener.getsockname()[1]),
+            "pid": str(somebody.pid),
+            "argument": "argument-canary",
+            "environment": "environment-canary",
+        }
+        somebody.communicate(timeout=10)
+
+
+def prepared(workspace: Path, settings: dict[str, str]) -> None:
+    shutil.copy(escape_probes.__file__, workspace)
+    (workspace / "settings.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="module")
+def reached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    root = tmp_path_factory.mktemp("node")
+    with targets(root / "targets") as settings:
+        return asyncio.run(tried(root / "node", settings))
+
+
+async def tried(root: Path, settings: dict[str, str]) -> dict[str, str | None]:
+    async with opened(root, sandbox="bwrap") as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        workspace = root / "conversation" / "workspace"
+        prepared(workspace, settings)
+        command = f"{interpreter()} escape_probes.py settings.json > found.json"
+        answer = await run(command, blocking=True, timeout=60)
+        assert (answer.content, answer.exit_code) == ("", 0)
+        return json.loads((workspace / "found.json").read_text())
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_it_leads_nowhere(reached: dict[str, str | None], name: str) -> None:
+    assert reached[name] is None
+
+
+def test_there_are_many_of_them() -> None:
+    assert len(PROBES) == len(set(PROBES)) >= 200
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="most of it needs root")
+def test_most_of_them_lead_somewhere_without_a_sandbox(tmp_path: Path) -> None:
+    with targets(tmp_path / "targets") as settings:
+        (tmp_path / "place").mkdir()
+        prepared(tmp_path / "place", settings)
+        chosen = [name for name in PROBES if name not in NOT_OUTSIDE]
+        ended = subprocess.run(
+            [sys.executable, "escape_probes.py", "settings.json", *chosen],
+            cwd=tmp_path / "place",
+            capture_output=True,
+            check=True,
+        )
+    found = {name for name, where in json.loads(ended.stdout).items() if where is not None}
+    assert len(found) >= FEWEST_OUTSIDE
+    ways = {"read_absolute", "write_absolute", "read_by_symlink", "loopback", "unix_socket", "abstract_socket"}
+    calls = {
+        "call_bpf",
+        "call_mount",
+        "call_keyctl",
+        "call_ptrace",
+        "call_io_uring_setup",
+        "unshare_user",
+        "clone_user",
+    }
+    assert ways | calls | {"environment_of_somebody", "signal_somebody", "become_somebody"} <= found
