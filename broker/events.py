@@ -19,6 +19,7 @@ from broker.specs import AgentSpec as AgentSpec  # noqa: PLC0414  (an event hold
 from broker.specs import Limits as Limits  # noqa: PLC0414
 from broker.specs import LLMSpec as LLMSpec  # noqa: PLC0414
 from broker.specs import Part as Part  # noqa: PLC0414
+from broker.specs import Tenancy as Tenancy  # noqa: PLC0414
 from broker.specs import WorkspaceSpec as WorkspaceSpec  # noqa: PLC0414
 
 EventT = TypeVar("EventT", bound="Event")
@@ -218,6 +219,7 @@ class ConversationCreated(Event):
     headless: bool = True
     title: str = ""
     forked_from: str | None = None
+    tenancy: Tenancy | None = None
 
     @property
     def sentence(self) -> str:
@@ -296,6 +298,38 @@ class ModelCallFailed(Event):
         """One line for a person."""
         again = f"; attempt {self.attempt + 1} follows" if self.retry_at else ""
         return f"The model call failed ({self.code}): {self.content[:300]}{again}"
+
+
+class ModelCallDeferred(Event):
+    """A model call that has to wait before it may be made; the conversation is woken when it may.
+
+    Attributes:
+        code: `rate_limit` for a quota, `waiting_for_budget` for a budget.
+        content: what there is not enough of.
+        expected_at: about when it will be, aware UTC; None when nobody can say.
+    """
+
+    kind: Literal["model.deferred"] = "model.deferred"
+    code: str
+    content: str = ""
+    expected_at: datetime | None = None
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        expected = f"; expected at {self.expected_at:%H:%M:%S} UTC" if self.expected_at else ""
+        return f"The model call waits ({self.code}): {self.content}{expected}"
+
+
+class ModelCallAdmitted(Event):
+    """The wait before a model call is over."""
+
+    kind: Literal["model.admitted"] = "model.admitted"
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return "The model call may be made"
 
 
 def with_id(event: EventT, event_id: int) -> EventT:

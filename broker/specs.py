@@ -58,6 +58,20 @@ class WorkspaceSpec(Part):
     pool: str = "bash"
 
 
+class Tenancy(Part):
+    """Who a conversation is for: whose budget pays for it, and who goes first when a quota is short.
+
+    Attributes:
+        tenant: empty for nobody in particular.
+        experiment: one piece of the tenant's work, with a budget of its own; empty for none.
+        priority: None: interactive if a person is there, else batch.
+    """
+
+    tenant: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]{0,64}$")
+    experiment: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]{0,64}$")
+    priority: Literal["interactive", "batch"] | None = None
+
+
 class Limits(Part):
     """What a conversation may use up. None means no limit.
 

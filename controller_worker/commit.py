@@ -95,4 +95,6 @@ def _wait_reason(state: State) -> str:
         return ""
     if state.pending:
         return "tool"
+    if state.gate is not None:
+        return state.gate.reason
     return state.wait.reason if state.wait is not None else ""

@@ -35,6 +35,8 @@ from broker.events import (
     ConversationCreated,
     Event,
     EventSource,
+    ModelCallAdmitted,
+    ModelCallDeferred,
     ModelCallFailed,
     ModelReply,
     ModelSwitched,
@@ -46,6 +48,7 @@ from controller_worker.announcement import announce, end_in_error
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
 from controller_worker.effects import Append, AwaitTools, CallModel, Effect, Greet, Park, Rest
 from controller_worker.failures import failure_of
+from controller_worker.gate import after_deferral, at_gate, is_at_gate
 from controller_worker.loop_recovery import STOP, after_choice, after_detection, loop_of, recover, respond
 from controller_worker.memory.recall import recall
 from controller_worker.state import PendingAction, State, UnansweredMessage, Wait, replace, without_pending
@@ -102,6 +105,10 @@ def apply(state: State, event: Event) -> State:
             return _after_action(state, event)
         case ModelCallFailed():
             return _after_failure(state, event)
+        case ModelCallDeferred():
+            return after_deferral(state, event)
+        case ModelCallAdmitted():
+            return replace(state, gate=None)
         case ModelSwitched(model=model):
             llm = state.agent.llm.model_copy(update={"model": model})
             return replace(state, agent=state.agent.model_copy(update={"llm": llm}))
@@ -111,6 +118,7 @@ def apply(state: State, event: Event) -> State:
                 conversation_id=event.conversation_id,
                 agent=event.agent,
                 workspace=event.workspace,
+                tenancy=event.tenancy or state.tenancy,
                 headless=event.headless,
             )
             return with_limits(state, event.limits)
@@ -139,6 +147,8 @@ def next_effect(state: State, now: datetime) -> Effect:
         out_of_time = is_out_of_time(state, now)
         if out_of_time is not None:
             return announce(state, AgentState.ERROR, out_of_time.text, code=out_of_time.code)
+    if is_at_gate(state):
+        return at_gate(state)
     waiting = _wait_for_retry(state, now)
     if state.agent_state is AgentState.RATE_LIMITED:
         return waiting or announce(state, AgentState.RUNNING)
@@ -208,6 +218,7 @@ def _after_reply(state: State, reply: ModelReply) -> State:
         state,
         reply_id=reply.id,
         iteration=state.iteration + 1,
+        gate=None,
         attempt=0,
         wait=None,
         last_error="",
@@ -221,7 +232,7 @@ def _after_reply(state: State, reply: ModelReply) -> State:
 
 
 def _after_failure(state: State, failure: ModelCallFailed) -> State:
-    state = replace(state, attempt=failure.attempt, last_error=failure.last_error, error_code=failure.code)
+    state = replace(state, gate=None, attempt=failure.attempt, last_error=failure.last_error, error_code=failure.code)
     if failure.retry_at is None:
         return replace(state, attempt=0, wait=None, ending=failure_of(failure.code).ended)
     return replace(state, wait=Wait(failure.code, failure.retry_at))
@@ -246,6 +257,8 @@ def _after_state_change(state: State, change: AgentStateChangedObservation) -> S
     state = replace(state, agent_state=now)
     if state.requested is now:
         state = replace(state, requested=None)
+    if now not in (AgentState.RUNNING, AgentState.RATE_LIMITED):
+        state = replace(state, gate=None)
     if now is state.ending or now in TERMINAL_STATES:
         state = replace(state, ending=None)
     if now is AgentState.STOPPED:

@@ -15,7 +15,7 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from broker.agent_state import AgentState
-from broker.events import AgentSpec, Limits, ToolCallMetadata, WorkspaceSpec
+from broker.events import AgentSpec, Limits, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
 SNAPSHOT_VERSION = 3
@@ -36,6 +36,14 @@ class Wait:
 
     reason: str
     until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a model call waits for, quota or budget, and about until when; None when nobody can say."""
+
+    reason: str
+    expected_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,7 @@ class State:
         error_code: the class of the last error, or empty.
         iteration: model replies so far.
         deadline: when work ends for want of time.
+        gate: what the next model call waits for, told by the log.
         attempt: failed calls of the step under way.
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
         reply_id: the latest model reply.
@@ -77,6 +86,7 @@ class State:
     agent: AgentSpec = AgentSpec()
     workspace: WorkspaceSpec = WorkspaceSpec()
     limits: Limits = Limits()
+    tenancy: Tenancy = Tenancy()
     headless: bool = True
     agent_state: AgentState = AgentState.LOADING
     requested: AgentState | None = None
@@ -89,6 +99,7 @@ class State:
     is_reply_outdated: bool = False
     pending: tuple[PendingAction, ...] = ()
     wait: Wait | None = None
+    gate: Gate | None = None
     attempt: int = 0
     iteration: int = 0
     max_iterations: int = 0

@@ -1,0 +1,40 @@
+"""Waiting for a quota or a budget, as part of the core: what it is in the log, and what is wanted meanwhile.
+
+Such a wait ends when the governor or the ledger says so and not at a time, so the core goes on wanting the call; the
+shell (`call_gate`) asks whenever the conversation is woken.
+
+Holds: a wait for a quota shows as `rate_limited`, which OpenHands has; one for a budget as the wait reason
+`waiting_for_budget` of a running conversation, because OpenHands has no state for it.
+"""
+
+from __future__ import annotations
+
+from broker.agent_state import AgentState
+from broker.events import ModelCallDeferred
+from controller_worker.announcement import announce
+from controller_worker.effects import CallModel, Effect
+from controller_worker.state import Gate, State, replace
+
+QUOTA = "rate_limit"
+BUDGET = "waiting_for_budget"
+
+_SHOWN = {QUOTA: AgentState.RATE_LIMITED, BUDGET: AgentState.RUNNING}
+
+
+def after_deferral(state: State, deferral: ModelCallDeferred) -> State:
+    """Note that the call has to wait."""
+    return replace(state, gate=Gate(deferral.code, deferral.expected_at))
+
+
+def is_at_gate(state: State) -> bool:
+    """Say whether a call waits for its quota or its budget."""
+    return state.gate is not None and state.agent_state in (AgentState.RUNNING, AgentState.RATE_LIMITED)
+
+
+def at_gate(state: State) -> Effect:
+    """Say what is wanted meanwhile: to show the wait, then the call."""
+    assert state.gate is not None
+    shown = _SHOWN.get(state.gate.reason, AgentState.RUNNING)
+    if shown is not state.agent_state:
+        return announce(state, shown)
+    return CallModel(state.iteration + 1, state.attempt + 1)
