@@ -18,7 +18,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 3
+SNAPSHOT_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)

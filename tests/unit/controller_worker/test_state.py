@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.agent_state import AgentState
-from broker.events import AgentSpec, Limits, LLMSpec, ToolCallMetadata, WorkspaceSpec
+from broker.events import AgentSpec, Limits, LLMSpec, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.state import (
     SNAPSHOT_VERSION,
+    Gate,
     PendingAction,
     State,
     UnansweredMessage,
@@ -33,6 +34,7 @@ FULL = State(
     agent=AgentSpec(llm=LLMSpec(model="acme/large", temperature=0.5), tool_concurrency=4, system_prompt_suffix="ü"),
     workspace=WorkspaceSpec(path="/srv/project", network=True),
     limits=Limits(max_iterations=9, max_budget_usd=2.5),
+    tenancy=Tenancy(tenant="acme", experiment="swe", priority="batch"),
     headless=False,
     agent_state=AgentState.RATE_LIMITED,
     requested=AgentState.PAUSED,
@@ -45,6 +47,7 @@ FULL = State(
     is_reply_outdated=True,
     pending=(PendingAction(38, METADATA), PendingAction(39)),
     wait=Wait("rate_limit", datetime(2026, 3, 1, 12, 0, 8, 654321, tzinfo=UTC)),
+    gate=Gate("rate_limit", datetime(2026, 3, 1, 12, 0, 9, tzinfo=UTC)),
     attempt=2,
     iteration=6,
     max_iterations=18,
@@ -111,11 +114,11 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        3,
+        4,
         [
-            *("version", "conversation_id", "agent", "workspace", "limits", "headless"),
+            *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
-            *("message", "last_message_id", "is_reply_outdated", "pending", "wait", "attempt"),
+            *("message", "last_message_id", "is_reply_outdated", "pending", "wait", "gate", "attempt"),
             *(
                 "iteration",
                 "max_iterations",
