@@ -24,6 +24,7 @@ class ActionDelivery:
         entry: the action event's bytes, see `codec`.
         workspace: where the conversation's tools work.
         place: `<stream>|<entry id>`, to be acknowledged with the observation.
+        is_anywhere: it was sent to a pool and not to its workspace: the claim binds no workspace to this node.
     """
 
     conversation_id: str
@@ -31,6 +32,7 @@ class ActionDelivery:
     entry: bytes
     workspace: WorkspaceSpec
     place: str
+    is_anywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,9 @@ class ActionQueue:
                 deliveries.append(ControlDelivery(cid, action_id, fields[b"x"].decode(), place))
             else:
                 workspace = WorkspaceSpec.model_validate_json(fields.get(b"w") or b"{}")
-                deliveries.append(ActionDelivery(cid, action_id, fields[b"e"], workspace, place))
+                deliveries.append(
+                    ActionDelivery(cid, action_id, fields[b"e"], workspace, place, is_anywhere=b"p" in fields)
+                )
         return deliveries
 
     async def claim(self, delivery: ActionDelivery) -> ClaimOutcome:
@@ -113,6 +117,7 @@ class ActionQueue:
             self._node,
             stream,
             entry,
+            int(delivery.is_anywhere),
         )
         match reply:
             case ["claimed", attempt]:

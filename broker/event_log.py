@@ -308,7 +308,7 @@ class EventLog:
         for position, event in enumerate(events):
             entry = await self._entry(conversation_id, event)
             answered = (answers or {}).get(position, "")
-            arguments += (entry, "1" if position in dispatch else "", answered)
+            arguments += (entry, _route(event) if position in dispatch else "", answered)
         reply = await self._store.function("deck_append", (names.root, names.shard.root), *arguments)
         match reply:
             case ["appended", first, last]:
@@ -335,6 +335,10 @@ class EventLog:
         if contents:
             await self.blobs.keep(conversation_id, contents)
         return entry
+
+
+def _route(event: Event) -> str:
+    return f"pool:{event.pool_wanted}" if event.pool_wanted else "1"
 
 
 def _decode(entry_id: bytes, fields: list[Any], expected_id: int) -> Event:

@@ -168,6 +168,11 @@ class Event(BaseModel):
         return head | wire
 
     @property
+    def pool_wanted(self) -> str:
+        """The pool whose tool workers run this action; empty: those that hold the conversation's workspace."""
+        return ""
+
+    @property
     def sentence(self) -> str:
         """One line for a person."""
         return self.kind

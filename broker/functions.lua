@@ -77,11 +77,17 @@ local function route_of(meta)
   return 'pool:' .. (get(meta, 'pool') or 'bash')
 end
 
--- Put an action on the action stream of its conversation's node, or of its pool while it has none.
-local function enqueue(shard, meta, once, cid, action, bytes)
-  local stream = shard .. ':act:' .. route_of(meta)
+-- Put an action on the action stream of its conversation's node, or of its pool while it has none. One that wants a
+-- pool of its own ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p').
+local function enqueue(shard, meta, once, cid, action, bytes, wanted)
+  local stream = shard .. ':act:' .. (wanted or route_of(meta))
   local workspace = get(meta, 'workspace') or ''
-  local entry = redis.call('XADD', stream, '*', 'c', cid, 'a', action, 'e', bytes, 'w', workspace)
+  local fields = {'c', cid, 'a', action, 'e', bytes, 'w', workspace}
+  if wanted then
+    fields[#fields + 1] = 'p'
+    fields[#fields + 1] = '1'
+  end
+  local entry = redis.call('XADD', stream, '*', unpack(fields))
   redis.call('HSET', once, 'q:' .. action, stream .. '|' .. entry)
 end
 
@@ -128,7 +134,8 @@ end
 --   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
 --   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
 --   flags 'quiet': ring nobody; of an owner: key of this very call, the same when it is repeated.  fields: what `ls` shows.  cancels: running actions to be stopped.
---   dispatch '1': a runnable action to put on its action stream.  answers: the action id an observation settles, or ''.
+--   dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's; '': neither.
+--   answers: the action id an observation settles, or ''.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'}
 local function append(keys, args)
@@ -188,7 +195,8 @@ local function append(keys, args)
     local bytes, dispatch, answers = args[at + 1], args[at + 2], args[at + 3]
     last = last + 1
     redis.call('XADD', events, last .. '-0', 'e', bytes)
-    if dispatch == '1' then enqueue(shard, meta, once, cid, last, bytes) end
+    if dispatch == '1' then enqueue(shard, meta, once, cid, last, bytes)
+    elseif dispatch ~= '' then enqueue(shard, meta, once, cid, last, bytes, dispatch) end
     if answers ~= '' then
       redis.call('HSET', once, 'o:' .. answers, last .. ':' .. last)
       redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers)
@@ -316,7 +324,7 @@ local function wake(keys, args)
 end
 
 -- dispatch: see to it that an appended action reaches a tool worker; repeating it is harmless.
--- ARGV  cid, worker, token, action id, bytes
+-- ARGV  cid, worker, token, action id, bytes, 'pool:<name>' or ''
 -- returns  {'queued'} {'running', worker} {'settled'} {'enqueued'} {'fenced'}
 local function dispatch(keys, args)
   local base, shard = keys[1], keys[2]
@@ -332,7 +340,7 @@ local function dispatch(keys, args)
     if where == 'delivered' then return {'running', claimer or ''} end
   end
   if claimer and alive(shard, claimer) then return {'running', claimer} end
-  enqueue(shard, meta, once, cid, action, args[5])
+  enqueue(shard, meta, once, cid, action, args[5], args[6] ~= '' and args[6] or nil)
   return {'enqueued'}
 end
 
@@ -346,7 +354,7 @@ end
 local function claim_action(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once = base .. ':meta', base .. ':once'
-  local cid, action, worker, node, stream, entry = unpack(args)
+  local cid, action, worker, node, stream, entry, anywhere = unpack(args)
   if not alive(shard, worker) then return {'swept'} end
   local place, before = stream .. '|' .. entry, get(once, 'w:' .. action)
   local idle
@@ -359,7 +367,7 @@ local function claim_action(keys, args)
     return idle
   end
   local bound = get(meta, 'node')
-  if bound and bound ~= node then
+  if bound and bound ~= node and anywhere ~= '1' then
     local found = redis.call('XRANGE', stream, entry, entry)
     if #found == 1 then enqueue(shard, meta, once, cid, action, pairs_of(found[1][2])['e']) end
     acknowledge(place)
@@ -367,7 +375,7 @@ local function claim_action(keys, args)
   end
   local copy = get(once, 'q:' .. action)
   if before == worker and copy and copy ~= place then acknowledge(copy) end
-  if not bound then redis.call('HSET', meta, 'node', node) end
+  if not bound and anywhere ~= '1' then redis.call('HSET', meta, 'node', node) end
   redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, place)
   if before == worker then return {'reclaimed', tonumber(get(once, 'n:' .. action)), worker} end
   local attempt = redis.call('HINCRBY', once, 'n:' .. action, 1)

@@ -260,6 +260,24 @@ class MCPObservation(Observation):
     arguments: JsonObject = Field(default_factory=dict)
 
 
+class ToolCallObservation(Observation):
+    """The answer of a function or class that a tool worker offers.
+
+    Attributes:
+        outputs: the answer as data, where it is more than a text.
+    """
+
+    kind: Literal["observation.call_tool"] = "observation.call_tool"
+    name: str
+    outputs: JsonObject = Field(default_factory=dict)
+    image_urls: tuple[str, ...] | None = None
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"{self.name} answered."
+
+
 class FileDownloadObservation(Observation):
     """A file the browser downloaded."""
 

@@ -126,9 +126,14 @@ class Owners:
         )
         return bool(reply[0] == "marked")
 
-    async def dispatch(self, ownership: Ownership, action_id: int, entry: bytes) -> DispatchOutcome:
-        """See to it that an appended action reaches a tool worker.  Idempotent."""
-        reply = await self._under_token("deck_dispatch", ownership, action_id, entry)
+    async def dispatch(self, ownership: Ownership, action_id: int, entry: bytes, *, pool: str = "") -> DispatchOutcome:
+        """See to it that an appended action reaches a tool worker.  Idempotent.
+
+        Args:
+            pool: whose tool workers run it; empty: those that hold the conversation's workspace.
+        """
+        route = f"pool:{pool}" if pool else ""
+        reply = await self._under_token("deck_dispatch", ownership, action_id, entry, route)
         return DispatchOutcome(reply[0])
 
     async def save_snapshot(self, ownership: Ownership, snapshot: bytes) -> bool:

@@ -29,6 +29,7 @@ class BrokerSettings:
         node: id of this machine for workspaces; must stay the same across restarts. Empty: the host's name.
         node_dir: where workspaces, host sockets and journals live. Empty: `<home>/node`.
         pools: what this tool worker can do, separated by commas.
+        tools: tools that this tool worker offers, `module:attribute`, separated by commas.
         sandbox: strongest sandbox to use here: `auto`, `bwrap` or `none`.
         concurrency: actions a tool worker runs at once.
         max_conversations: conversations a controller worker holds at once.
@@ -47,6 +48,7 @@ class BrokerSettings:
     node: str = ""
     node_dir: str = ""
     pools: str = "bash"
+    tools: str = ""
     sandbox: str = "auto"
     concurrency: int = 64
     max_conversations: int = 2_000

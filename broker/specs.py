@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.loop_policy import LoopPolicy
+from broker.tool_specs import ToolOffer
 
 
 class Part(BaseModel):
@@ -28,7 +29,11 @@ class LLMSpec(Part):
 
 
 class AgentSpec(Part):
-    """An agent as data: its registered name, its model and its options."""
+    """An agent as data: its registered name, its model and its options.
+
+    Attributes:
+        tools: what it may use besides its own tools, as it was offered when the conversation began.
+    """
 
     name: str = "CodeActAgent"
     llm: LLMSpec = LLMSpec()
@@ -39,6 +44,7 @@ class AgentSpec(Part):
     enable_stuck_detection: bool = True
     loop_policy: LoopPolicy = LoopPolicy()
     tool_concurrency: int = Field(default=1, ge=1, le=16)
+    tools: tuple[ToolOffer, ...] = ()
     system_prompt_suffix: str = ""
 
 

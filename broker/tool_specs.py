@@ -1,13 +1,23 @@
 """What both sides of the queue know of a tool: the prompt side offers it, the executing side runs it.
 
-Holds: a tool's name, JSON Schema and outcome policy are the same in the prompt and in the worker.
+Holds: a tool's name, JSON Schema and outcome policy are the same in the prompt and in the worker. A tool that is no
+part of an agent reaches a conversation as data (`ToolOffer`), so that a controller never imports its code, and its
+fingerprint says later whether the worker's tool is still the one that was offered.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+MAX_DESCRIPTION_CHARS = 8_000
+MAX_SCHEMA_CHARS = 14_000
+"""Longer texts would be moved out of the event that has to hold them, see `codec.shorten`."""
 
 
 class OutcomePolicy(StrEnum):
@@ -15,6 +25,8 @@ class OutcomePolicy(StrEnum):
 
     IDEMPOTENT = "idempotent"
     """Run it again."""
+    CHECKABLE = "checkable"
+    """Ask the tool whether it took effect; run it if it did not."""
     AT_MOST_ONCE = "at_most_once"
     """Never run it again; report the outcome as unknown."""
 
@@ -34,6 +46,47 @@ class ToolSpec:
     parameters: dict[str, Any]
 
 
+class ToolOffer(BaseModel):
+    """A tool that a tool worker offers and that a conversation may be given, as data.
+
+    Attributes:
+        key: how people choose it: its name, or `<server>/<name>` for a tool of an MCP server.
+        name: as in the model's tool calls.
+        runner: who carries it out: our own registry of functions and classes, or an MCP server.
+        pool: the tool workers that may run it; empty: those that hold the conversation's workspace.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    key: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)] = ""
+    parameters: dict[str, Any]
+    runner: Literal["function", "mcp"] = "function"
+    pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
+    outcome: OutcomePolicy = OutcomePolicy.AT_MOST_ONCE
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_schema(cls, parameters: dict[str, Any]) -> dict[str, Any]:
+        if len(_canonical(parameters)) > MAX_SCHEMA_CHARS:
+            raise ValueError(f"a schema may have {MAX_SCHEMA_CHARS} characters")
+        if parameters.get("type") != "object":
+            raise ValueError("the schema of the arguments must be of the type object")
+        return parameters
+
+    @property
+    def fingerprint(self) -> str:
+        """What the model was told of the tool, as a hash; another description or schema has another one."""
+        told = [self.name, self.description, self.parameters]
+        return hashlib.sha256(_canonical(told).encode()).hexdigest()[:32]
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool as the model sees it."""
+        return ToolSpec(self.name, self.description, self.parameters)
+
+
 ACTION_OUTCOMES: dict[str, OutcomePolicy] = {
     "action.read": OutcomePolicy.IDEMPOTENT,
     "action.run": OutcomePolicy.AT_MOST_ONCE,
@@ -46,3 +99,7 @@ ACTION_OUTCOMES: dict[str, OutcomePolicy] = {
 def outcome_policy(kind: str) -> OutcomePolicy:
     """Return the policy of a runnable action kind."""
     return ACTION_OUTCOMES.get(kind, OutcomePolicy.AT_MOST_ONCE)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker import codec
 from broker.agent_state import AgentState, is_settled
 from broker.clock import to_millis
 from broker.errors import DeckhandsError
@@ -277,7 +278,8 @@ class ConversationLoop:
             if action_id in self._dispatched:
                 continue
             entry = await self._services.log.entry(self.conversation_id, action_id)
-            outcome = await self._services.owners.dispatch(self.ownership, action_id, entry)
+            pool = codec.decode(entry, action_id).pool_wanted
+            outcome = await self._services.owners.dispatch(self.ownership, action_id, entry, pool=pool)
             if outcome is DispatchOutcome.FENCED:
                 raise _Gone
             if outcome is DispatchOutcome.SETTLED:

@@ -21,10 +21,13 @@ from broker.events import AgentSpec, ConversationCreated, Event, EventSource, Li
 from broker.ids import check_conversation_id, new_conversation_id
 from broker.standing import Standing
 from broker.store import Store, open_store
+from broker.tool_offers import ToolOffers
 from deckhands.summary import Summary, Tally, summarize
 
 MAX_TASK_CHARS = 100_000
 MAX_TITLE_CHARS = 80
+OFFERS_LIMIT_SECONDS = 20.0
+"""How long a tool may be missing because its worker is still starting."""
 
 
 class Client:
@@ -57,6 +60,7 @@ class Client:
         agent: AgentSpec | None = None,
         workspace: WorkspaceSpec | None = None,
         limits: Limits | None = None,
+        tools: Sequence[str] = (),
         headless: bool = True,
         title: str = "",
         conversation_id: str | None = None,
@@ -66,21 +70,26 @@ class Client:
 
         Args:
             task: 1 to 100,000 characters.
+            tools: what tool workers offer and the agent may use: keys, or patterns such as `github/*`.
             headless: nobody is there to be asked.
             title: for listings; the beginning of the task if empty.
             conversation_id: the id to give it; a new one, or the one that belongs to `idempotency_key`, if None.
             idempotency_key: the same key always means the same conversation, whatever else is passed.
 
         Raises:
-            UsageError: the task cannot be used, or the id is taken.
+            UsageError: the task cannot be used, the id is taken, or no tool worker offers one of the tools.
         """
         check_task(task)
+        agent = agent or AgentSpec()
+        if tools:
+            offers = await ToolOffers(self.store).choose(tools, limit_seconds=OFFERS_LIMIT_SECONDS)
+            agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
         if conversation_id is None:
             conversation_id = conversation_id_of(idempotency_key) if idempotency_key else new_conversation_id()
         created = ConversationCreated(
             conversation_id=check_conversation_id(conversation_id),
             source=EventSource.USER,
-            agent=agent or AgentSpec(),
+            agent=agent,
             workspace=workspace or WorkspaceSpec(),
             limits=limits or Limits(),
             headless=headless,

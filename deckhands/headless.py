@@ -44,6 +44,7 @@ class Task:
 
     Attributes:
         text: the task; for a run that is resumed, what to say to it, or None to say nothing.
+        tools: see `Client.submit`.
         resumed_id: the conversation to go on with; None for a new one.
         time_limit_seconds: None: no limit.
     """
@@ -52,6 +53,7 @@ class Task:
     agent: AgentSpec = field(default_factory=AgentSpec)
     workspace: WorkspaceSpec = field(default_factory=WorkspaceSpec)
     limits: Limits = field(default_factory=Limits)
+    tools: tuple[str, ...] = ()
     title: str = ""
     resumed_id: str | None = None
     time_limit_seconds: float | None = None
@@ -205,6 +207,7 @@ async def _begin(client: Client, task: Task, conversation_id: str) -> int:
             agent=task.agent,
             workspace=task.workspace,
             limits=task.limits,
+            tools=task.tools,
             title=task.title,
             conversation_id=conversation_id,
         )

@@ -19,9 +19,11 @@ from broker.failpoints import failpoint
 from broker.ids import new_worker_id
 from broker.membership import HEARTBEAT_SECONDS, Membership
 from broker.store import Store, open_store
+from broker.tool_offers import ToolOffers
 from broker.understudy import Understudy
 from tool_worker.executor import Executor
 from tool_worker.settings import ToolSettings
+from tool_worker.tools.offered import OfferedTools, found_tools
 from tool_worker.workspaces import Workspaces
 
 _log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ class ToolConsumer:
 
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
+        self._offered = OfferedTools(found_tools(settings.tools, settings.pools))
         self._incarnation: Incarnation | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -60,7 +63,7 @@ class ToolConsumer:
 
     def begin(self, store: Store, workspaces: Workspaces) -> Incarnation:
         """Begin a life under a new name; `run` does, and simulations do on a store and workspaces of their own."""
-        self._incarnation = Incarnation(store, workspaces, self._settings)
+        self._incarnation = Incarnation(store, workspaces, self._offered, self._settings)
         return self._incarnation
 
     def report(self) -> Mapping[str, Any]:
@@ -79,7 +82,7 @@ class ToolConsumer:
 class Incarnation:
     """One life of the worker under one name."""
 
-    def __init__(self, store: Store, workspaces: Workspaces, settings: ToolSettings) -> None:
+    def __init__(self, store: Store, workspaces: Workspaces, offered: OfferedTools, settings: ToolSettings) -> None:
         self.worker_id = new_worker_id("tool")
         self.running: set[asyncio.Task[None]] = set()
         self.progress = 0
@@ -87,6 +90,7 @@ class Incarnation:
         self._store = store
         self._settings = settings
         self._workspaces = workspaces
+        self._offers = offered.offers
         self._queues = [
             ActionQueue(store, names, worker_id=self.worker_id, node=settings.node, pools=settings.pools)
             for names in store.all_shards
@@ -98,12 +102,13 @@ class Incarnation:
             streams=[queue.streams for queue in self._queues],
             about={"node": settings.node, "pools": ",".join(settings.pools)},
         )
-        self._executor = Executor(EventLog(store), workspaces, worker_id=self.worker_id)
+        self._executor = Executor(EventLog(store), workspaces, worker_id=self.worker_id, offered=offered)
         self._room = asyncio.Semaphore(settings.concurrency)
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Work until stopped or swept; `on_beat` is told the progress at each beat."""
         await self.membership.register()
+        await ToolOffers(self._store).publish(self._offers)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._beat(on_beat))]

@@ -13,6 +13,7 @@ import logging
 
 from broker import codec
 from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ClaimOutcome, ControlDelivery
+from broker.actions import OfferedToolAction
 from broker.errors import CorruptEntry, DeckhandsError, EventUnfit, StoreError, StoreTooNew, UnknownKind
 from broker.event_log import EventLog
 from broker.events import Action, Observation
@@ -20,6 +21,7 @@ from broker.failpoints import failpoint
 from broker.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.tool_specs import OutcomePolicy, outcome_policy
 from tool_worker.host.protocol import NEVER_STARTED
+from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest, answering
 from tool_worker.workspaces import OpenWorkspace, Workspaces
@@ -41,9 +43,12 @@ _log = logging.getLogger(__name__)
 class Executor:
     """Carries out what a tool worker is handed."""
 
-    def __init__(self, log: EventLog, workspaces: Workspaces, *, worker_id: str) -> None:
+    def __init__(
+        self, log: EventLog, workspaces: Workspaces, *, worker_id: str, offered: OfferedTools | None = None
+    ) -> None:
         self._log = log
         self._workspaces = workspaces
+        self._offered = offered or OfferedTools(())
         self._worker_id = worker_id
 
     async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome) -> None:
@@ -100,6 +105,11 @@ class Executor:
     async def _run(
         self, delivery: ActionDelivery, action: Action, claim: ActionClaimed | ActionReclaimed
     ) -> Observation:
+        if isinstance(action, OfferedToolAction):
+            failpoint("tool.before_run")
+            answer = await self._offered.call(action, claim, delivery.conversation_id)
+            failpoint("tool.after_result")
+            return answer
         tool = TOOLS.get(action.kind)
         if tool is None:
             return ErrorObservation(content=f"This worker has no tool for {action.kind}.")

@@ -30,6 +30,7 @@ class ToolSettings:
         node: this machine's id; workspaces are bound to it.
         node_dir: where workspaces, host sockets and journals live.
         pools: what this worker can do.
+        tools: custom tools besides those of installed packages, as `module:attribute`.
         sandbox: `auto`, `bwrap` or `none`; a conversation may ask for less only if this is `none`.
         concurrency: actions run at once.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
@@ -45,6 +46,7 @@ class ToolSettings:
     node: str
     node_dir: Path
     pools: tuple[str, ...]
+    tools: tuple[str, ...]
     sandbox: str
     concurrency: int
     workspace_ttl_seconds: float
@@ -68,7 +70,8 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         shards=broker.shards,
         node=broker.node or socket.gethostname(),
         node_dir=Path(broker.node_dir) if broker.node_dir else broker.home / "node",
-        pools=tuple(pool.strip() for pool in broker.pools.split(",") if pool.strip()),
+        pools=_words(broker.pools),
+        tools=_words(broker.tools),
         sandbox=broker.sandbox,
         concurrency=broker.concurrency,
         workspace_ttl_seconds=broker.workspace_ttl_seconds,
@@ -103,3 +106,7 @@ def _shell_variables(env: Mapping[str, str]) -> dict[str, str]:
                 remedy="Use letters, digits and _, and begin with a letter.",
             )
     return variables
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())

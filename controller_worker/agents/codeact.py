@@ -25,8 +25,10 @@ class CodeActAgent:
             (spec.enable_finish, tool_schemas.FINISH),
             (spec.enable_editor, tool_schemas.STR_REPLACE_EDITOR),
         )
-        self._tools = tuple(tool for is_enabled, tool in offered if is_enabled)
-        self._tool_names = frozenset(tool.name for tool in self._tools)
+        own = tuple(tool for is_enabled, tool in offered if is_enabled)
+        self._tool_names = frozenset(tool.name for tool in own)
+        self._offers = {offer.name: offer for offer in spec.tools if offer.name not in self._tool_names}
+        self._tools = (*own, *(offer.spec for offer in self._offers.values()))
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
@@ -41,7 +43,7 @@ class CodeActAgent:
 
     def events_of(self, reply: ModelReply) -> list[Event]:
         """See `Agent.events_of`."""
-        return events_of_reply(reply, self._tool_names)
+        return events_of_reply(reply, self._tool_names, self._offers)
 
 
 @cache

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,7 +24,9 @@ from broker.actions import (
     FileEditSource,
     FileReadAction,
     FileReadSource,
+    MCPAction,
     MessageAction,
+    ToolCallAction,
 )
 from broker.events import (
     Action,
@@ -35,6 +39,7 @@ from broker.events import (
     replace_surrogates,
 )
 from broker.observations import AgentThinkObservation, ErrorObservation
+from broker.tool_specs import ToolOffer
 
 MAX_CALLS = 128
 MAX_ARGUMENTS_CHARS = 4_000_000
@@ -48,8 +53,15 @@ class ToolCallError(Exception):
     """A tool call that cannot be carried out; the text is for the model."""
 
 
-def events_of_reply(reply: ModelReply, tool_names: frozenset[str]) -> list[Event]:
-    """Return what a reply leads to; see `Agent.events_of`."""
+def events_of_reply(
+    reply: ModelReply, tool_names: frozenset[str], offers: Mapping[str, ToolOffer] = MappingProxyType({})
+) -> list[Event]:
+    """Return what a reply leads to; see `Agent.events_of`.
+
+    Args:
+        tool_names: of the agent's own tools.
+        offers: tools that it may use besides, by name.
+    """
     if not reply.tool_calls:
         return [MessageAction(content=reply.content, source=EventSource.AGENT, wait_for_response=True)]
     events: list[Event] = []
@@ -62,7 +74,7 @@ def events_of_reply(reply: ModelReply, tool_names: frozenset[str]) -> list[Event
             total_calls_in_response=len(reply.tool_calls),
         )
         try:
-            action = _action_of(call, position, tool_names)
+            action = _action_of(call, position, tool_names, offers)
         except ToolCallError as error:
             events.append(ErrorObservation(content=str(error), source=EventSource.AGENT, tool_call_metadata=metadata))
             continue
@@ -83,14 +95,18 @@ def events_of_reply(reply: ModelReply, tool_names: frozenset[str]) -> list[Event
     return events
 
 
-def _action_of(call: ModelToolCall, position: int, tool_names: frozenset[str]) -> Action:
+def _action_of(
+    call: ModelToolCall, position: int, tool_names: frozenset[str], offers: Mapping[str, ToolOffer]
+) -> Action:
     if position >= MAX_CALLS:
         raise ToolCallError(f"Not carried out: a reply may hold {MAX_CALLS} tool calls. Call it again.")
     if call.problem:
         raise ToolCallError(call.problem)
     shown = call.arguments[:SHOWN_CHARS]
-    convert = _CONVERTERS.get(call.name)
-    if convert is None or call.name not in tool_names:
+    convert = _CONVERTERS.get(call.name) if call.name in tool_names else None
+    if call.name in offers:
+        convert = partial(_offered, offers[call.name])
+    if convert is None:
         raise ToolCallError(
             f"Tool {call.name[:100]} is not registered. (arguments: {shown}). "
             "Please check the tool name and retry with an existing tool."
@@ -152,6 +168,18 @@ def _edit(arguments: Mapping[str, Any]) -> Action:
         impl_source=FileEditSource.OH_ACI,
         security_risk=_risk(arguments),
         **{name: arguments[name] for name in EDITOR_ARGUMENTS & set(arguments)},
+    )
+
+
+def _offered(offer: ToolOffer, arguments: Mapping[str, Any]) -> Action:
+    # Whether the arguments fit its schema the tool itself says, in words that its author has chosen.
+    action_class = MCPAction if offer.runner == "mcp" else ToolCallAction
+    return action_class(
+        name=offer.name,
+        arguments=dict(arguments),
+        tool=offer.key,
+        fingerprint=offer.fingerprint,
+        pool=offer.pool,
     )
 
 

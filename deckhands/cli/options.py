@@ -33,6 +33,13 @@ def task_options(command: F) -> F:
         click.option("--model", help="Which model it uses; LLM_MODEL if not given."),
         click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=500, show_default=True),
         click.option("-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="In USD."),
+        click.option(
+            "--tool",
+            "tools",
+            multiple=True,
+            metavar="KEY",
+            help="A tool that tool workers offer, such as weather or github/*; may be given several times.",
+        ),
         sandbox_option,
         click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
     )

@@ -71,6 +71,7 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
         agent=agent_of(options, model),
         workspace=workspace_of(options, directory, settings.sandbox),
         limits=limits_of(options),
+        tools=options["tools"],
         title=options["title"],
         time_limit_seconds=options["timeout"],
     )

@@ -12,8 +12,10 @@ import click
 
 from broker.errors import UsageError
 from broker.store import open_store
+from broker.tool_offers import ToolOffers
 from deckhands.cli.options import sandbox_option
 from deckhands.cli.output import note
+from deckhands.cli.reach import cluster_client
 from deckhands.cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
 from deckhands.home import Home, supervising
 from deckhands.settings import FaceSettings
@@ -91,11 +93,22 @@ def controller(*, concurrency: int | None) -> NoReturn:
 @click.command()
 @click.option("--pool", "pools", multiple=True, help="What this host can do; may be given several times.")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Actions run at once.")
+@click.option("--list", "is_list", is_flag=True, help="Show which tools the tool workers offer, and end.")
 @sandbox_option
-def tools(*, pools: tuple[str, ...], concurrency: int | None, sandbox: str | None) -> NoReturn:
+def tools(*, pools: tuple[str, ...], concurrency: int | None, sandbox: str | None, is_list: bool) -> None:
     """Run one tool worker in the foreground against DECKHANDS_URL."""
+    if is_list:
+        asyncio.run(_list_offers(FaceSettings.from_env()))
+        return
     chosen = {"DECKHANDS_POOLS": ",".join(pools), "DECKHANDS_CONCURRENCY": concurrency, "DECKHANDS_SANDBOX": sandbox}
     _become(TOOLS, chosen)
+
+
+async def _list_offers(settings: FaceSettings) -> None:
+    async with cluster_client(settings) as client:
+        for key, offer in (await ToolOffers(client.store).all()).items():
+            first_line = offer.description.partition("\n")[0]
+            click.echo(f"{key}\t{offer.pool or '-'}\t{offer.outcome}\t{first_line}")
 
 
 def _become(role: str, chosen: dict[str, Any]) -> NoReturn:

@@ -46,6 +46,7 @@ async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) ->
             agent=agent_of(options, options["model"]),
             workspace=workspace_of(options, path, "auto"),
             limits=limits_of(options),
+            tools=options["tools"],
             title=options["title"],
             idempotency_key=options["idempotency_key"],
         )

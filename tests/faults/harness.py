@@ -78,7 +78,9 @@ class FaultCluster:
     def log_of(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text(errors="replace")
 
-    async def submit(self, turns: Sequence[dict[str, Any]], *, count: int = 1, latency: float = 0.0) -> list[str]:
+    async def submit(
+        self, turns: Sequence[dict[str, Any]], *, count: int = 1, latency: float = 0.0, tools: Sequence[str] = ()
+    ) -> list[str]:
         """Begin conversations that each follow the script in a workspace of their own."""
         self._scripts += 1
         script = self.root / f"script-{self._scripts}.json"
@@ -89,7 +91,7 @@ class FaultCluster:
             folder = self.root / "work" / f"{self._scripts}-{len(ids)}"
             folder.mkdir(parents=True)
             workspace = WorkspaceSpec(path=str(folder), sandbox="none")
-            ids.append(await self.client.submit("do it", agent=agent, workspace=workspace))
+            ids.append(await self.client.submit("do it", agent=agent, workspace=workspace, tools=tools))
             (self.root / f"{ids[-1]}.where").write_text(str(folder))
         return ids
 

@@ -20,6 +20,7 @@ from broker.actions import CmdRunAction, CondensationAction, MCPAction, MessageA
 from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import Event, Part, plain_json, replace_surrogates
 from broker.observations import CmdOutputObservation, FileReadObservation, MCPObservation
+from broker.tool_specs import OutcomePolicy, ToolOffer
 
 KINDS = dict(sorted(Event.KINDS.items()))
 
@@ -77,12 +78,25 @@ def _parts(part: type) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(fields).map(lambda values: part(**values))
 
 
+st.register_type_strategy(
+    ToolOffer,
+    st.builds(
+        ToolOffer,
+        key=st.text("abc/", min_size=1, max_size=9),
+        name=st.text("abc_-9", min_size=1, max_size=9),
+        description=texts,
+        parameters=json_objects.map(lambda schema: {**schema, "type": "object"}),
+        runner=st.sampled_from(["function", "mcp"]),
+        pool=st.text("abc-", max_size=9),
+        outcome=st.sampled_from(OutcomePolicy),
+    ),
+)
 for _part in Part.__subclasses__():
     st.register_type_strategy(_part, _parts(_part))
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 44
+    assert len(KINDS) == 47
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 

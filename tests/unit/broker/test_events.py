@@ -96,6 +96,7 @@ def test_which_kinds_a_tool_worker_runs() -> None:
     assert runnable == {
         "action.browse",
         "action.browse_interactive",
+        "action.call_tool",
         "action.call_tool_mcp",
         "action.edit",
         "action.read",

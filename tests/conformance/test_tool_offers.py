@@ -1,0 +1,57 @@
+"""Offers of tools: published, chosen by key or pattern, refused where they are unclear."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.errors import UsageError
+from broker.store import Store
+from broker.tool_offers import ToolOffers
+from broker.tool_specs import ToolOffer
+
+EMPTY = {"type": "object", "properties": {}}
+
+
+def offer(key: str, description: str = "") -> ToolOffer:
+    return ToolOffer(key=key, name=key.rpartition("/")[2], description=description, parameters=EMPTY)
+
+
+async def test_the_latest_offer_under_a_key_counts(store: Store) -> None:
+    offers = ToolOffers(store)
+    await offers.publish([offer("b"), offer("a", "old")])
+    await offers.publish([offer("a", "new")])
+    await offers.publish([])
+    assert await offers.all() == {"a": offer("a", "new"), "b": offer("b")}
+
+
+async def test_what_cannot_be_read_is_no_offer(store: Store) -> None:
+    offers = ToolOffers(store)
+    await offers.publish([offer("a")])
+    await store.connection.call("HSET", "deck:tools", "b", '{"key": "b", "name": "b", "from": "the future"}')
+    assert list(await offers.all()) == ["a"]
+
+
+async def test_offers_are_chosen_by_key_or_pattern_and_each_once(store: Store) -> None:
+    offers = ToolOffers(store)
+    await offers.publish([offer("weather"), offer("git/log"), offer("git/blame")])
+    assert await offers.choose(["weather", "git/*", "*"]) == (offer("weather"), offer("git/blame"), offer("git/log"))
+    with pytest.raises(UsageError, match=r"No tool worker offers the tool 'wether'.*Offered: git/blame, git/log, wea"):
+        await offers.choose(["weather", "wether"])
+
+
+async def test_two_tools_of_one_name_cannot_be_chosen_together(store: Store) -> None:
+    offers = ToolOffers(store)
+    await offers.publish([offer("git/log"), offer("svn/log")])
+    with pytest.raises(UsageError, match="'git/log' and 'svn/log' have the same name for the model, 'log'"):
+        await offers.choose(["*/log"])
+    assert await offers.choose(["svn/*"]) == (offer("svn/log"),)
+
+
+async def test_a_worker_that_is_still_starting_is_waited_for(store: Store) -> None:
+    offers = ToolOffers(store)
+    choosing = asyncio.create_task(offers.choose(["late"], limit_seconds=20))
+    await asyncio.sleep(0)
+    await offers.publish([offer("late")])
+    assert await choosing == (offer("late"),)

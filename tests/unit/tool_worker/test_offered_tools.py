@@ -1,0 +1,164 @@
+"""Custom tools: what the model is told of them, how they are called, and how often after a worker died."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.action_queue import ActionClaimed, ActionReclaimed
+from broker.actions import ToolCallAction
+from broker.custom_tools import ToolContext, custom_tool
+from broker.errors import UsageError
+from broker.events import Observation
+from broker.observations import ErrorObservation, OutcomeUnknownObservation, ToolCallObservation
+from broker.tool_specs import OutcomePolicy
+from tests import example_tools
+from tool_worker.tools.offered import OfferedTools, found_tools
+
+NAMES = [f"tests.example_tools:{name}" for name in ("add", "wait_for_ever", "render", "fail", "PlaceOrder")]
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "trace"
+    monkeypatch.setenv("EXAMPLE_TOOLS_TRACE", str(path))
+    return path
+
+
+@pytest.fixture
+def offered() -> OfferedTools:
+    return OfferedTools(found_tools(NAMES, ["gpu"]))
+
+
+async def call(
+    offered: OfferedTools, name: str, *, reclaimed: bool = False, fingerprint: str = "", **arguments: Any
+) -> Observation:
+    action = ToolCallAction(id=7, name=name, arguments=arguments, fingerprint=fingerprint)
+    claim = ActionReclaimed(2, "t0") if reclaimed else ActionClaimed(1)
+    return await offered.call(action, claim, "conversation-1")
+
+
+def test_a_function_speaks_for_itself() -> None:
+    tool = custom_tool(example_tools.add)
+    assert tool.offer.key == tool.offer.name == "add"
+    assert tool.offer.description == "Add two numbers."
+    assert tool.offer.outcome is OutcomePolicy.AT_MOST_ONCE
+    assert tool.offer.parameters == {
+        "type": "object",
+        "properties": {
+            "first": {"title": "First", "type": "integer"},
+            "second": {"title": "Second", "type": "integer", "default": 1, "description": "What is added."},
+        },
+        "required": ["first"],
+    }
+
+
+def test_a_class_speaks_by_its_action() -> None:
+    offer = example_tools.PlaceOrder.offer  # type: ignore[attr-defined]
+    assert (offer.name, offer.description, offer.outcome) == ("place_order", "Place an order, once.", "checkable")
+    assert offer.parameters["required"] == ["item"]
+    assert offer.parameters["properties"]["count"]["minimum"] == 1
+
+
+def test_the_context_is_no_argument() -> None:
+    assert list(example_tools.render.offer.parameters["properties"]) == ["scene"]
+
+
+def test_another_text_or_schema_has_another_fingerprint() -> None:
+    offer = custom_tool(example_tools.add).offer
+    assert offer.fingerprint == custom_tool(example_tools.add).offer.fingerprint
+    assert offer.fingerprint != offer.model_copy(update={"description": "Add."}).fingerprint
+    assert offer.fingerprint == offer.model_copy(update={"pool": "gpu"}).fingerprint
+
+
+def test_what_cannot_be_a_tool_is_refused() -> None:
+    def untyped(value):
+        """Take anything."""
+
+    def silent(value: int) -> int:
+        return value
+
+    def checked(value: int) -> int:
+        """Be checked."""
+        return value
+
+    with pytest.raises(UsageError, match="parameter value of untyped has no type"):
+        custom_tool(untyped)
+    with pytest.raises(UsageError, match="silent has no docstring"):
+        custom_tool(silent)
+    with pytest.raises(UsageError, match="has no method check"):
+        custom_tool(outcome="checkable")(checked)
+    with pytest.raises(UsageError, match="class int cannot be a tool"):
+        custom_tool(int)
+    with pytest.raises(UsageError, match="String should match pattern"):
+        custom_tool(name="a b")(checked)
+
+
+def test_tools_of_other_pools_are_left_out() -> None:
+    assert [offer.name for offer in OfferedTools(found_tools(NAMES, ["bash"])).offers] == [
+        *("add", "wait_for_ever", "fail", "place_order")
+    ]
+
+
+@pytest.mark.parametrize("name", ["tests.nowhere:add", "tests.example_tools:gone", "tests.example_tools", ":x"])
+def test_a_named_tool_that_is_not_there_is_an_error(name: str) -> None:
+    with pytest.raises(UsageError):
+        found_tools([name], [])
+
+
+async def test_a_text_is_read_as_it_is_and_a_value_as_data(offered: OfferedTools, trace: Path) -> None:
+    assert await call(offered, "add", first=2) == ToolCallObservation(content="3", name="add", outputs={"result": 3})
+    rendered = await call(offered, "render", scene="sea")
+    assert isinstance(rendered, ToolCallObservation)
+    assert rendered.content == "rendered sea"
+    assert rendered.outputs == {"content": "rendered sea", "key": "conversation-1-7"}
+    ordered = await call(offered, "place_order", item="lamp", count=2)
+    assert isinstance(ordered, ToolCallObservation)
+    assert (ordered.content, ordered.outputs["number"]) == ("Ordered 2 lamp.", "conversation-1-7")
+
+
+async def test_arguments_that_do_not_fit_never_reach_the_tool(offered: OfferedTools, trace: Path) -> None:
+    answer = await call(offered, "place_order", item="lamp", count=0)
+    assert answer == ErrorObservation(
+        content="Invalid argument 'count' in tool call place_order: Input should be greater than or equal to 1. "
+        "Call it again with arguments that fit its schema.",
+        error_id="tool_failed",
+    )
+    assert not trace.exists()
+
+
+async def test_whatever_a_tool_does_is_an_answer(offered: OfferedTools) -> None:
+    expected = await call(offered, "fail", is_expected=True)
+    assert expected.content == "The moon is in the way. Wait for it to set."
+    broken = await call(offered, "fail", is_expected=False)
+    assert broken.content == "The tool fail failed: RuntimeError: broken"
+    late = await call(offered, "wait_for_ever")
+    assert late.content == "The tool wait_for_ever did not answer within 0.2 seconds."
+    missing = await call(offered, "teleport")
+    assert missing.content.startswith("This worker has no tool 'teleport'.")
+
+
+async def test_a_tool_that_was_changed_is_not_called(offered: OfferedTools, trace: Path) -> None:
+    answer = await call(offered, "render", scene="sea", fingerprint="another")
+    assert isinstance(answer, ErrorObservation)
+    assert answer.error_id == "tool_changed"
+    assert not trace.exists()
+
+
+async def test_after_a_crash_the_outcome_policy_decides(offered: OfferedTools, trace: Path) -> None:
+    assert isinstance(await call(offered, "render", reclaimed=True, scene="sea"), OutcomeUnknownObservation)
+    assert not trace.exists()
+    again = await call(offered, "wait_for_ever", reclaimed=True)
+    assert isinstance(again, ErrorObservation)  # run again
+    assert again.error_id == "tool_timeout"
+    first = await call(offered, "place_order", reclaimed=True, item="lamp")
+    assert first.content == "Ordered 1 lamp."
+    second = await call(offered, "place_order", reclaimed=True, item="lamp")
+    assert second.content == "Had been ordered."
+    assert trace.read_text() == "conversation-1-7 lamp\n"
+
+
+def test_the_key_of_a_call_is_its_own() -> None:
+    assert ToolContext("c", 1).idempotency_key != ToolContext("c", 11).idempotency_key

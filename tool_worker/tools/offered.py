@@ -1,0 +1,146 @@
+"""The tools that this worker offers besides those of the workspace: found, published, called.
+
+Holds: a call is answered by exactly one observation whatever the tool does; a call whose worker died is run again only
+as its outcome policy says; a tool that is no longer what the model was told refuses the call.
+Does not: touch a workspace. A tool acts where its own code acts, with the rights of the tool worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import logging
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from typing import Any, cast
+
+from pydantic import BaseModel, TypeAdapter
+
+from broker.action_queue import ActionClaimed, ActionReclaimed
+from broker.actions import OfferedToolAction
+from broker.custom_tools import CustomTool, Runner, ToolContext, ToolFailed, as_custom_tool
+from broker.errors import UsageError
+from broker.events import Observation
+from broker.observations import ErrorObservation, OutcomeUnknownObservation, ToolCallObservation
+from broker.tool_specs import OutcomePolicy, ToolOffer
+
+ENTRY_POINTS = "deckhands.tools"
+UNKNOWN_TEXT = (
+    "The worker that carried this call out ended before its result was recorded. "
+    "It may have taken effect: check before you repeat it."
+)
+
+_log = logging.getLogger(__name__)
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+class OfferedTools:
+    """The custom tools of one worker, by key."""
+
+    def __init__(self, tools: Iterable[CustomTool]) -> None:
+        self._tools = {tool.offer.key: tool for tool in tools}
+
+    @property
+    def offers(self) -> tuple[ToolOffer, ...]:
+        """What to publish."""
+        return tuple(tool.offer for tool in self._tools.values())
+
+    async def call(
+        self, action: OfferedToolAction, claim: ActionClaimed | ActionReclaimed, conversation_id: str
+    ) -> Observation:
+        """Carry a call out, or find out what came of it; never raises for what the tool does.
+
+        Idempotent: as far as the tool's outcome policy says.
+        """
+        tool = self._tools.get(action.tool or action.name)
+        if tool is None:
+            text = f"This worker has no tool {action.tool or action.name!r}. Go on without it, or tell the person."
+            return ErrorObservation(content=text, error_id="no_such_tool")
+        if action.fingerprint and action.fingerprint != tool.offer.fingerprint:
+            text = (
+                f"The tool {action.name} was changed since this conversation began, and was not called. "
+                "Go on without it, or tell the person."
+            )
+            return ErrorObservation(content=text, error_id="tool_changed")
+        context = ToolContext(conversation_id, action.id)
+        try:
+            arguments = tool.arguments(action.arguments)
+            if isinstance(claim, ActionReclaimed) and tool.offer.outcome is not OutcomePolicy.IDEMPOTENT:
+                if tool.check is None:
+                    return OutcomeUnknownObservation(content=UNKNOWN_TEXT)
+                found = await _answer(tool, tool.check, arguments, context)
+                if found is not None:
+                    return _observation(action, found)
+            return _observation(action, await _answer(tool, tool.run, arguments, context))
+        except ToolFailed as error:
+            return ErrorObservation(content=str(error), error_id=error.code)
+        except TimeoutError:
+            text = f"The tool {action.name} did not answer within {tool.timeout_seconds:g} seconds."
+            return ErrorObservation(content=text, error_id="tool_timeout")
+        except Exception as error:  # noqa: BLE001  (the outer edge: whatever a tool raises is the answer to its call)
+            _log.warning("the tool %s failed", action.name, exc_info=error)
+            text = f"The tool {action.name} failed: {type(error).__name__}: {error}"
+            return ErrorObservation(content=text, error_id=ToolFailed.code)
+
+
+def found_tools(named: Iterable[str], pools: Iterable[str]) -> list[CustomTool]:
+    """Return the tools of installed packages (entry points `deckhands.tools`) and those that are named.
+
+    Args:
+        named: `module:attribute`, of modules that can be imported.
+        pools: What this worker serves; tools for other pools are left out.
+
+    Raises:
+        UsageError: a named tool cannot be found, or is none. A package whose entry point is broken is only logged.
+    """
+    tools = [_named_tool(name) for name in named]
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            tools.append(as_custom_tool(point.load()))
+        except Exception as error:  # noqa: BLE001  (somebody else's package must not keep this worker from its work)
+            _log.error("the entry point %s of %s gives no tool: %s", point.name, ENTRY_POINTS, error)
+    served = {"", *pools}
+    return [tool for tool in tools if tool.offer.pool in served]
+
+
+def _named_tool(name: str) -> CustomTool:
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"There is no tool {name!r}: {error}.", remedy="Write DECKHANDS_TOOLS=module:attribute."
+        ) from error
+    return as_custom_tool(found)
+
+
+async def _answer(tool: CustomTool, run: Runner, arguments: Any, context: ToolContext) -> Any:
+    async with asyncio.timeout(tool.timeout_seconds):
+        if inspect.iscoroutinefunction(run):
+            return await run(arguments, context)
+        found = await asyncio.to_thread(run, arguments, context)
+        return await found if inspect.isawaitable(found) else found
+
+
+def _observation(action: OfferedToolAction, found: Any) -> Observation:
+    """Turn what a tool returned into its observation.
+
+    A text is the content. A model or an object is data, and its field `content`, if it has one, is what the model
+    reads; anything else is read as JSON.
+    """
+    if isinstance(found, Observation):
+        return found
+    if found is None or isinstance(found, str):
+        return ToolCallObservation(content=found or "", name=action.name)
+    try:
+        plain = found.model_dump(mode="json") if isinstance(found, BaseModel) else _ANY.dump_python(found, mode="json")
+        outputs = cast("Mapping[str, Any]", plain) if isinstance(plain, dict) else {"result": plain}
+        content = outputs.get("content")
+        if not isinstance(content, str):
+            content = _ANY.dump_json(plain, indent=2).decode("utf-8", "replace")
+        return ToolCallObservation(content=content, name=action.name, outputs=dict(outputs))
+    except ValueError as error:
+        raise ToolFailed(f"The tool {action.name} answered with what is no data: {error}") from error
