@@ -15,7 +15,7 @@ RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools test check bench faults clean
+.PHONY: help setup run tools test check bench faults security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -44,6 +44,9 @@ bench: $(SETUP) tools ## Run the benchmarks
 
 faults: $(SETUP) tools ## Run every fault test, the slow ones too
 	$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+security: $(SETUP) tools ## Run every security test, the slow ones too
+	$(BIN)/python -m pytest tests/security $(PYTEST_ARGS)
 
 clean: ## Remove caches and build products (.venv stays)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -6,6 +6,7 @@
     ├── WorkspaceLost            its directory is gone
     ├── WorkspaceRefused         a directory that may not be a workspace
     ├── WorkspaceConflict        asked for with another directory, sandbox or network than it was opened with
+    ├── FileUnfit                a file that cannot be taken out of or put into a workspace
     ├── HostRefused              the host did not begin the action; carries the host's code
     └── SandboxError
         ├── SandboxUnavailable   does not work on this machine
@@ -55,6 +56,12 @@ class WorkspaceConflict(WorkspaceError):
     """The workspace was opened with another directory, sandbox or network."""
 
     code = "workspace_conflict"
+
+
+class FileUnfit(WorkspaceError):
+    """The file is of a kind or size that is not taken."""
+
+    code = "file_unfit"
 
 
 class HostRefused(WorkspaceError):
