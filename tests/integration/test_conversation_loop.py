@@ -256,7 +256,8 @@ async def test_looking_after_a_long_action_does_not_count_as_news(hands: Hands) 
 
 
 async def test_a_step_reads_only_what_is_new_however_long_the_history(hands: Hands) -> None:
-    await hands.begin(*[THINK] * 120)
+    thoughts = [{"tool_calls": [{"name": "think", "arguments": {"thought": f"hm {n}"}}]} for n in range(120)]
+    await hands.begin(*thoughts)
     loop = await hands.claim()
     loop.wake(has_news=False)
     await until(lambda: loop.state.iteration >= 10, what="ten steps")

@@ -19,6 +19,7 @@ from broker import codec
 from broker.actions import CmdRunAction, CondensationAction, MCPAction, MessageAction
 from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import Event, Part, plain_json, replace_surrogates
+from broker.loop_policy import LoopPolicy
 from broker.observations import CmdOutputObservation, FileReadObservation, MCPObservation
 from broker.tool_specs import OutcomePolicy, ToolOffer
 
@@ -72,6 +73,9 @@ def _parts(part: type) -> st.SearchStrategy[Any]:
         "tool_concurrency": st.integers(1, 16),
         "max_iterations": st.integers(1, 10**6),
         "max_budget_usd": st.none() | st.floats(0.01, 1e6),
+        "max_tokens": st.none() | st.integers(1, 10**9),
+        "max_seconds": st.none() | st.floats(0.01, 1e6),
+        "loop_policy": st.sampled_from([LoopPolicy(), LoopPolicy(responses=("nudge", "park"), monologue=5)]),
     }
     fields = {name: _values(name, field) for name, field in part.model_fields.items()}  # type: ignore[attr-defined]
     fields |= {name: values for name, values in ranges.items() if name in fields}
