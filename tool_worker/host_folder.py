@@ -20,28 +20,13 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+
+from tool_worker.binding import Binding
 
 LOG_TAIL_BYTES = 2000
 BACKLOG = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """What a workspace is for its whole life.
-
-    Attributes:
-        path: its directory on this node.
-        mount_at: the path at which its programs find it.
-        host_id: random; marks the processes of its hosts.
-    """
-
-    path: str
-    mount_at: str
-    sandbox: str
-    has_network: bool
-    host_id: str
 
 
 class HostFolder:

@@ -20,20 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from broker.ids import check_conversation_id
+from tool_worker.binding import Binding, absolute, check_directory
 from tool_worker.host.configuration import HostConfiguration
+from tool_worker.host.descendants import children
 from tool_worker.host_connection import ActionStatus, HostConnection, HostResult
-from tool_worker.host_folder import Binding, HostFolder
+from tool_worker.host_folder import HostFolder
 from tool_worker.host_launch import end_host, reap, start_host, wait_until_dead
 from tool_worker.node_room import NodeRoom, end_least_used
 from tool_worker.sandbox.choice import AUTO, named_sandbox, sandboxes
+from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
+from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, PACKAGE_ROOT, Enclosure, ResourceLimits, Sandbox
 from tool_worker.sandbox.selftest import require_safe, run_self_test
 from tool_worker.workspace_errors import (
     HostLost,
     SandboxTooWeak,
-    WorkspaceConflict,
-    WorkspaceLost,
-    WorkspaceRefused,
     WorkspaceUnavailable,
 )
 
@@ -44,8 +45,6 @@ OPEN_ATTEMPTS = 3
 ENDING_LIMIT_SECONDS = 10.0
 LET_GO_SECONDS = 60.0
 SESSION_IDLE_SECONDS = 300.0
-
-_SYSTEM_DIRECTORIES = ("/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +140,8 @@ class Workspaces:
         self._read_only = read_only
         self._limits = limits or ResourceLimits()
         self._room = room or NodeRoom()
+        found = ControlGroups.find()
+        self._groups = found if isinstance(found, ControlGroups) else None
         self._attached: dict[str, _Attached] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._started: set[int] = set()
@@ -175,7 +176,7 @@ class Workspaces:
                 await attached.connection.detach()
                 attached.connection = None
             if attached.binding is not None:
-                _require_same(attached.binding, path, sandbox, network)
+                attached.binding.require_same(path, None if sandbox == AUTO else sandbox, network)
             if attached.connection is None:
                 folder = HostFolder(self._root, conversation_id)
                 folder.create()
@@ -255,7 +256,7 @@ class Workspaces:
             chosen = await self._sandbox(sandbox)
             if path is None:
                 folder.workspace.mkdir(mode=0o700, exist_ok=True)
-            directory = _absolute(path) if path is not None else folder.workspace
+            directory = absolute(path) if path is not None else folder.workspace
             binding = Binding(
                 path=str(directory),
                 mount_at=self._mount_at(directory, chosen),
@@ -263,11 +264,11 @@ class Workspaces:
                 has_network=bool(network),
                 host_id=secrets.token_hex(16),
             )
-            _check_directory(directory)
+            check_directory(directory)
             folder.write_binding(binding)
         else:
-            _require_same(binding, path, sandbox, network)
-            _check_directory(Path(binding.path))
+            binding.require_same(path, None if sandbox == AUTO else sandbox, network)
+            check_directory(Path(binding.path))
         return binding
 
     def _mount_at(self, directory: Path, sandbox: Sandbox) -> str:
@@ -312,7 +313,9 @@ class Workspaces:
                 async with self._starting:
                     await self._make_room()
                     await self._start(folder, binding, alive_fd)
-                    return await HostConnection.attach(folder.conversation_id, folder.connect())
+                    connection = await HostConnection.attach(folder.conversation_id, folder.connect())
+                    self._bound(folder, binding)
+                    return connection
             except (OSError, HostLost) as error:
                 # A host that is ending still holds its lock but takes no connection any more.
                 failure = error
@@ -320,6 +323,13 @@ class Workspaces:
                     break
         text = f"The host of {folder.conversation_id} cannot be reached: {failure} {folder.log_tail()}"
         raise WorkspaceUnavailable(text.strip()) from failure
+
+    def _bound(self, folder: HostFolder, binding: Binding) -> None:
+        """Bound what a host, of which nothing has been asked yet, will ever start."""
+        main = folder.main_pid()
+        if self._groups is not None and main is not None and binding.sandbox != NoSandbox.name:
+            limits = GroupLimits(self._limits.memory_bytes, self._limits.processes)
+            self._groups.enclose(binding.host_id, [main, *children(main)], limits)
 
     async def _start(self, folder: HostFolder, binding: Binding, alive_fd: int) -> None:
         """Start a host, which takes the lock over, and give up our own hold of it."""
@@ -342,6 +352,7 @@ class Workspaces:
             has_network=binding.has_network,
             read_only=self._read_only,
             hidden=(self._root,) if is_around_root else (),
+            temporary_bytes=self._limits.temporary_bytes,
         )
         environment = {
             **sandbox.shell_environment(enclosure),
@@ -367,32 +378,7 @@ class Workspaces:
                 await end_least_used(HostFolder(self._root, entry.name) for entry in self._root.iterdir())
 
     def _reap(self) -> None:
-        self._started = {pid for pid in self._started if not reap(pid)}
-
-
-def _absolute(path: str) -> Path:
-    return Path(os.path.normpath(Path(path).absolute()))
-
-
-def _require_same(binding: Binding, path: str | None, sandbox: str, network: bool | None) -> None:
-    is_other = (
-        (path is not None and str(_absolute(path)) != binding.path)
-        or sandbox not in (AUTO, binding.sandbox)
-        or (network is not None and network != binding.has_network)
-    )
-    if is_other:
-        raise WorkspaceConflict(
-            f"The workspace is {binding.path} in the sandbox {binding.sandbox}, "
-            f"{'with' if binding.has_network else 'without'} network.",
-            remedy="Ask for the same, or start another conversation.",
-        )
-
-
-def _check_directory(directory: Path) -> None:
-    if str(directory) in _SYSTEM_DIRECTORIES:
-        raise WorkspaceRefused(f"{directory} may not be a workspace.", remedy="Use a directory of your own.")
-    if not directory.is_dir():
-        raise WorkspaceLost(
-            f"The directory {directory} of the workspace is not there.",
-            remedy="Restore it from a checkpoint, or start another conversation.",
-        )
+        left = {pid for pid in self._started if not reap(pid)}
+        if left != self._started and self._groups is not None:
+            self._groups.drop_empty()
+        self._started = left

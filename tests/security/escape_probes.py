@@ -59,9 +59,10 @@ FAMILIES = {
     "kcm": 41, "qipcrtr": 42, "smc": 43, "xdp": 44, "mctp": 45,
 }  # fmt: skip
 NETLINK = {"sock_diag": 4, "xfrm": 6, "audit": 9, "netfilter": 12, "uevent": 15, "generic": 16}
+HOME_OF_ROOT = "/root"
 READ = (
     "/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/ssh/ssh_host_rsa_key", "/etc/machine-id", "/etc/crontab",
-    "/etc/fstab", "/root/.ssh", "/root/.bashrc", "/root/.profile", "/var/log", "/var/lib/dpkg/status", "/var/spool", "/boot",
+    "/etc/fstab", *(f"{HOME_OF_ROOT}/{name}" for name in (".ssh", ".bashrc", ".profile")), "/var/log", "/var/lib/dpkg/status", "/var/spool", "/boot",
     "/srv", "/mnt", "/media", "/sys", "/sys/fs/cgroup", "/sys/kernel", "/lost+found", "/proc/kcore",
     "/proc/kmsg", "/proc/1/environ", "/proc/1/mem", "/proc/1/maps", "/proc/1/fd/3", "/proc/1/cwd/x", "/proc/1/root/etc",
     "/proc/1/ns/mnt", "/proc/1/stack", "/proc/1/auxv", "/proc/timer_list", "/dev/mem", "/dev/kmsg", "/dev/port",

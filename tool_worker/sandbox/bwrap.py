@@ -35,7 +35,6 @@ HOME = "/home/agent"
 USER_ID = 1000
 HOST_NAME = "workspace"
 TEMPORARY = ("/tmp", HOME)  # noqa: S108  (these are mounts inside the sandbox)
-TEMPORARY_LIMIT_BYTES = 2 * 2**30
 TRIAL_LIMIT_SECONDS = 10.0
 
 # Of /etc only what programs need to run; keys, passwords and the machine's own names stay outside. Each entry is a
@@ -115,7 +114,7 @@ class BubblewrapSandbox:
             *_namespaces(executable, enclosure),
             *_system(),
             *self._etc(enclosure),
-            *_temporary(executable),
+            *_temporary(executable, enclosure.temporary_bytes),
             *_binds(enclosure),
             *("--remount-ro", "/", "--chdir", enclosure.mount_at),
         ]
@@ -185,8 +184,8 @@ def _system() -> Iterator[str]:
     yield from ("--dev", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp")  # noqa: S108
 
 
-def _temporary(executable: str) -> Iterator[str]:
-    size = ["--size", str(TEMPORARY_LIMIT_BYTES)] if "--size" in _options(executable) else []
+def _temporary(executable: str, limit_bytes: int) -> Iterator[str]:
+    size = ["--size", str(limit_bytes)] if "--size" in _options(executable) else []
     for path in (*TEMPORARY, "/dev/shm"):  # noqa: S108  (a mount inside the sandbox)
         yield from (*size, "--tmpfs", path)
     yield from ("--remount-ro", "/dev")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,9 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PLAIN_TERMINAL = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "LANG": "C.UTF-8"}
 
 
+TEMPORARY_LIMIT_BYTES = 2 * 2**30
+
+
 @dataclass(frozen=True, slots=True)
 class Enclosure:
     """What a confined program sees of the machine besides the system itself.
@@ -33,6 +36,7 @@ class Enclosure:
         has_network: whether it shares the machine's network; otherwise it has a loopback of its own and nothing else.
         read_only: further directories and files that it may read.
         hidden: directories inside the workspace that it must not see.
+        temporary_bytes: bound of each of its temporary directories.
     """
 
     workspace: Path
@@ -40,6 +44,7 @@ class Enclosure:
     has_network: bool = False
     read_only: tuple[Path, ...] = ()
     hidden: tuple[Path, ...] = ()
+    temporary_bytes: int = TEMPORARY_LIMIT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +52,23 @@ class ResourceLimits:
     """Bounds for the shell of a workspace and all it starts; None: no bound of ours.
 
     Attributes:
-        processes: at once. The kernel exempts the machine's root, so run tool workers as somebody else.
+        processes: at once. Without control groups the kernel exempts the machine's root from it.
         open_files: of one process.
         file_bytes: size of a file that is written.
+        memory_bytes: of all of them together; takes control groups; half of the machine's if nobody says otherwise.
     """
 
     processes: int | None = 4096
     open_files: int | None = 16384
     file_bytes: int | None = 16 * 2**30
+    memory_bytes: int | None = field(
+        default_factory=lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    )
+
+    @property
+    def temporary_bytes(self) -> int:
+        """Bound of a temporary directory: all of them are in memory, and full ones must leave room for programs."""
+        return min(TEMPORARY_LIMIT_BYTES, (self.memory_bytes or 8 * TEMPORARY_LIMIT_BYTES) // 8)
 
     def by_name(self, *, are_processes_counted_apart: bool) -> dict[str, int]:
         """Return the limits by the kernel's names; core dumps are always off.

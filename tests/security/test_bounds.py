@@ -1,0 +1,166 @@
+"""Programs that take all they can get: of processes, memory, descriptors and disk. The workspace goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
+from tool_worker.host_folder import HostFolder
+from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
+from tool_worker.sandbox.sandbox import ResourceLimits
+from tool_worker.workspace_errors import HostRefused
+from tool_worker.workspaces import OpenWorkspace
+
+IS_ROOT = os.getuid() == 0
+GROUPS = ControlGroups.find()
+needs_groups = pytest.mark.skipif(isinstance(GROUPS, str), reason=f"no control groups here: {GROUPS}")
+needs_mounts = pytest.mark.skipif(not IS_ROOT, reason="mounting a small disk needs root")
+MEGABYTE = 2**20
+
+
+@contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=777", "tmpfs", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+async def refusal(host: OpenWorkspace, action_id: int) -> HostRefused | None:
+    try:
+        await host.run(action_id, "bash", {"command": f"touch effect-{action_id}"})
+    except HostRefused as error:
+        return error
+    return None
+
+
+@needs_groups
+async def test_a_fork_bomb_is_contained_and_cleared_away(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap", limits=ResourceLimits(processes=40)) as workspaces:
+        host = await workspaces.open("conversation")
+        run = Terminal(host)
+        bomb = "bomb() { bomb | bomb & }; bomb; sleep 0.2; echo survived"
+        assert "Resource temporarily unavailable" in (await run(bomb, timeout=20, blocking=True)).content
+        found = processes(tmp_path, "conversation")
+        assert len(found) <= 42
+        await workspaces.close("conversation")
+        assert alive(found) == []
+        assert (await run("echo again")).content == "again"
+
+
+@needs_groups
+async def test_a_program_that_eats_memory_ends_and_nothing_else(tmp_path: Path) -> None:
+    limits = ResourceLimits(memory_bytes=150 * MEGABYTE)
+    async with opened(tmp_path, sandbox="bwrap", limits=limits) as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        host = main_pid(tmp_path, "conversation")
+        await run("A=kept")
+        answer = await run("python3 -c 'b = bytearray(400 << 20); print(len(b))'", timeout=60, blocking=True)
+        assert answer.exit_code == 137
+        assert (await run("echo $A")).content == "kept"
+        for folder in ("/tmp", "~", "/dev/shm"):
+            answer = await run(f"head -c 400000000 /dev/zero > {folder}/big", timeout=60, blocking=True)
+            assert "No space left on device" in answer.content
+        assert (await run("echo $A")).content == "kept"
+        assert main_pid(tmp_path, "conversation") == host
+
+
+@needs_groups
+async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
+    assert isinstance(GROUPS, ControlGroups)
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        await run("sleep 1000 &")
+        binding = HostFolder(tmp_path, "conversation").read_binding()
+        assert binding is not None
+        groups = [parent / f"deckhands-{binding.host_id}" for parent in GROUPS.parents]
+        inside = {int(line) for group in groups for line in (group / "cgroup.procs").read_text().split()}
+        assert inside == {process.pid for process in processes(tmp_path, "conversation")[:-1]}
+        await workspaces.close("conversation")
+        assert not any(group.exists() for group in groups)
+
+
+def test_without_groups_the_reason_is_told(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    assert ControlGroups.find(tmp_path, own) == (
+        f"control groups cannot be read: [Errno 2] No such file or directory: '{own}'"
+    )
+    own.write_text("0::/here\n")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "cgroup.controllers").write_text("cpu io pids\n")
+    assert ControlGroups.find(tmp_path, own) == f"{tmp_path}/here does not offer memory"
+    own.write_text("1:name=systemd:/\n")
+    assert ControlGroups.find(tmp_path, own) == "there are no control groups here"
+
+
+def test_a_group_of_version_two_gets_the_bounds(tmp_path: Path) -> None:
+    group = tmp_path / "deckhands-h"
+    group.mkdir()
+    for name in ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs"):
+        (group / name).write_text("max")
+    ControlGroups((tmp_path,), 2).enclose("h", [7], GroupLimits(memory_bytes=5 * MEGABYTE, processes=9))
+    written = {path.name: path.read_text() for path in group.iterdir()}
+    assert written == {"memory.max": "5242880", "memory.swap.max": "0", "pids.max": "9", "cgroup.procs": "7"}
+
+
+async def test_a_program_that_leaks_descriptors_fails_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap", limits=ResourceLimits(open_files=64)) as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        answer = await run("python3 -c 'f = [open(\"/dev/null\") for _ in range(100)]' 2>&1 | tail -1")
+        assert answer.content == "OSError: [Errno 24] Too many open files: '/dev/null'"
+        answer = await run('for i in {10..100}; do eval "exec $i</dev/null" || break; done; echo $i')
+        assert answer.content.endswith("64")
+        assert (await run("echo fine; ls /proc/self/fd | wc -l")).content.startswith("fine\n")
+
+
+@needs_mounts
+async def test_a_full_disk_is_an_answer(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4) as disk:
+        async with opened(tmp_path / "node", sandbox="bwrap") as workspaces:
+            host = await workspaces.open("conversation", path=str(disk))
+            run = Terminal(host)
+            assert "No space left on device" in (await run("head -c 8000000 /dev/zero > big")).content
+            edit = {"command": "create", "path": f"{disk}/new.txt", "file_text": "x" * 100_000}
+            edited = await host.run(100, "edit", edit)
+            assert "No space left on device" in edited.value["content"]
+            assert (await run("rm big; echo room > file; cat file")).content == "room"
+
+
+@needs_mounts
+async def test_a_disk_that_became_read_only_is_an_answer(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4) as disk:
+        async with opened(tmp_path / "node", sandbox="bwrap") as workspaces:
+            host = await workspaces.open("conversation", path=str(disk))
+            run = Terminal(host)
+            await run("echo text > file")
+            subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+            assert "Read-only file system" in (await run("touch new")).content
+            edit = {"command": "str_replace", "path": f"{disk}/file", "old_str": "text", "new_str": "other"}
+            assert "Read-only file system" in (await host.run(100, "edit", edit)).value["content"]
+            assert (await run("cat file")).content == "text"
+
+
+@needs_mounts
+async def test_on_a_full_disk_of_the_node_nothing_is_begun_that_cannot_be_noted(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4) as disk:
+        async with opened(disk / "node", sandbox="bwrap") as workspaces:
+            host = await workspaces.open("conversation")
+            run = Terminal(host)
+            assert (await run("head -c 8000000 /dev/zero > big 2>/dev/null; echo full")).content == "full"
+            # What is left of the journal's last page takes a few more.
+            number = 100
+            while (refused := await refusal(host, number)) is None:
+                number += 1
+            assert (refused.code, refused.retryable) == ("journal_unavailable", True)
+            workspace = disk / "node" / "conversation" / "workspace"
+            assert not (workspace / f"effect-{number}").exists()
+            (workspace / "big").unlink()
+            assert (await host.run(number, "bash", {"command": "echo on"})).value["content"] == "on"
