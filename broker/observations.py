@@ -64,6 +64,12 @@ class AgentCondensationObservation(Observation):
     kind: Literal["observation.condense"] = "observation.condense"
 
 
+class FinishRefusedObservation(Observation):
+    """The agent said that it was done, and was not believed; the content tells it why."""
+
+    kind: Literal["observation.finish_refused"] = "observation.finish_refused"
+
+
 class LoopDetectionObservation(Observation):
     """The agent repeats itself, or has been taken out of a loop; the content is for people.
 

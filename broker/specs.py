@@ -28,6 +28,20 @@ class LLMSpec(Part):
     max_output_tokens: int | None = None
 
 
+class GoalSpec(Part):
+    """When an agent's finish counts.
+
+    Attributes:
+        check: a command in the workspace; exit code 0 accepts the finish, anything else refuses it.
+        max_refusals: how often a finish may be refused; the next one that fails ends the conversation in an error.
+        timeout_seconds: how long the check may take.
+    """
+
+    check: str = Field(min_length=1)
+    max_refusals: int = Field(default=3, ge=0)
+    timeout_seconds: float = Field(default=600.0, gt=0)
+
+
 class AgentSpec(Part):
     """An agent as data: its registered name, its model and its options.
 
@@ -43,6 +57,7 @@ class AgentSpec(Part):
     enable_finish: bool = True
     enable_stuck_detection: bool = True
     loop_policy: LoopPolicy = LoopPolicy()
+    goal: GoalSpec | None = None
     tool_concurrency: int = Field(default=1, ge=1, le=16)
     tools: tuple[ToolOffer, ...] = ()
     system_prompt_suffix: str = ""

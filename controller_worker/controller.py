@@ -42,8 +42,14 @@ from broker.events import (
     ModelSwitched,
     Observation,
 )
-from broker.observations import AgentStateChangedObservation, LoopDetectionObservation, NullObservation
+from broker.observations import (
+    AgentStateChangedObservation,
+    FinishRefusedObservation,
+    LoopDetectionObservation,
+    NullObservation,
+)
 from broker.standing import REQUESTABLE_STATES
+from controller_worker import acceptance
 from controller_worker.announcement import announce, end_in_error
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
 from controller_worker.effects import Append, AwaitTools, CallModel, Effect, Greet, Park, Rest
@@ -99,6 +105,8 @@ def apply(state: State, event: Event) -> State:
             return _after_state_change(state, event)
         case LoopDetectionObservation():
             return after_detection(state)
+        case FinishRefusedObservation():
+            return acceptance.after_refusal(state)
         case Observation():
             return _after_observation(state, event)
         case Action():
@@ -142,6 +150,8 @@ def next_effect(state: State, now: datetime) -> Effect:
     if state.requested is not None:
         return announce(state, state.requested)
     if state.ending is not None and _has_ended(state):
+        if acceptance.wants_check(state):
+            return acceptance.check(state) if state.agent_state is AgentState.RUNNING else Rest()
         return announce(state, state.ending, state.last_error, code=state.error_code)
     if state.agent_state in (AgentState.RUNNING, AgentState.RATE_LIMITED):
         out_of_time = is_out_of_time(state, now)
@@ -158,6 +168,8 @@ def next_effect(state: State, now: datetime) -> Effect:
         return AwaitTools(tuple(action.id for action in state.pending[: state.agent.tool_concurrency]))
     if state.last_message_id == 0:
         return Rest()
+    if state.acceptance.is_refused:
+        return acceptance.refuse(state)
     if waiting is not None:
         shown = failure_of(waiting.reason).waiting
         return waiting if shown is state.agent_state else announce(state, shown)
@@ -171,6 +183,8 @@ def next_effect(state: State, now: datetime) -> Effect:
 
 
 def _after_action(state: State, action: Action) -> State:
+    if acceptance.is_check(state, action):
+        return acceptance.after_start(state, action)
     trace = None
     if state.agent.enable_stuck_detection:
         metadata = action.tool_call_metadata
@@ -205,6 +219,8 @@ def _after_observation(state: State, observation: Observation) -> State:
     settled = next((action for action in state.pending if action.id == observation.cause), None)
     if settled is not None:
         state = without_pending(state, settled.id)
+        if settled.id == state.acceptance.check_id:
+            return acceptance.after_check(state, observation)
     if not state.agent.enable_stuck_detection or is_poll(observation):
         return state
     policy, recent = state.agent.loop_policy, state.recent
@@ -247,6 +263,7 @@ def _after_message(state: State, message: MessageAction) -> State:
         state = replace(state, recent=RecentEvents())
     if not state.recovery:
         state = replace(state, loop=None, loops_met=0)
+    state = acceptance.forgotten(state)
     is_first = state.last_message_id == 0 or (state.message is not None and state.message.is_first)
     unanswered = UnansweredMessage(message.id, message.content, message.timestamp, is_first)
     return _request(replace(state, message=unanswered, last_message_id=message.id, ending=None), AgentState.RUNNING)

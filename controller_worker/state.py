@@ -56,6 +56,23 @@ class UnansweredMessage:
     is_first: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How it stands with the check of a finish, since a person spoke.
+
+    Attributes:
+        check_id: the action that checks the finish, while it runs; 0 for none.
+        refusals: how many finishes were refused.
+        is_refused: the latest was refused and the agent has not been told.
+        is_accepted: the latest was checked and counts.
+    """
+
+    check_id: int = 0
+    refusals: int = 0
+    is_refused: bool = False
+    is_accepted: bool = False
+
+
 @dataclass(frozen=True)
 class State:
     """A conversation as its log tells it (OpenHands section 4.1, less the history).
@@ -78,6 +95,7 @@ class State:
         recent: what stuck detection knows of the latest events.
         loop: the latest loop, until a person speaks or it is recovered from.
         loops_met: how many loops the policy has answered since a person spoke.
+        acceptance: how it stands with the check of a finish.
         recovery: the way out of the loop that a person chose, 0 for none.
     """
 
@@ -115,6 +133,7 @@ class State:
     loop: Loop | None = None
     loops_met: int = 0
     recovery: int = 0
+    acceptance: Acceptance = Acceptance()
 
 
 if TYPE_CHECKING:

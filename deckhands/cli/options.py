@@ -11,6 +11,7 @@ import click
 
 from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
+from broker.specs import GoalSpec
 from deckhands.client import check_task
 from deckhands.settings import SANDBOXES
 
@@ -40,6 +41,8 @@ def task_options(command: F) -> F:
             metavar="KEY",
             help="A tool that tool workers offer, such as weather or github/*; may be given several times.",
         ),
+        click.option("--check", metavar="COMMAND", help="What must end with exit code 0 for a finish to count."),
+        click.option("--max-refusals", type=click.IntRange(min=0), default=3, show_default=True, help="Of --check."),
         sandbox_option,
         click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
     )
@@ -102,7 +105,8 @@ def workspace_of(options: dict[str, Any], path: Path | None, sandbox: str) -> Wo
 
 def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
     """Return the agent that the options describe."""
-    return AgentSpec(name=options["agent"], llm=LLMSpec(model=model))
+    goal = GoalSpec(check=options["check"], max_refusals=options["max_refusals"]) if options["check"] else None
+    return AgentSpec(name=options["agent"], llm=LLMSpec(model=model), goal=goal)
 
 
 def limits_of(options: dict[str, Any]) -> Limits:

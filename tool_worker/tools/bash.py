@@ -37,6 +37,7 @@ class RunCommand:
                 "timeout": action.timeout or DEFAULT_TIMEOUT_SECONDS,
                 "blocking": action.blocking,
                 "cwd": action.cwd,
+                "is_static": action.is_static,
             },
         )
 

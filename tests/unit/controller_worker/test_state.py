@@ -15,6 +15,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, LLMSpec, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.state import (
     SNAPSHOT_VERSION,
+    Acceptance,
     Gate,
     PendingAction,
     State,
@@ -63,6 +64,7 @@ FULL = State(
     loop=Loop("monologue", 3, 12),
     loops_met=1,
     recovery=2,
+    acceptance=Acceptance(check_id=41, refusals=1, is_refused=True, is_accepted=True),
 )
 
 
@@ -129,7 +131,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
                 "has_unknown_cost",
             ),
             *("prompt_tokens", "completion_tokens"),
-            *("reply_id", "recent", "loop", "loops_met", "recovery"),
+            *("reply_id", "recent", "loop", "loops_met", "recovery", "acceptance"),
         ],
     )
 
