@@ -346,7 +346,7 @@ end
 
 -- claim_action: take an action up before its side effect. The entry it is claimed with (q:<action>) carries it from
 -- then on; copies of it are dropped.
--- ARGV  cid, action id, worker, node, stream, entry
+-- ARGV  cid, action id, worker, node, stream, entry, '1' if any node may run it, which then is not bound by it
 -- returns  {'claimed', attempt} {'reclaimed', attempt, previous worker}   run it, or ask the journal first
 --          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
 --          {'settled'} {'busy', worker} {'forwarded', node} {'missing'} {'closed'}   acknowledged; nothing to do

@@ -55,6 +55,7 @@ class AgentSpec(Part):
     enable_editor: bool = True
     enable_think: bool = True
     enable_finish: bool = True
+    enable_plan_mode: bool = True
     enable_stuck_detection: bool = True
     loop_policy: LoopPolicy = LoopPolicy()
     goal: GoalSpec | None = None

@@ -28,6 +28,7 @@ from broker.actions import (
     RecallAction,
     RecallType,
     SystemMessageAction,
+    TaskTrackingAction,
 )
 from broker.agent_state import TERMINAL_STATES, AgentState
 from broker.events import (
@@ -212,6 +213,8 @@ def _after_action(state: State, action: Action) -> State:
             return replace(state, message=None)
         case SystemMessageAction():
             return replace(state, has_system_message=True)
+        case TaskTrackingAction(command="plan"):
+            return replace(state, task_list=action.task_list)
     return state
 
 

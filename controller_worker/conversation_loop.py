@@ -335,7 +335,7 @@ class ConversationLoop:
             reply = reply_of(
                 answer.result, iteration=answer.call.iteration, seen_id=answer.seen_id, event_id=version + 1
             )
-            events = (reply, *agent.events_of(reply))
+            events = (reply, *agent.events_of(reply, self.state.task_list))
         await self._commit(Append(events))
         if self.state.version > version:
             self._answer = None

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
+from broker.actions import TaskItem
 from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 4
+SNAPSHOT_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class State:
         is_reply_outdated: a person spoke after the latest reply's prompt was made, so that reply may not end anything.
         error_code: the class of the last error, or empty.
         iteration: model replies so far.
+        task_list: the agent's, as it planned it last.
         deadline: when work ends for want of time.
         gate: what the next model call waits for, told by the log.
         attempt: failed calls of the step under way.
@@ -126,6 +128,7 @@ class State:
     deadline: datetime | None = None
     cost_usd: float = 0.0
     has_unknown_cost: bool = False
+    task_list: tuple[TaskItem, ...] = ()
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reply_id: int = 0

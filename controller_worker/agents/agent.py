@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from broker.actions import TaskItem
 from broker.events import Event, ModelReply, WorkspaceSpec
 from broker.tool_specs import ToolSpec
 
@@ -24,11 +25,12 @@ class Agent(Protocol):
         """Return the text a conversation begins with."""
         ...
 
-    def events_of(self, reply: ModelReply) -> list[Event]:
+    def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """Return what a reply leads to, in order.
 
         Args:
             reply: with its event id; the events returned get the ids that follow it.
+            task_list: as the latest plan in the log has it.
 
         Returns:
             Actions and those observations that need no tool worker, each with `cause` and tool call metadata set.

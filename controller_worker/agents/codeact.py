@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib import resources
 
-import jinja2
-
+from broker.actions import TaskItem
 from broker.events import AgentSpec, Event, ModelReply, WorkspaceSpec
 from broker.tool_specs import ToolSpec
 from controller_worker.agents import tool_schemas
+from controller_worker.agents.prompt import rendered
+from controller_worker.agents.task_list import TASK_TRACKER
 from controller_worker.agents.tool_calls import events_of_reply
 
 
@@ -23,6 +22,7 @@ class CodeActAgent:
             (spec.enable_cmd, tool_schemas.EXECUTE_BASH),
             (spec.enable_think, tool_schemas.THINK),
             (spec.enable_finish, tool_schemas.FINISH),
+            (spec.enable_plan_mode, TASK_TRACKER),
             (spec.enable_editor, tool_schemas.STR_REPLACE_EDITOR),
         )
         own = tuple(tool for is_enabled, tool in offered if is_enabled)
@@ -37,16 +37,13 @@ class CodeActAgent:
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
         """Return the text a conversation begins with."""
-        return _template().render(
-            workspace=workspace, has_finish=self._spec.enable_finish, suffix=self._spec.system_prompt_suffix
+        return rendered(
+            "codeact.j2",
+            workspace=workspace,
+            has_finish=self._spec.enable_finish,
+            suffix=self._spec.system_prompt_suffix,
         )
 
-    def events_of(self, reply: ModelReply) -> list[Event]:
+    def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """See `Agent.events_of`."""
-        return events_of_reply(reply, self._tool_names, self._offers)
-
-
-@cache
-def _template() -> jinja2.Template:
-    text = resources.files("controller_worker.agents").joinpath("prompts/codeact.j2").read_text()
-    return jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined).from_string(text)  # noqa: S701  (a prompt is not HTML)
+        return events_of_reply(reply, self._tool_names, self._offers, task_list=task_list)

@@ -8,8 +8,9 @@ from broker.errors import UsageError
 from broker.events import AgentSpec
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.readonly import ReadOnlyAgent
 
-AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {"CodeActAgent": CodeActAgent}
+AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {"CodeActAgent": CodeActAgent, "ReadOnlyAgent": ReadOnlyAgent}
 
 
 def create_agent(spec: AgentSpec) -> Agent:

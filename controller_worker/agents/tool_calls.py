@@ -9,7 +9,7 @@ the original throws the whole reply away.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +26,8 @@ from broker.actions import (
     FileReadSource,
     MCPAction,
     MessageAction,
+    TaskItem,
+    TaskTrackingAction,
     ToolCallAction,
 )
 from broker.events import (
@@ -35,11 +37,15 @@ from broker.events import (
     EventSource,
     ModelReply,
     ModelToolCall,
+    Observation,
     ToolCallMetadata,
     replace_surrogates,
 )
 from broker.observations import AgentThinkObservation, ErrorObservation
 from broker.tool_specs import ToolOffer
+from controller_worker.agents.call_arguments import ToolCallError, required_text
+from controller_worker.agents.searching import glob_action, grep_action, view_action
+from controller_worker.agents.task_list import task_tracking_action, task_tracking_observation
 
 MAX_CALLS = 128
 MAX_ARGUMENTS_CHARS = 4_000_000
@@ -49,18 +55,19 @@ THOUGHT_LOGGED = "Your thought has been logged."
 EDITOR_ARGUMENTS = frozenset({"file_text", "old_str", "new_str", "insert_line"})
 
 
-class ToolCallError(Exception):
-    """A tool call that cannot be carried out; the text is for the model."""
-
-
 def events_of_reply(
-    reply: ModelReply, tool_names: frozenset[str], offers: Mapping[str, ToolOffer] = MappingProxyType({})
+    reply: ModelReply,
+    tool_names: frozenset[str],
+    offers: Mapping[str, ToolOffer] = MappingProxyType({}),
+    *,
+    task_list: Sequence[TaskItem] = (),
 ) -> list[Event]:
     """Return what a reply leads to; see `Agent.events_of`.
 
     Args:
         tool_names: of the agent's own tools.
         offers: tools that it may use besides, by name.
+        task_list: as it is before the reply.
     """
     if not reply.tool_calls:
         return [MessageAction(content=reply.content, source=EventSource.AGENT, wait_for_response=True)]
@@ -83,15 +90,22 @@ def events_of_reply(
             action = action.model_copy(update={"thought": joined})
             thought = ""
         events.append(action.model_copy(update={"tool_call_metadata": metadata}))
-        if isinstance(action, AgentThinkAction):
-            events.append(
-                AgentThinkObservation(
-                    content=THOUGHT_LOGGED,
-                    source=EventSource.AGENT,
-                    cause=reply.id + len(events),
-                    tool_call_metadata=metadata,
-                )
+        if isinstance(action, TaskTrackingAction):
+            answer: Observation = task_tracking_observation(action, task_list)
+            task_list = action.task_list if action.command == "plan" else task_list
+        elif isinstance(action, AgentThinkAction):
+            answer = AgentThinkObservation(content=THOUGHT_LOGGED)
+        else:
+            continue
+        events.append(
+            answer.model_copy(
+                update={
+                    "source": EventSource.AGENT,
+                    "cause": reply.id + len(events),
+                    "tool_call_metadata": metadata,
+                }
             )
+        )
     return events
 
 
@@ -136,7 +150,7 @@ def _run(arguments: Mapping[str, Any]) -> Action:
     timeout = _seconds(arguments.get("timeout"))
     is_input = arguments.get("is_input")
     return CmdRunAction(
-        command=_required(arguments, "command", "execute_bash"),
+        command=required_text(arguments, "command", "execute_bash"),
         # Differs: true itself counts too, because a model that writes it does not mean a new command.
         is_input=is_input is True or is_input == "true",
         timeout=timeout,
@@ -146,8 +160,8 @@ def _run(arguments: Mapping[str, Any]) -> Action:
 
 
 def _edit(arguments: Mapping[str, Any]) -> Action:
-    command = _required(arguments, "command", "str_replace_editor")
-    path = _required(arguments, "path", "str_replace_editor")
+    command = required_text(arguments, "command", "str_replace_editor")
+    path = required_text(arguments, "path", "str_replace_editor")
     if command == "view":
         return FileReadAction(
             path=path,
@@ -184,11 +198,11 @@ def _offered(offer: ToolOffer, arguments: Mapping[str, Any]) -> Action:
 
 
 def _think(arguments: Mapping[str, Any]) -> Action:
-    return AgentThinkAction(thought=_required(arguments, "thought", "think"))
+    return AgentThinkAction(thought=required_text(arguments, "thought", "think"))
 
 
 def _finish(arguments: Mapping[str, Any]) -> Action:
-    return AgentFinishAction(final_thought=_required(arguments, "message", "finish"))
+    return AgentFinishAction(final_thought=required_text(arguments, "message", "finish"))
 
 
 _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
@@ -196,16 +210,11 @@ _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
     "str_replace_editor": _edit,
     "think": _think,
     "finish": _finish,
+    "task_tracker": task_tracking_action,
+    "grep": grep_action,
+    "glob": glob_action,
+    "view": view_action,
 }
-
-
-def _required(arguments: Mapping[str, Any], name: str, tool: str) -> str:
-    if name not in arguments:
-        raise ToolCallError(f'Missing required argument "{name}" in tool call {tool}')
-    value = arguments[name]
-    if not isinstance(value, str):
-        raise ToolCallError(f"Invalid argument '{name}' in tool call {tool}: Input should be a valid string.")
-    return value
 
 
 def _seconds(value: Any) -> float | None:

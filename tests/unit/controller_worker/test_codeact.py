@@ -9,12 +9,13 @@ from broker.events import AgentSpec, ModelReply, WorkspaceSpec
 from broker.observations import ErrorObservation
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.registry import AGENTS, create_agent
+from controller_worker.agents.task_list import TASK_TRACKER
 from controller_worker.agents.tool_schemas import EXECUTE_BASH, FINISH, STR_REPLACE_EDITOR, THINK
 from tests.controller_parts import bash, finish
 
 
 def test_the_tools_in_order() -> None:
-    assert list(CodeActAgent(AgentSpec()).tools) == [EXECUTE_BASH, THINK, FINISH, STR_REPLACE_EDITOR]
+    assert list(CodeActAgent(AgentSpec()).tools) == [EXECUTE_BASH, THINK, FINISH, TASK_TRACKER, STR_REPLACE_EDITOR]
 
 
 @pytest.mark.parametrize(
@@ -23,13 +24,14 @@ def test_the_tools_in_order() -> None:
         ("enable_cmd", "execute_bash"),
         ("enable_think", "think"),
         ("enable_finish", "finish"),
+        ("enable_plan_mode", "task_tracker"),
         ("enable_editor", "str_replace_editor"),
     ],
 )
 def test_a_tool_that_is_switched_off_is_neither_offered_nor_obeyed(switch: str, missing: str) -> None:
     agent = CodeActAgent(AgentSpec.model_validate({switch: False}))
     assert missing not in [tool.name for tool in agent.tools]
-    assert len(agent.tools) == 3
+    assert len(agent.tools) == 4
     call = bash().model_copy(update={"name": missing})
     (event,) = agent.events_of(ModelReply(id=7, tool_calls=(call,)))
     assert isinstance(event, ErrorObservation)
@@ -91,11 +93,11 @@ def test_a_reply_becomes_events() -> None:
 
 
 def test_agents_by_name() -> None:
-    assert sorted(AGENTS) == ["CodeActAgent"]
+    assert sorted(AGENTS) == ["CodeActAgent", "ReadOnlyAgent"]
     assert isinstance(create_agent(AgentSpec(name="CodeActAgent")), CodeActAgent)
 
 
 def test_an_unknown_agent_is_named_with_those_there_are() -> None:
     with pytest.raises(UsageError) as raised:
         create_agent(AgentSpec(name="NoSuchAgent"))
-    assert str(raised.value) == "There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent."
+    assert str(raised.value) == "There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent, ReadOnlyAgent."

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.actions import TaskItem
 from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, LLMSpec, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.state import (
@@ -57,6 +58,7 @@ FULL = State(
     deadline=datetime(2026, 3, 1, 13, 0, tzinfo=UTC),
     cost_usd=0.1 + 0.2,
     has_unknown_cost=True,
+    task_list=(TaskItem(id="a", title="Look", status="done", notes="ü"),),
     prompt_tokens=12_345_678,
     completion_tokens=321,
     reply_id=37,
@@ -116,7 +118,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        4,
+        6,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
@@ -130,7 +132,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
                 "cost_usd",
                 "has_unknown_cost",
             ),
-            *("prompt_tokens", "completion_tokens"),
+            *("task_list", "prompt_tokens", "completion_tokens"),
             *("reply_id", "recent", "loop", "loops_met", "recovery", "acceptance"),
         ],
     )

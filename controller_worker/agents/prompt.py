@@ -1,0 +1,20 @@
+"""The agents' prompts: templates beside the agents, filled in."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jinja2
+
+
+def rendered(name: str, **values: Any) -> str:
+    """Return the prompt of a template; every value that it names has to be given."""
+    return _template(name).render(values)
+
+
+@cache
+def _template(name: str) -> jinja2.Template:
+    text = resources.files("controller_worker.agents").joinpath("prompts", name).read_text()
+    return jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined).from_string(text)  # noqa: S701  (a prompt is not HTML)

@@ -1,0 +1,35 @@
+"""ReadOnlyAgent: looks and answers, changes nothing (OpenHands 9.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.actions import TaskItem
+from broker.events import AgentSpec, Event, ModelReply, WorkspaceSpec
+from broker.tool_specs import ToolSpec
+from controller_worker.agents.prompt import rendered
+from controller_worker.agents.searching import GLOB, GREP, VIEW
+from controller_worker.agents.tool_calls import events_of_reply
+from controller_worker.agents.tool_schemas import FINISH, THINK
+
+
+class ReadOnlyAgent:
+    """The agent that only reads. It is given no other tools, whatever it was offered: they might change something."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+        self._tools = (THINK, FINISH, GREP, GLOB, VIEW)
+        self._tool_names = frozenset(tool.name for tool in self._tools)
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """The tools offered to the model, in OpenHands' order."""
+        return self._tools
+
+    def system_prompt(self, workspace: WorkspaceSpec) -> str:
+        """Return the text a conversation begins with."""
+        return rendered("readonly.j2", workspace=workspace, suffix=self._spec.system_prompt_suffix)
+
+    def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
+        """See `Agent.events_of`."""
+        return events_of_reply(reply, self._tool_names, task_list=task_list)

@@ -1,0 +1,100 @@
+"""The agent's task list: the tool `task_tracker` (OpenHands 9.1, 10.1).
+
+Holds: the list is the latest plan in the log, so it is the same after every takeover, in a replay and in a fork.
+Differs: no file is written. The original keeps the list in `TASKS.md` beside its log, and loses it with that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from broker.actions import TaskItem, TaskTrackingAction
+from broker.observations import TaskTrackingObservation
+from broker.tool_specs import ToolSpec
+from controller_worker.agents.call_arguments import ToolCallError, required_text
+
+MAX_ITEMS = 200
+NO_LIST = 'No task list found. Use the "plan" command to create one.'
+STATUS_ICONS = {"todo": "⏳", "in_progress": "🔄", "done": "✅"}
+
+TASK_TRACKER = ToolSpec(
+    name="task_tracker",
+    description=(
+        "Keep a list of the steps of a larger task. `plan` replaces the whole list, `view` shows it. Use it when the "
+        "task has several steps: write the steps down before you begin, mark one as in_progress while you work on it "
+        "and as done when it is checked. Leave it out for a task of one or two steps."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "command": {"type": "string", "enum": ["view", "plan"], "description": "What to do."},
+            "task_list": {
+                "type": "array",
+                "description": "For `plan`: the whole list, in order.",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "id": {"type": "string", "description": "A name for the step."},
+                        "title": {"type": "string", "description": "What is to be done."},
+                        "status": {
+                            "type": "string",
+                            "enum": ["todo", "in_progress", "done"],
+                            "description": "How far it is.",
+                        },
+                        "notes": {"type": "string", "description": "What you want to remember of it."},
+                    },
+                    "required": ["title", "status", "id"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+)
+
+
+def task_tracking_action(arguments: Mapping[str, Any]) -> TaskTrackingAction:
+    """Return what a call asks for, with the original's defaults for what an item leaves out.
+
+    Raises:
+        ToolCallError: the command or the list is missing, or is none.
+    """
+    command = required_text(arguments, "command", TASK_TRACKER.name)
+    if command not in ("view", "plan"):
+        raise ToolCallError(f"Unknown command {command[:100]!r} in tool call task_tracker. Use `view` or `plan`.")
+    if command == "view":
+        return TaskTrackingAction(command=command)
+    if "task_list" not in arguments:
+        raise ToolCallError('Missing required argument "task_list" for "plan" command in tool call task_tracker')
+    items = arguments["task_list"]
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ToolCallError("Invalid format for 'task_list' in tool call task_tracker: use a list of objects.")
+    if len(items) > MAX_ITEMS:
+        raise ToolCallError(f"A task list may have {MAX_ITEMS} items. Put several steps into one.")
+    return TaskTrackingAction(command=command, task_list=tuple(_item(item, n) for n, item in enumerate(items, 1)))
+
+
+def task_tracking_observation(action: TaskTrackingAction, current: Sequence[TaskItem]) -> TaskTrackingObservation:
+    """Return the answer to a call, which nobody has to act for.
+
+    Args:
+        current: the list before it.
+    """
+    if action.command == "plan":
+        content = f"Task list has been updated with {len(action.task_list)} items."
+        return TaskTrackingObservation(content=content, command="plan", task_list=action.task_list)
+    content = shown(current) if current else NO_LIST
+    return TaskTrackingObservation(content=content, command=action.command, task_list=tuple(current))
+
+
+def shown(items: Sequence[TaskItem]) -> str:
+    """Return a list as the model reads it."""
+    lines = [f"{n}. {STATUS_ICONS[item.status]} {item.title}\n{item.notes}\n" for n, item in enumerate(items, 1)]
+    return "# Task List\n\n" + "".join(lines)
+
+
+def _item(given: Mapping[str, Any], number: int) -> TaskItem:
+    defaults = {"id": f"task-{number}", "title": "Untitled task", "status": "todo", "notes": ""}
+    return TaskItem.model_validate({name: given.get(name, default) for name, default in defaults.items()})
