@@ -1,7 +1,8 @@
 """The asyncio loop inside a Celery worker: one thread, started and stopped with the worker.
 
 Holds: a loop that dies takes its process with it, because a worker that answers pings and does nothing is worse than
-none; a worker that is told to stop hands back what it has before it ends.
+none; a worker that is told to stop hands back what it has before it ends, and ends within `STOP_LIMIT_SECONDS` whether
+or not anybody is there to take it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from typing import Any, Protocol
 
 from celery import Celery, bootsteps, signals
 
-STOP_TIMEOUT_SECONDS = 15.0
+HAND_BACK_SECONDS = 3.0
+"""How long a silent store is waited for: others take over without being told, when the heartbeat lapses."""
+STOP_LIMIT_SECONDS = 15.0
+CALL_LIMIT_SECONDS = 15.0
+EXIT_STOPPED = 0
 EXIT_DEAD_LOOP = 70
 
 _log = logging.getLogger(__name__)
@@ -48,7 +53,7 @@ class LoopThread:
 
     def call(self, coroutine: Any) -> Any:
         """Run a coroutine of the service on its loop from another thread and return its result."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(STOP_TIMEOUT_SECONDS)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_LIMIT_SECONDS)
 
     def begin_to_stop(self) -> None:
         """Let the service hand back what it has; returns at once.  Idempotent."""
@@ -57,17 +62,48 @@ class LoopThread:
     def stop(self) -> None:
         """Let the service hand back what it has, and wait for it."""
         self.begin_to_stop()
-        self._thread.join(STOP_TIMEOUT_SECONDS)
+        self._thread.join(STOP_LIMIT_SECONDS)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self.service.run(self._stop))
+            self._loop.run_until_complete(self._serve())
         except BaseException as error:  # noqa: BLE001  (whatever it is, the process must not outlive its loop)
             _log.exception("the loop died")
             for cause in error.exceptions if isinstance(error, BaseExceptionGroup) else (error,):
                 _log.critical("the worker ends: %s", cause)
             os._exit(EXIT_DEAD_LOOP)
+
+    async def _serve(self) -> None:
+        serving = asyncio.ensure_future(self.service.run(self._stop))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            _end_within(STOP_LIMIT_SECONDS)
+            await asyncio.wait((serving,), timeout=HAND_BACK_SECONDS)
+            if not serving.done():
+                _log.warning("the store does not answer; what this worker has is taken over when its heartbeat lapses")
+                serving.cancel()
+                await asyncio.wait((serving,))
+        stopping.cancel()
+        if not serving.cancelled():
+            serving.result()
+
+
+def _end_within(seconds: float) -> None:
+    """End this process after a while if it is still there.
+
+    The clients of a store or a broker that is gone may wait in the resolver or in the kernel, where no signal and no
+    cancellation reaches them, and Python waits for their threads.
+    """
+
+    def end() -> None:
+        _log.warning("the worker has not ended %s s after it was told to; it ends now", seconds)
+        os._exit(EXIT_STOPPED)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def add_loop(app: Celery, service: LoopService) -> LoopThread:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from celery import Celery
 
+SOCKET_TIMEOUT_SECONDS = 5.0
 WORKER_FLAGS = (
     "worker",
     "--pool=threads",
@@ -42,6 +43,9 @@ def make_app(role: str, broker_url: str) -> Celery:
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
             "socket_keepalive": True,
+            # Without these a broker that is gone without a word holds the worker's main thread for minutes.
+            "socket_connect_timeout": SOCKET_TIMEOUT_SECONDS,
+            "socket_timeout": SOCKET_TIMEOUT_SECONDS,
         },
         worker_send_task_events=False,
         worker_hijack_root_logger=False,

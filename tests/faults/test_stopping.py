@@ -1,0 +1,74 @@
+"""Workers are told to stop while store and queue are gone: they end by themselves, and what they had goes on later.
+
+One server is both here. Killed, it refuses; stopped, it says nothing, as one does whose machine is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+from broker.bootstep import STOP_LIMIT_SECONDS
+from broker.membership import members
+from tests.faults.harness import FaultCluster, steps
+
+COMPOSE = Path(__file__).resolve().parents[2] / "compose.yaml"
+NAMES = ("c1", "c2", "c3", "t1")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["refuses", "is silent"])
+async def test_workers_end_when_told_to_while_store_and_queue_are_gone(
+    durable_cluster: FaultCluster, number: signal.Signals
+) -> None:
+    cluster = durable_cluster
+    for name in NAMES[:3]:
+        cluster.start_controller(name)
+    cluster.start_tool("t1")
+
+    async def all_are_at_work() -> bool:
+        return len(await members(cluster.client.store)) == len(NAMES)
+
+    await cluster.until(all_are_at_work)
+    ids = await cluster.submit(steps(2, seconds=1.0), count=3)
+    await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
+    cluster.store.child.send(number)
+    if number == signal.SIGKILL:
+        await cluster.store.child.wait()
+        await cluster.until(lambda: all("Cannot connect" in cluster.log_of(name) for name in NAMES))
+    for name in NAMES:
+        cluster.signal(name, signal.SIGTERM)
+    # The margin is for a busy machine: the limit itself is the worker's own.
+    limit = STOP_LIMIT_SECONDS + 4
+    assert await asyncio.gather(*(cluster.until_ended(name, limit=limit) for name in NAMES)) == [0, 0, 0, 0]
+    if number == signal.SIGKILL:
+        await cluster.store.start()
+    else:
+        cluster.store.child.send(signal.SIGCONT)
+    cluster.start_controller("c4")
+    cluster.start_tool("t2")
+    await cluster.settle(ids)
+    await cluster.check(ids, commands=2)
+
+
+async def test_a_worker_that_never_found_a_store_ends_when_told_to(cluster: FaultCluster) -> None:
+    cluster.store.child.send(signal.SIGKILL)
+    await cluster.store.child.wait()
+    cluster.start_controller("c1")
+    cluster.start_tool("t1")
+    for name in ("c1", "t1"):
+        await cluster.until(lambda name=name: "Cannot connect" in cluster.log_of(name))
+        cluster.signal(name, signal.SIGTERM)
+    for name in ("c1", "t1"):
+        assert await cluster.until_ended(name, limit=STOP_LIMIT_SECONDS) == 0
+    await cluster.store.start()
+
+
+def test_containers_are_given_longer_than_a_worker_takes() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    grace = {services[name]["stop_grace_period"] for name in ("controller", "tools")}
+    assert grace == {"20s"}
+    assert STOP_LIMIT_SECONDS < 20
