@@ -30,6 +30,7 @@ VERBS = {
     "resume": ("deckhands.cli.control", "Go on with a conversation that was paused or stopped."),
     "cancel": ("deckhands.cli.control", "Stop a conversation: what runs is ended."),
     "up": ("deckhands.cli.serve", "Keep a cluster up on this machine, for other terminals to use."),
+    "doctor": ("deckhands.cli.doctor", "Say what this machine can do, and whether the store serves."),
     "controller": ("deckhands.cli.serve", "Run one controller worker against DECKHANDS_URL."),
     "tools": ("deckhands.cli.serve", "Run one tool worker against DECKHANDS_URL."),
 }

@@ -1,0 +1,99 @@
+"""What this machine can do for workspaces: `python -m tool_worker.examination` prints it as a JSON object.
+
+Holds: a layer that is missing is named with its reason; nothing is left out because it is inconvenient.
+Does not: change anything; the self-test runs in a directory of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tool_worker.host.landlock import MINIMUM_ABI, landlock_version
+from tool_worker.node_room import NodeRoom
+from tool_worker.sandbox.choice import sandboxes
+from tool_worker.sandbox.control_groups import ControlGroups
+from tool_worker.sandbox.sandbox import Sandbox
+from tool_worker.sandbox.seccomp import system_call_filter
+from tool_worker.sandbox.selftest import run_self_test
+from tool_worker.workspace_errors import SandboxUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what it is.
+        is_good: whether it is as it should be.
+        is_needed: whether nothing is served without it, unless somebody asks for it.
+        detail: one line.
+    """
+
+    name: str
+    is_good: bool
+    is_needed: bool
+    detail: str
+
+
+def examine() -> list[Finding]:
+    """Look at this machine; takes about a second."""
+    with tempfile.TemporaryDirectory(prefix="deckhands-examination-") as folder:
+        findings = [_sandbox(sandbox) for sandbox in sandboxes(Path(folder)).values() if sandbox.is_confining]
+    return [*findings, _filter(), _landlock(), _groups(), _room()]
+
+
+def _sandbox(sandbox: Sandbox) -> Finding:
+    name = f"sandbox {sandbox.name}"
+    reason = sandbox.reason_unavailable()
+    if reason is not None:
+        return Finding(name, is_good=False, is_needed=True, detail=reason)
+    try:
+        report = run_self_test(sandbox)
+    except SandboxUnavailable as error:
+        return Finding(name, is_good=False, is_needed=True, detail=str(error))
+    escapes = ", ".join(f"{result.name} ({result.reached})" for result in report.escapes)
+    detail = f"got out: {escapes}" if escapes else f"holds: {len(report.results)} attempts to get out were stopped"
+    return Finding(name, is_good=not escapes, is_needed=True, detail=detail)
+
+
+def _filter() -> Finding:
+    machine = platform.machine()
+    size = len(system_call_filter(machine))
+    detail = f"{size // 8} instructions" if size else f"not known for {machine}: programs may make every system call"
+    return Finding("system call filter", is_good=size > 0, is_needed=False, detail=detail)
+
+
+def _landlock() -> Finding:
+    version = landlock_version()
+    if version >= MINIMUM_ABI:
+        return Finding("Landlock", is_good=True, is_needed=False, detail=f"version {version}")
+    detail = "the kernel has none, or an old one: what programs may write is bounded by mounts alone"
+    return Finding("Landlock", is_good=False, is_needed=False, detail=detail)
+
+
+def _groups() -> Finding:
+    found = ControlGroups.find()
+    if isinstance(found, str):
+        detail = f"{found}: memory is not bounded, nor is the number of processes if the tool worker is root"
+        return Finding("control groups", is_good=False, is_needed=False, detail=detail)
+    return Finding("control groups", is_good=True, is_needed=False, detail=f"version {found.version}")
+
+
+def _room() -> Finding:
+    is_short = NodeRoom().is_short()
+    detail = "less than a tenth of the terminals or of the memory is free" if is_short else "terminals and memory"
+    return Finding("room for sessions", is_good=not is_short, is_needed=False, detail=detail)
+
+
+def main() -> None:
+    """Print the findings."""
+    sys.stdout.write(json.dumps([asdict(finding) for finding in examine()]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
