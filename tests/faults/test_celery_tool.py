@@ -1,0 +1,98 @@
+"""A Celery task as a tool, with an application and a worker of the user's own, and a tool worker that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.events import Observation
+from broker.observations import ErrorObservation, ToolCallObservation
+from tests.faults.harness import FaultCluster
+
+
+def refund(order: int, amount: float) -> list[dict[str, Any]]:
+    return [
+        {"tool_calls": [{"name": "refund", "arguments": {"order": order, "amount": amount}}]},
+        {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
+    ]
+
+
+@pytest.fixture
+def environment(cluster: FaultCluster) -> dict[str, str]:
+    return {
+        "EXAMPLE_CELERY_URL": cluster.store.celery_url,
+        "EXAMPLE_TOOLS_TRACE": str(cluster.root / "trace"),
+        "DECKHANDS_TOOLS": "tests.example_celery:refund_tool",
+    }
+
+
+@pytest.fixture
+async def shop(cluster: FaultCluster, environment: dict[str, str]) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """The user's own worker."""
+    command = [sys.executable, "-m", "celery", "-A", "tests.example_celery", "worker", "--pool=solo", "-Q", "shop"]
+    with (cluster.root / "shop.log").open("wb") as log:
+        worker = subprocess.Popen(
+            [*command, "--without-gossip", "--without-mingle"],
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    yield worker
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+
+
+async def answer_of(cluster: FaultCluster, conversation_id: str) -> Observation:
+    events = await cluster.client.events(conversation_id)
+    (action,) = [event for event in events if event.kind == "action.call_tool"]
+    (answer,) = [event for event in events if isinstance(event, Observation) and event.cause == action.id]
+    return answer
+
+
+def trace(environment: dict[str, str]) -> list[str]:
+    path = Path(environment["EXAMPLE_TOOLS_TRACE"])
+    return path.read_text().splitlines() if path.exists() else []
+
+
+async def test_what_a_task_returns_or_raises_is_the_answer(
+    cluster: FaultCluster, environment: dict[str, str], shop: subprocess.Popen[bytes]
+) -> None:
+    cluster.start_controller()
+    cluster.start_tool(**environment)
+    (paid,) = await cluster.submit(refund(7, 2.5), tools=["refund"])
+    (missing,) = await cluster.submit(refund(13, 1.0), tools=["refund"])
+    await cluster.settle([paid, missing])
+    answer = await answer_of(cluster, paid)
+    assert isinstance(answer, ToolCallObservation)
+    assert answer.outputs == {"order": 7, "paid": 2.5}
+    failure = await answer_of(cluster, missing)
+    assert isinstance(failure, ErrorObservation)
+    assert failure.content == "The task shop.tasks.refund failed: ValueError: no such order"
+    assert sorted(trace(environment)) == ["refund 13", "refund 7"]
+
+
+async def test_the_task_of_a_worker_that_was_killed_is_waited_for_and_not_sent_again(
+    cluster: FaultCluster, environment: dict[str, str], shop: subprocess.Popen[bytes]
+) -> None:
+    gate = Path(environment["EXAMPLE_TOOLS_TRACE"] + ".gate")
+    os.mkfifo(gate)
+    cluster.start_controller()
+    cluster.start_tool("victim", **environment)
+    (conversation_id,) = await cluster.submit(refund(99, 4.0), tools=["refund"])
+    await cluster.until(lambda: trace(environment) == ["refund 99"], what="the task")
+    cluster.kill("victim")
+    cluster.start_tool("survivor", **environment)
+    gate.write_text("go on\n")
+    await cluster.settle([conversation_id])
+    answer = await answer_of(cluster, conversation_id)
+    assert isinstance(answer, ToolCallObservation)
+    assert answer.outputs == {"order": 99, "paid": 4.0}
+    assert trace(environment) == ["refund 99"]

@@ -1,0 +1,37 @@
+"""A Celery task as a tool: what is asked of its declaration."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.celery_tool import celery_tool
+from broker.dispatch import TaskSender
+from broker.errors import UsageError
+from broker.tool_specs import OutcomePolicy
+from tests.example_celery import refund_tool
+
+SCHEMA = {"type": "object", "properties": {"order": {"type": "integer"}}}
+
+
+def test_the_model_is_told_of_its_arguments() -> None:
+    assert (refund_tool.offer.name, refund_tool.offer.outcome) == ("refund", OutcomePolicy.CHECKABLE)
+    assert sorted(refund_tool.offer.parameters["properties"]) == ["amount", "order"]
+    by_schema = celery_tool("shop.pay", SCHEMA, "Pay.", broker_url="memory://", backend_url="cache+memory://")
+    assert by_schema.offer.parameters == SCHEMA
+    assert by_schema.arguments({"anything": 1}) == {"anything": 1}
+
+
+def test_it_must_be_said_where_it_runs() -> None:
+    with pytest.raises(UsageError, match=r"Nothing says where the task shop\.pay runs"):
+        celery_tool("shop.pay", SCHEMA, "Pay.", broker_url="memory://")
+
+
+@pytest.mark.parametrize("name", ["tests.nowhere:app", "tests.example_celery:nothing", "tests.example_celery:Refund"])
+def test_an_application_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"no Celery application"):
+        TaskSender(app=name)
+
+
+def test_an_application_without_results_is_refused() -> None:
+    with pytest.raises(UsageError, match="whose result nobody keeps"):
+        TaskSender(broker_url="memory://")
