@@ -23,6 +23,7 @@ from broker.actions import (
     AgentFinishAction,
     AgentRejectAction,
     ChangeAgentStateAction,
+    CondensationRequestAction,
     LoopRecoveryAction,
     MessageAction,
     RecallAction,
@@ -52,6 +53,7 @@ from broker.observations import (
 from broker.standing import REQUESTABLE_STATES
 from controller_worker import acceptance
 from controller_worker.announcement import announce, end_in_error
+from controller_worker.condensation import after_condenser_reply, after_overflow, is_overflow
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
 from controller_worker.effects import Append, AwaitTools, CallModel, Effect, Greet, Park, Rest
 from controller_worker.failures import failure_of
@@ -100,6 +102,8 @@ def apply(state: State, event: Event) -> State:
     assert event.id == state.version + 1, f"event {event.id} after version {state.version}"
     state = replace(state, version=event.id)
     match event:
+        case ModelReply(service="condenser"):
+            return after_condenser_reply(state, event)
         case ModelReply():
             return _after_reply(state, event)
         case AgentStateChangedObservation():
@@ -180,6 +184,8 @@ def next_effect(state: State, now: datetime) -> Effect:
     refusal = limit_reached(state)
     if refusal is not None:
         return announce(state, AgentState.ERROR, refusal.text, code=refusal.code)
+    if state.wants_condensation:
+        return Append((CondensationRequestAction(),))
     return CallModel(state.iteration + 1, state.attempt + 1)
 
 
@@ -213,6 +219,8 @@ def _after_action(state: State, action: Action) -> State:
             return replace(state, message=None)
         case SystemMessageAction():
             return replace(state, has_system_message=True)
+        case CondensationRequestAction():
+            return replace(state, wants_condensation=False)
         case TaskTrackingAction(command="plan"):
             return replace(state, task_list=action.task_list)
     return state
@@ -239,6 +247,7 @@ def _after_reply(state: State, reply: ModelReply) -> State:
         iteration=state.iteration + 1,
         gate=None,
         attempt=0,
+        overflows=0,
         wait=None,
         last_error="",
         error_code="",
@@ -251,6 +260,8 @@ def _after_reply(state: State, reply: ModelReply) -> State:
 
 
 def _after_failure(state: State, failure: ModelCallFailed) -> State:
+    if is_overflow(state, failure):
+        return after_overflow(state)
     state = replace(state, gate=None, attempt=failure.attempt, last_error=failure.last_error, error_code=failure.code)
     if failure.retry_at is None:
         return replace(state, attempt=0, wait=None, ending=failure_of(failure.code).ended)
@@ -291,7 +302,7 @@ def _after_state_change(state: State, change: AgentStateChangedObservation) -> S
 def _request(state: State, wanted: AgentState) -> State:
     """Note that a person wants a state; the same state again only takes back what was asked before."""
     if wanted is AgentState.RUNNING:
-        state = replace(state, attempt=0, wait=None)
+        state = replace(state, attempt=0, overflows=0, wait=None)
     return replace(state, requested=None if wanted is state.agent_state else wanted)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker import codec
+from broker.actions import CondensationAction
 from broker.agent_state import AgentState, is_settled
 from broker.clock import to_millis
 from broker.errors import DeckhandsError
@@ -40,9 +41,10 @@ from controller_worker.controller import (
     fold,
     next_effect,
 )
-from controller_worker.llm.llm import Completion, ModelRequest
+from controller_worker.llm.llm import Completion
 from controller_worker.memory.recollection import Recollection
 from controller_worker.model_call import Models, ask, reply_of
+from controller_worker.question import Question, next_question
 from controller_worker.state import State, snapshot_of, state_from
 
 SNAPSHOT_EVERY_EVENTS = 50
@@ -66,10 +68,10 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a model call brought, and what its prompt was made from."""
+    """What a model call brought."""
 
     call: CallModel
-    seen_id: int
+    question: Question
     result: Completion | ModelCallFailed
 
 
@@ -189,8 +191,7 @@ class ConversationLoop:
         elif isinstance(effect, AwaitTools):
             return not await self._has_dispatched(effect)
         elif isinstance(effect, CallModel):
-            await self._start_call(effect)
-            return False
+            return await self._has_condensed(effect)
         elif self._call is not None:
             return False  # paused while the model thinks: its answer is paid for and will be kept
         else:
@@ -290,36 +291,30 @@ class ConversationLoop:
         await self._mark(is_stepping=False)
         return True
 
-    async def _start_call(self, effect: CallModel) -> None:
+    async def _has_condensed(self, effect: CallModel) -> bool:
+        """Ask the model. True if a condensation came first, for which nobody had to be asked."""
         if self._call is not None:
-            return
-        messages = await self._recollection.messages(
-            self.state.version, max_message_chars=self._services.models.max_message_chars(self.state.agent.llm)
-        )
+            return False
+        assert self._agent is not None
+        question = await next_question(self.state, self._agent, self._recollection, self._services.models)
+        if isinstance(question, CondensationAction):
+            await self._commit(Append((question,)))
+            return True
         await self._mark(is_stepping=False)
         failpoint("controller.model_thinking")
-        assert self._agent is not None
-        request = ModelRequest(
-            messages=messages,
-            tools=self._agent.tools,
-            conversation_id=self.conversation_id,
-            iteration=self.state.iteration,
-            workspace=self.state.workspace.path or "/workspace",
-        )
-        self._call = asyncio.create_task(
-            self._ask_model(effect, request, self.state.version), name=f"model {self.conversation_id}"
-        )
+        self._call = asyncio.create_task(self._ask_model(effect, question), name=f"model {self.conversation_id}")
+        return False
 
-    async def _ask_model(self, effect: CallModel, request: ModelRequest, seen_id: int) -> None:
+    async def _ask_model(self, effect: CallModel, question: Question) -> None:
         """Call the model once and leave the answer for the loop."""
         services = self._services
         result = await ask(
-            services.models, self.state.agent.llm, request, attempt=effect.attempt, clock=services.store.clock
+            services.models, question.llm, question.request, attempt=effect.attempt, clock=services.store.clock
         )
         if self._call is not asyncio.current_task():
             return  # cancelled too late to notice; nobody waits for the answer any more
         self._call = None
-        self._answer = _Answer(effect, seen_id, result)
+        self._answer = _Answer(effect, question, result)
         self.wake(has_news=False)
 
     async def _take_answer(self, answer: _Answer) -> None:
@@ -332,10 +327,11 @@ class ConversationLoop:
         if isinstance(answer.result, ModelCallFailed):
             events: tuple[Event, ...] = (answer.result,)
         else:
+            question = answer.question
             reply = reply_of(
-                answer.result, iteration=answer.call.iteration, seen_id=answer.seen_id, event_id=version + 1
+                answer.result, iteration=answer.call.iteration, seen_id=question.seen_id, event_id=version + 1
             )
-            events = (reply, *agent.events_of(reply, self.state.task_list))
+            events = question.events_of(reply, agent, self.state)
         await self._commit(Append(events))
         if self.state.version > version:
             self._answer = None

@@ -85,6 +85,7 @@ class Models:
             spec.model,
             temperature=spec.temperature,
             max_output_tokens=spec.max_output_tokens,
+            caching_prompt=spec.caching_prompt,
         )
 
 

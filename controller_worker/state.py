@@ -19,7 +19,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 6
+SNAPSHOT_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,8 @@ class State:
         deadline: when work ends for want of time.
         gate: what the next model call waits for, told by the log.
         attempt: failed calls of the step under way.
+        overflows: how many prompts in a row did not fit the model.
+        wants_condensation: the latest of them has not led to a request yet.
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
         reply_id: the latest model reply.
         recent: what stuck detection knows of the latest events.
@@ -121,6 +123,8 @@ class State:
     wait: Wait | None = None
     gate: Gate | None = None
     attempt: int = 0
+    overflows: int = 0
+    wants_condensation: bool = False
     iteration: int = 0
     max_iterations: int = 0
     max_budget_usd: float | None = None

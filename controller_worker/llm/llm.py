@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from broker.tool_specs import ToolSpec
 from controller_worker.llm.messages import Message, ToolCall
@@ -28,6 +28,7 @@ class ModelRequest:
         workspace: the directory of the conversation's tools, as the tools see it.
         temperature: instead of the configured one. OpenHands asks again with 1.0 after an empty reply.
         stop: the reply ends before the first of these texts.
+        service: what the answer is for: `agent` for a step, `condenser` for a summary of the history.
     """
 
     messages: Sequence[Message]
@@ -37,6 +38,7 @@ class ModelRequest:
     workspace: str
     temperature: float | None = None
     stop: tuple[str, ...] = ()
+    service: Literal["agent", "condenser"] = "agent"
 
     def __post_init__(self) -> None:
         if not self.messages:

@@ -97,15 +97,21 @@ class Turn(_Part):
     error: ScriptedError | None = None
 
 
+CONDENSATION_TURN = Turn(text="What the script did so far was left out here.")
 FINISH_TURN = Turn(tool_calls=(ScriptedCall(name="finish", arguments={"message": "The script has ended."}),))
 
 
 class Script(_Part):
-    """What a scripted model says, turn by turn; after the last turn it finishes."""
+    """What a scripted model says, turn by turn; after the last turn it finishes.
+
+    Attributes:
+        condensation: what it says whenever it is asked for a summary of the history.
+    """
 
     description: str = ""
     latency_seconds: float = Field(default=0.0, ge=0)
     turns: tuple[Turn, ...] = ()
+    condensation: Turn = CONDENSATION_TURN
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -148,12 +154,13 @@ class ScriptedLLM:
     async def complete(self, request: ModelRequest) -> Completion:
         """Say the turn of this iteration, after the script's latency. See `LLM.complete`."""
         began = self._clock.monotonic()
-        turn = self._script.turn(request.iteration)
+        is_step = request.service == "agent"
+        turn = self._script.turn(request.iteration) if is_step else self._script.condensation
         latency = self._script.latency_seconds if turn.latency_seconds is None else turn.latency_seconds
         if latency:
             await asyncio.sleep(latency)
         if turn.error is not None:
-            self._fail(turn.error, (request.conversation_id, request.iteration))
+            self._fail(turn.error, (request.conversation_id, request.iteration if is_step else -1))
         usage = Usage(**turn.usage.model_dump())
         return Completion(
             text=turn.text,

@@ -1,10 +1,11 @@
 """From events to messages: what the model sees of a conversation (OpenHands section 7).
 
-A `ConversationMemory` is fed the log's events in order and keeps the messages made from them, so that a step costs
-what is new since the last one, not the whole history.
+A `ConversationMemory` is fed events in order and keeps the messages made from them, so that a step costs what is new
+since the last one, not the whole history.
 
 Holds: every tool call that is shown has its result right behind it, in the order of the calls; what a request has
-shown, later requests show again unchanged, so that a provider's prompt cache and a backend's memo stay warm.
+shown, later requests show again unchanged, so that a provider's prompt cache and a backend's memo stay warm; of a call
+whose action or result was left out of the View, neither is shown.
 Differs: a message that a reply could not know, because it came after the prompt was made, or between a call and its
 result, comes after them; the original puts it before, and the model takes what it said for the answer. A finish keeps
 its tool call, with a result, because the original's later prompts show a call without one. A turn that is resumed
@@ -13,27 +14,21 @@ without a word is told so, because providers refuse a prompt that ends with the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
-from broker.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
+from broker.actions import AgentFinishAction, CmdRunAction, FileReadAction, MessageAction, SystemMessageAction
 from broker.agent_state import AgentState
-from broker.events import Event, EventSource, ModelReply, Observation
+from broker.events import Action, Event, EventSource, ModelReply, Observation
 from broker.observations import (
-    AgentDelegateObservation,
     AgentStateChangedObservation,
     CmdOutputObservation,
-    ErrorObservation,
-    FileReadObservation,
-    LoopDetectionObservation,
-    NullObservation,
     RecallObservation,
-    SuccessObservation,
-    UserRejectObservation,
     truncate_content,
 )
-from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.llm.messages import ImagePart, Message, TextPart
+from controller_worker.memory.observation_text import Content, content_of, is_image_url
+from controller_worker.memory.turn import OpenTurn, Result
 
 MAX_MESSAGE_CHARS = 30_000
 FINISH_RESULT = "The task was reported as finished."
@@ -41,69 +36,60 @@ NO_RESULT = "Done; there is nothing to show."
 GO_ON = "Please go on."
 
 
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """How a model is shown a conversation.
+
+    Attributes:
+        max_message_chars: longest text of one observation; longer ones lose their middle.
+        sees_images: whether the model takes images.
+        shows_recalls: whether what recalls found is shown (`enable_prompt_extensions`).
+        disabled_skills: names of skills that are not shown (`disabled_microagents`).
+    """
+
+    max_message_chars: int = MAX_MESSAGE_CHARS
+    sees_images: bool = True
+    shows_recalls: bool = True
+    disabled_skills: Collection[str] = ()
+
+
 @dataclass(slots=True)
-class _OpenTurn:
-    """A reply whose tool calls do not all have results yet, and what came meanwhile, with its event ids."""
+class _Shown:
+    """A message in its place, and the event it was made from."""
 
-    reply: ModelReply
-    meanwhile: list[tuple[int, Message]]
-    results: dict[str, str] = field(default_factory=dict)
-
-    def is_complete(self) -> bool:
-        return len(self.results) == len(self.reply.tool_calls)
-
-    def messages(self) -> list[Message]:
-        """Return the reply with those of its calls that have results, and the results; nothing if none has."""
-        reply = self.reply
-        calls = tuple(
-            ToolCall(call.id, call.name, call.arguments) for call in reply.tool_calls if call.id in self.results
-        )
-        content = (TextPart(reply.content),) if reply.content.strip() else ()
-        if not calls and (reply.tool_calls or not content):
-            return []
-        return [
-            Message("assistant", content, tool_calls=calls, thinking_blocks=reply.thinking_blocks),
-            *(
-                Message("tool", (TextPart(self.results[call.id]),), tool_call_id=call.id, name=call.name)
-                for call in calls
-            ),
-        ]
+    message: Message
+    event_id: int = 0
 
 
 class ConversationMemory:
     """The messages of one conversation."""
 
-    def __init__(self, *, max_message_chars: int = MAX_MESSAGE_CHARS) -> None:
-        """Begin with an empty log.
-
-        Args:
-            max_message_chars: longest text of one observation; longer ones lose their middle.
-        """
-        self._max_message_chars = max_message_chars
-        self._messages: list[Message] = []
-        self._turn: _OpenTurn | None = None
-        # What the next reply may not have seen, as it was before it was joined on: the tail of the messages.
+    def __init__(self, options: PromptOptions | None = None) -> None:
+        """Begin with nothing."""
+        self._options = options or PromptOptions()
+        self._shown: list[_Shown] = []
+        self._places: dict[int, _Shown] = {}
+        self._masks: dict[int, str] = {}
+        self._skills: set[str] = set()
+        self._turn: OpenTurn | None = None
+        # What the next reply may not have seen, as it was before it was joined on: the tail of what is shown.
         self._since_reply: list[tuple[int, Message]] = []
-        self.version = 0
 
     def add(self, event: Event) -> None:
-        """Take in the next event of the log."""
-        assert event.id == self.version + 1, f"event {event.id} after version {self.version}"
-        self.version = event.id
+        """Take in the next event: one of the View, a reply of the agent's model, or a change to running."""
         if isinstance(event, ModelReply):
-            self._open_turn(event)
+            if event.service == "agent":
+                self._open_turn(event)
             return
-        metadata, turn = event.tool_call_metadata, self._turn
-        if turn is not None and metadata is not None and metadata.reply_id == turn.reply.id:
-            result = self._result_of(event)
-            if result is not None:
-                turn.results[metadata.tool_call_id] = result
+        turn = self._turn
+        if turn is not None and turn.concerns(event):
+            turn.take(event, self._result_of(event))
             if turn.is_complete():
                 self._close_turn()
             return
         if isinstance(event, SystemMessageAction):
             # No request has shown anything yet: an agent greets before its first step.
-            self._messages.insert(0, Message("system", (TextPart(event.content),)))
+            self._shown.insert(0, _Shown(Message("system", (TextPart(event.content),)), event.id))
             return
         message = self._message_of(event)
         if message is None:
@@ -113,117 +99,132 @@ class ConversationMemory:
         else:
             self._keep_since_reply([(event.id, message)])
 
+    def mask(self, event_id: int, text: str) -> None:
+        """Show a text in the place of what is shown of an observation, from now on."""
+        self._masks[event_id] = text
+        shown = self._places.get(event_id)
+        if shown is not None:
+            shown.message = _masked(shown.message, text)
+
     def messages(self) -> list[Message]:
         """Return the messages so far; of a turn with open calls, only the calls that have results."""
-        whole = list(self._messages)
-        if self._turn is not None:
-            for message in (*self._turn.messages(), *(message for _, message in self._turn.meanwhile)):
-                _join(whole, message)
-        return whole
+        if self._turn is None:
+            return [shown.message for shown in self._shown]
+        whole = list(self._shown)
+        for event_id, message in (*self._turn.messages(), *self._turn.meanwhile):
+            self._join(whole, event_id, message)
+        return [shown.message for shown in whole]
 
     def _open_turn(self, reply: ModelReply) -> None:
         self._close_turn()
         unseen = [(event_id, message) for event_id, message in self._since_reply if event_id > reply.seen_id]
         if unseen:
-            del self._messages[-len(unseen) :]
+            del self._shown[-len(unseen) :]
         self._since_reply = []
-        self._turn = _OpenTurn(reply, unseen)
-        if self._turn.is_complete():
-            self._close_turn()
+        self._turn = OpenTurn(reply, unseen)
 
     def _close_turn(self) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
-            self._messages += turn.messages()
+            for event_id, message in turn.messages():
+                self._place(self._join(self._shown, event_id, message))
             self._keep_since_reply(turn.meanwhile)
 
     def _keep_since_reply(self, came: list[tuple[int, Message]]) -> None:
         self._since_reply += came
-        for _, message in came:
-            _join(self._messages, message)
+        for event_id, message in came:
+            self._place(self._join(self._shown, event_id, message))
+
+    def _join(self, whole: list[_Shown], event_id: int, message: Message) -> _Shown:
+        """Append a message; a person's second in a row begins with a blank line (OpenHands 7.3)."""
+        mask = self._masks.get(event_id) if event_id else None
+        if mask is not None:
+            message = _masked(message, mask)
+        if message.role == "user" and whole and whole[-1].message.role == "user":
+            first, *rest = message.content
+            if isinstance(first, TextPart):
+                message = replace(message, content=(TextPart("\n\n" + first.text), *rest))
+        whole.append(_Shown(message, event_id))
+        return whole[-1]
+
+    def _place(self, shown: _Shown) -> None:
+        if shown.event_id:
+            self._places[shown.event_id] = shown
 
     def _message_of(self, event: Event) -> Message | None:
-        """Return the message of an event that belongs to no open tool call."""
+        """Return the message of an event that belongs to no open turn."""
         match event:
             case MessageAction(source=EventSource.USER):
-                images = tuple(ImagePart(url) for url in event.image_urls or ())
-                return Message("user", (TextPart(event.content), *images))
+                return Message("user", (TextPart(event.content), *self._images(event)))
+            case MessageAction(source=EventSource.AGENT) if event.content.strip():
+                return Message("assistant", (TextPart(event.content),))
             case CmdRunAction(source=EventSource.USER):
                 return _said(f"User executed the command:\n{event.command}")
+            case FileReadAction(source=EventSource.USER):
+                return _said(f"User requested to read file: {event.path}")
+            case Action(source=EventSource.USER, runnable=True):
+                return _said(f"User requested: {event.sentence}")
             case CmdOutputObservation(tool_call_metadata=None):
                 return _said(self._cut(f"\nObserved result of command executed by user:\n{event.agent_text}"))
-            case AgentStateChangedObservation(agent_state=AgentState.RUNNING) if self._is_silence():
-                return _said(GO_ON)
+            case AgentStateChangedObservation(agent_state=AgentState.RUNNING):
+                return _said(GO_ON) if self._is_silence() else None
+            case RecallObservation():
+                return self._recalled(event)
             case Observation(tool_call_metadata=None):
-                text = self._text_of(event)
-                return _said(text) if text else None
+                content = self._content_of(event)
+                return Message("user", content) if content else None
         return None
+
+    def _images(self, message: MessageAction) -> Content:
+        """Return a person's images, each behind its number."""
+        if not self._options.sees_images:
+            return ()
+        urls = [url for url in message.image_urls or () if is_image_url(url)]
+        return tuple(part for n, url in enumerate(urls, 1) for part in (TextPart(f"Image {n}:"), ImagePart(url)))
+
+    def _recalled(self, recall: RecallObservation) -> Message | None:
+        """Return what a recall found, without the skills that are shown already."""
+        options = self._options
+        if not options.shows_recalls:
+            return None
+        skills = tuple(
+            skill
+            for skill in recall.microagent_knowledge
+            if skill.name not in self._skills and skill.name not in options.disabled_skills
+        )
+        self._skills |= {skill.name for skill in recall.microagent_knowledge}
+        content = self._content_of(recall.model_copy(update={"microagent_knowledge": skills}))
+        return Message("user", content) if content else None
 
     def _is_silence(self) -> bool:
         """Say whether the model spoke last, and nobody has answered."""
-        return self._turn is None and bool(self._messages) and self._messages[-1].role == "assistant"
+        return self._turn is None and bool(self._shown) and self._shown[-1].message.role == "assistant"
 
-    def _result_of(self, event: Event) -> str | None:
+    def _result_of(self, event: Event) -> Result | None:
         """Return the result of the tool call the event belongs to, or None if it brings none."""
         if isinstance(event, AgentFinishAction):
-            return FINISH_RESULT
+            return Result(event.id, (TextPart(FINISH_RESULT),))
         if not isinstance(event, Observation):
             return None
-        text = self._text_of(event)
-        return text if text.strip() else NO_RESULT
+        mask = self._masks.get(event.id)
+        content = self._content_of(event) if mask is None else (TextPart(mask),)
+        has_words = any(isinstance(part, ImagePart) or part.text.strip() for part in content)
+        return Result(event.id, content if has_words else (TextPart(NO_RESULT),))
 
-    def _text_of(self, event: Observation) -> str:
-        """Return what the model reads of an observation; empty for what it never sees."""
-        render = _RENDERINGS.get(type(event))
-        text = render(event) if render else event.content
-        return text if isinstance(event, FileReadObservation) else self._cut(text)
+    def _content_of(self, event: Observation) -> Content:
+        options = self._options
+        return content_of(event, max_chars=options.max_message_chars, sees_images=options.sees_images)
 
     def _cut(self, text: str) -> str:
-        return truncate_content(text, self._max_message_chars)
+        return truncate_content(text, self._options.max_message_chars)
 
 
 def _said(text: str) -> Message:
     return Message("user", (TextPart(text),))
 
 
-def _join(messages: list[Message], message: Message) -> None:
-    """Append a message; a person's second in a row begins with a blank line (OpenHands 7.3)."""
-    if message.role == "user" and messages and messages[-1].role == "user":
-        first, *rest = message.content
-        if isinstance(first, TextPart):
-            message = Message("user", (TextPart("\n\n" + first.text), *rest))
-    messages.append(message)
-
-
-def _recall(event: RecallObservation) -> str:
-    lines = []
-    if event.working_dir:
-        lines.append(f"The workspace is {event.working_dir}.")
-    if event.date:
-        lines.append(f"Today is {event.date} (UTC).")
-    if event.repo_instructions:
-        lines.append(event.repo_instructions)
-    lines += [f"<{item.name}>\n{item.content}\n</{item.name}>" for item in event.microagent_knowledge]
-    return "\n".join(lines)
-
-
-def _delegate(event: AgentDelegateObservation) -> str:
-    return str(event.outputs.get("content") or event.content)
-
-
-def _nothing(_: Observation) -> str:
-    return ""
-
-
-_RENDERINGS: Mapping[type[Observation], Callable[[Any], str]] = {
-    CmdOutputObservation: lambda event: event.agent_text,
-    ErrorObservation: lambda event: f"{event.content}\n[Error occurred in processing last action]",
-    UserRejectObservation: lambda event: f"OBSERVATION:\n{event.content}\n[Last action has been rejected by the user]",
-    RecallObservation: _recall,
-    AgentDelegateObservation: _delegate,
-    NullObservation: _nothing,
-    SuccessObservation: _nothing,
-    AgentStateChangedObservation: _nothing,
-    LoopDetectionObservation: lambda event: event.advice,
-}
-"""How a model reads what is not just its content; every other observation is."""
+def _masked(message: Message, text: str) -> Message:
+    """Return the message with another text, in the same place behind its neighbour."""
+    first = message.content[0] if message.content else None
+    is_joined = message.role == "user" and isinstance(first, TextPart) and first.text.startswith("\n\n")
+    return replace(message, content=(TextPart(f"\n\n{text}" if is_joined else text),))

@@ -3,145 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from broker.actions import ChangeAgentStateAction, CmdRunAction
+from broker.actions import CmdRunAction
 from broker.agent_state import AgentState
-from broker.connection import Argument, Connection, MultiplexedConnection
 from broker.conversations import Conversations
-from broker.event_log import EventLog
-from broker.events import AgentSpec, ConversationCreated, Event, EventSource, LLMSpec, ModelReply
+from broker.events import AgentSpec, ModelReply
 from broker.invariants import violations
 from broker.membership import Membership
 from broker.observations import AgentStateChangedObservation, ErrorObservation, FileReadObservation
-from broker.ownership import Claimed, NotClaimed, Owners
+from broker.ownership import Claimed, NotClaimed
+from broker.specs import NoOpCondenserSpec
 from broker.standing import standing
-from broker.store import Store, open_store
-from controller_worker.conversation_loop import ConversationLoop, Services
+from controller_worker.condensers.noop import NoOpCondenser
 from controller_worker.llm.messages import Message, TextPart
+from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.memory.recollection import Recollection
-from controller_worker.model_call import Models
 from controller_worker.state import state_from
 from tests.broker_parts import lapse, mail_of, rung
-from tests.controller_parts import answer, said
+from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands
 from tests.polling import until
-from tests.stores import RealServer, emptied
 
-CID = "conversation-1"
-WORKER = "controller-1"
-
-BASH = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "ls"}}]}
-THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}]}
-
-
-class WatchedConnection:
-    """A connection that counts commands and lets a test do something just before one is sent."""
-
-    def __init__(self, inner: Connection) -> None:
-        self._inner = inner
-        self.counts: Counter[str] = Counter()
-        self.before: dict[str, Callable[[], Awaitable[Any]]] = {}
-
-    async def call(self, *command: Argument) -> Any:
-        await self._note(command)
-        return await self._inner.call(*command)
-
-    async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-        for command in commands:
-            await self._note(command)
-        return await self._inner.call_many(commands)
-
-    def another(self, *, reply_timeout_seconds: float) -> Connection:
-        return self._inner.another(reply_timeout_seconds=reply_timeout_seconds)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    async def _note(self, command: Sequence[Argument]) -> None:
-        name = str(command[1] if command[0] == "FCALL" else command[0])
-        self.counts[name] += 1
-        if name in self.before:
-            await self.before.pop(name)()
-
-
-class Hands:
-    """A worker's worth of services, and the loops it holds."""
-
-    def __init__(self, store: Store, wire: WatchedConnection, folder: Path) -> None:
-        self.store = store
-        self.wire = wire
-        self.folder = folder
-        self.log = EventLog(store)
-        self.owners = Owners(store)
-        self.services = Services(store, self.log, self.owners, Models({}))
-        self.gone: list[str] = []
-        self.loops: list[ConversationLoop] = []
-
-    async def begin(self, *turns: dict[str, Any], latency: float = 0.0, **fields: Any) -> None:
-        """Create a conversation that follows a script."""
-        script = self.folder / "script.json"
-        script.write_text(json.dumps({"turns": turns, "latency_seconds": latency}))
-        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
-        created = ConversationCreated(conversation_id=CID, **{"agent": agent} | fields)
-        await self.log.create(created, [said("task")], key="begin")
-
-    async def claim(self, *, worker: str = WORKER) -> ConversationLoop:
-        claimed = await self.owners.claim(CID, worker)
-        assert isinstance(claimed, Claimed), claimed
-        loop = ConversationLoop(claimed, self.services, on_gone=lambda gone: self.gone.append(gone.conversation_id))
-        self.loops.append(loop)
-        return loop
-
-    async def go(self) -> ConversationLoop:
-        """Claim the conversation and let it run until it waits, or is gone."""
-        loop = await self.claim()
-        loop.wake(has_news=False)
-        await self.at_rest(loop)
-        return loop
-
-    async def at_rest(self, loop: ConversationLoop) -> None:
-        await until(lambda: loop.is_idle, what="rest")
-
-    async def events(self) -> list[Event]:
-        return await self.log.read(CID)
-
-    async def kinds(self, *, after: int = 0) -> list[str]:
-        return [event.kind for event in (await self.events())[after:]]
-
-    async def say(self, text: str = "and this") -> None:
-        await self.log.append(CID, [said(text)])
-
-    async def ask(self, state: str) -> None:
-        request = ChangeAgentStateAction(agent_state=AgentState(state), source=EventSource.USER)
-        await self.log.append(CID, [request])
-
-    async def observe(self, action_id: int, text: str = "a.txt") -> None:
-        action = (await self.events())[action_id - 1]
-        await self.log.append_observation(CID, answer(action, text), worker_id="tool-1")
-
-    async def owner(self) -> str:
-        return (await Conversations(self.store).row(CID)).owner
-
-
-@pytest.fixture
-async def hands(valkey_server: RealServer, tmp_path: Path) -> AsyncIterator[Hands]:
-    wire = WatchedConnection(MultiplexedConnection(await emptied(valkey_server.url)))
-    store = await open_store(wire, patience_seconds=5.0)
-    for worker in (WORKER, "controller-2"):
-        await Membership(store, worker, "controller", ttl_seconds=3600.0).register()
-    made = Hands(store, wire, tmp_path)
-    yield made
-    for loop in made.loops:
-        loop.drop()
-    await made.services.models.aclose()
-    await store.aclose()
-
+SHOW_ALL = (NoOpCondenser(NoOpCondenserSpec()), PromptOptions(max_message_chars=1_000))
 
 # News
 
@@ -315,7 +199,7 @@ async def test_a_prompt_has_the_whole_of_a_text_kept_beside_the_log(hands: Hands
     await hands.begin(BASH)
     loop = await hands.go()
     early, late = (Recollection(hands.log, CID) for _ in range(2))
-    await early.messages(8, max_message_chars=1_000)
+    await early.prompt(8, *SHOW_ALL)
     text = "".join(f"line {number}\n" for number in range(10_000))
     action = (await hands.events())[7]
     read = FileReadObservation(content=text, path="/a").model_copy(
@@ -326,17 +210,19 @@ async def test_a_prompt_has_the_whole_of_a_text_kept_beside_the_log(hands: Hands
     assert list(stored.blobs or ()) == ["content"]
     await early.take_in([stored])
     expected = Message("tool", (TextPart(text),), tool_call_id="call_0001_0", name="execute_bash")
-    assert (await early.messages(9, max_message_chars=1_000))[-1] == expected
-    assert (await late.messages(9, max_message_chars=1_000))[-1] == expected
+    for recollection in (early, late):
+        prompt = await recollection.prompt(9, *SHOW_ALL)
+        assert isinstance(prompt, tuple)
+        assert prompt[-1] == expected
     loop.drop()
 
 
 async def test_a_recollection_that_has_missed_an_event_says_so(hands: Hands) -> None:
     await hands.begin()
     recollection = Recollection(hands.log, CID)
-    await recollection.messages(1, max_message_chars=1_000)
+    await recollection.prompt(1, *SHOW_ALL)
     with pytest.raises(AssertionError, match="remembers 1, asked for 2"):
-        await recollection.messages(2, max_message_chars=1_000)
+        await recollection.prompt(2, *SHOW_ALL)
 
 
 # Errors
@@ -350,7 +236,7 @@ async def test_an_unknown_agent_is_an_error_of_its_conversation(hands: Hands) ->
     assert isinstance(change, AgentStateChangedObservation)
     assert (change.agent_state, change.reason) == (
         AgentState.ERROR,
-        "UsageError: There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent.",
+        "UsageError: There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent, ReadOnlyAgent.",
     )
     assert standing(events).is_settled
     row = await Conversations(hands.store).row(CID)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.events import Limits
 from broker.observations import AgentStateChangedObservation, ErrorObservation
-from tests.integration.test_conversation_loop import BASH, THINK, Hands, hands  # noqa: F401  (a fixture)
+from tests.conversation_hands import BASH, THINK, Hands
 from tests.polling import until
 
 SHORT = Limits(max_seconds=0.4)
@@ -15,7 +15,7 @@ async def ended(found: Hands) -> bool:
     return isinstance(last, AgentStateChangedObservation) and last.code == "max_time"
 
 
-async def test_a_tool_that_outlasts_the_time_is_ended(hands: Hands) -> None:  # noqa: F811
+async def test_a_tool_that_outlasts_the_time_is_ended(hands: Hands) -> None:
     await hands.begin(BASH, limits=SHORT)
     await hands.go()
     await until(lambda: ended(hands), what="the end of the time")
@@ -24,7 +24,7 @@ async def test_a_tool_that_outlasts_the_time_is_ended(hands: Hands) -> None:  # 
     assert answer.error_id == "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_ERROR"
 
 
-async def test_a_model_that_outlasts_the_time_is_not_waited_for(hands: Hands) -> None:  # noqa: F811
+async def test_a_model_that_outlasts_the_time_is_not_waited_for(hands: Hands) -> None:
     await hands.begin(THINK, latency=60.0, limits=SHORT)
     loop = await hands.claim()
     loop.wake(has_news=False)
@@ -33,7 +33,7 @@ async def test_a_model_that_outlasts_the_time_is_not_waited_for(hands: Hands) ->
     assert "model.reply" not in await hands.kinds()
 
 
-async def test_a_conversation_that_was_given_back_is_woken_when_its_time_is_up(hands: Hands) -> None:  # noqa: F811
+async def test_a_conversation_that_was_given_back_is_woken_when_its_time_is_up(hands: Hands) -> None:
     await hands.begin(BASH, limits=Limits(max_seconds=20.0))
     loop = await hands.go()
     await loop.release_idle()

@@ -60,6 +60,7 @@ class History(RuleBasedStateMachine):
         self.core = Core(task=None)
         self.thinking: tuple[CallModel, int] | None = None
         self.memory = ConversationMemory()
+        self.taken = 0
         self.shown: list[Message] = []
 
     @initialize(
@@ -171,8 +172,9 @@ class History(RuleBasedStateMachine):
 
     def check_prompt(self) -> None:
         """What was shown is shown again; calls have results; nobody answers what he has not seen."""
-        for event in self.core.events[self.memory.version :]:
+        for event in self.core.events[self.taken :]:
             self.memory.add(event)
+        self.taken = len(self.core.events)
         messages = self.memory.messages()
         assert messages[: len(self.shown)] == self.shown
         self.shown = messages

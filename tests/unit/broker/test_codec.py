@@ -21,6 +21,7 @@ from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import Event, Part, plain_json, replace_surrogates
 from broker.loop_policy import LoopPolicy
 from broker.observations import CmdOutputObservation, FileReadObservation, MCPObservation
+from broker.specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
 from broker.tool_specs import OutcomePolicy, ToolOffer
 
 KINDS = dict(sorted(Event.KINDS.items()))
@@ -73,6 +74,7 @@ def _parts(part: type) -> st.SearchStrategy[Any]:
         "tool_concurrency": st.integers(1, 16),
         "max_iterations": st.integers(1, 10**6),
         "max_budget_usd": st.none() | st.floats(0.01, 1e6),
+        "condenser": st.sampled_from([DEFAULT_CONDENSER, NoOpCondenserSpec(), AmortizedForgettingCondenserSpec()]),
         "max_tokens": st.none() | st.integers(1, 10**9),
         "max_seconds": st.none() | st.floats(0.01, 1e6),
         "loop_policy": st.sampled_from([LoopPolicy(), LoopPolicy(responses=("nudge", "park"), monologue=5)]),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from broker.actions import (
     AgentDelegateAction,
     CmdRunAction,
+    FileEditAction,
+    FileReadAction,
     MessageAction,
     NullAction,
     RecallType,
@@ -23,6 +26,7 @@ from broker.observations import (
     ErrorObservation,
     FileEditObservation,
     FileReadObservation,
+    FileWriteObservation,
     LoopDetectionObservation,
     MicroagentKnowledge,
     NullObservation,
@@ -33,13 +37,19 @@ from broker.observations import (
     UserRejectObservation,
 )
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.memory.conversation_memory import FINISH_RESULT, GO_ON, NO_RESULT, ConversationMemory
+from controller_worker.memory.conversation_memory import (
+    FINISH_RESULT,
+    GO_ON,
+    NO_RESULT,
+    ConversationMemory,
+    PromptOptions,
+)
 from controller_worker.memory.recollection import NOT_IN_PROMPTS
-from tests.controller_parts import Core, answer, bash, call, finish, said, started, system_message, think
+from tests.controller_parts import Core, answer, bash, call, finish, said, started, think
 
 
-def remember(events: Sequence[Event], **options: int) -> list[Message]:
-    memory = ConversationMemory(**options)
+def remember(events: Sequence[Event], **options: Any) -> list[Message]:
+    memory = ConversationMemory(PromptOptions(**options))
     for number, event in enumerate(events, 1):
         memory.add(with_id(event, number))
     return memory.messages()
@@ -84,9 +94,29 @@ def test_a_persons_second_message_in_a_row_begins_with_a_blank_line() -> None:
     ]
 
 
-def test_images_follow_the_text() -> None:
-    message = MessageAction(content="see", source=EventSource.USER, image_urls=("https://a/1.png", "data:x"))
-    assert remember([message])[0].content == (TextPart("see"), ImagePart("https://a/1.png"), ImagePart("data:x"))
+def test_images_follow_the_text_each_behind_its_number() -> None:
+    urls = ("https://a/1.png", "file:///etc/passwd", "data:image/png;base64,AA")
+    message = MessageAction(content="see", source=EventSource.USER, image_urls=urls)
+    assert remember([message])[0].content == (
+        TextPart("see"),
+        TextPart("Image 1:"),
+        ImagePart("https://a/1.png"),
+        TextPart("Image 2:"),
+        ImagePart("data:image/png;base64,AA"),
+    )
+    assert remember([message], sees_images=False)[0].content == (TextPart("see"),)
+
+
+def test_what_a_person_asked_for() -> None:
+    assert spoken(remember([FileReadAction(path="/a", source=EventSource.USER)])) == [
+        ("user", "User requested to read file: /a")
+    ]
+    edit = FileEditAction(path="/a", command="create", source=EventSource.USER)
+    assert spoken(remember([edit])) == [("user", "User requested: Editing /a (create)")]
+
+
+def test_words_of_an_agent_that_no_reply_led_to() -> None:
+    assert spoken(remember([MessageAction(content="hello", source=EventSource.AGENT)])) == [("assistant", "hello")]
 
 
 def test_a_persons_own_command_and_its_output() -> None:
@@ -113,7 +143,8 @@ def test_a_persons_own_command_and_its_output() -> None:
         ModelCallFailed(code="internal"),
         RecallObservation(recall_type=RecallType.KNOWLEDGE),
         AgentDelegateAction(agent="x"),
-        MessageAction(content="from nobody", source=EventSource.AGENT),
+        MessageAction(content=" ", source=EventSource.AGENT),
+        FileWriteObservation(content="written", path="/a"),
     ],
     ids=lambda event: event.kind,
 )
@@ -136,7 +167,10 @@ def test_what_no_model_sees(event: Event) -> None:
                 repo_instructions="Use tabs.",
                 microagent_knowledge=(MicroagentKnowledge(name="git", trigger="git", content="Rebase."),),
             ),
-            "Use tabs.\n<git>\nRebase.\n</git>",
+            (
+                "<repository_instructions>\nUse tabs.\n</repository_instructions>\n"
+                "<skill name='git'>\nThe message mentions 'git'; use this if it helps.\nRebase.\n</skill>"
+            ),
         ),
     ],
     ids=lambda value: value.kind if isinstance(value, Observation) else "",
@@ -353,13 +387,6 @@ def test_the_same_call_ids_in_two_replies_are_two_calls() -> None:
 # Remembering
 
 
-def test_events_come_in_order_and_once() -> None:
-    memory = ConversationMemory()
-    memory.add(with_id(system_message(), 1))
-    with pytest.raises(AssertionError, match="event 3 after version 1"):
-        memory.add(with_id(said("x"), 3))
-
-
 def test_what_was_returned_is_the_callers() -> None:
     memory = ConversationMemory()
     memory.add(with_id(said("x"), 1))
@@ -371,11 +398,13 @@ def test_messages_once_shown_are_the_same_objects_later() -> None:
     core = started()
     memory = ConversationMemory()
     before: list[Message] = []
+    known = 0
     for _ in range(50):
         core.reply(bash(), think())
         core.observe(core.state.pending[0].id)
-        for event in core.events[memory.version :]:
+        for event in core.events[known:]:
             memory.add(event)
+        known = len(core.events)
         now = memory.messages()
         assert all(old is new for old, new in zip(before, now, strict=False))
         assert len(now) == len(before) + 3 + (3 if not before else 0)
@@ -387,6 +416,7 @@ def test_a_step_costs_what_is_new_however_long_the_history() -> None:
     core = started()
     memory = ConversationMemory()
     known: set[int] = set()
+    taken = 0
     kept: list[Message] = []  # so that no id is given twice
     made = []
     for _ in range(2_000):
@@ -394,8 +424,9 @@ def test_a_step_costs_what_is_new_however_long_the_history() -> None:
         for event in (reply, *core.agent.events_of(reply)):
             core.put(event)
         core.put(answer(core.event(core.state.pending[0].id)))
-        for event in core.events[memory.version :]:
+        for event in core.events[taken:]:
             memory.add(event)
+        taken = len(core.events)
         new = [message for message in memory.messages() if id(message) not in known]
         known |= {id(message) for message in new}
         kept += new

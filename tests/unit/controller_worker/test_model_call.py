@@ -200,6 +200,7 @@ def test_a_reply_becomes_its_event() -> None:
     assert event.wire() == {
         "kind": "model.reply",
         "source": "agent",
+        "service": "agent",
         "content": "Hi.",
         "tool_calls": [{"id": "a", "name": "think", "arguments": "{}"}],
         "thinking_blocks": [block],

@@ -51,6 +51,8 @@ FULL = State(
     wait=Wait("rate_limit", datetime(2026, 3, 1, 12, 0, 8, 654321, tzinfo=UTC)),
     gate=Gate("rate_limit", datetime(2026, 3, 1, 12, 0, 9, tzinfo=UTC)),
     attempt=2,
+    overflows=1,
+    wants_condensation=True,
     iteration=6,
     max_iterations=18,
     max_budget_usd=3.75,
@@ -118,11 +120,12 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        6,
+        7,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
             *("message", "last_message_id", "is_reply_outdated", "pending", "wait", "gate", "attempt"),
+            *("overflows", "wants_condensation"),
             *(
                 "iteration",
                 "max_iterations",

@@ -1,0 +1,43 @@
+"""When a prompt does not fit the model: condense and go on (OpenHands 1.8.8), as part of the core.
+
+Holds: every conversation gets out of it: after `MAX_OVERFLOWS` prompts in a row that did not fit, it ends in an error.
+Differs: a condensation takes no iteration, because nothing of the task is done by it.
+"""
+
+from __future__ import annotations
+
+from broker.events import ModelCallFailed, ModelReply
+from broker.specs import handles_requests
+from controller_worker.llm.errors import ContextWindowError
+from controller_worker.state import State, replace
+
+MAX_OVERFLOWS = 5
+
+
+def is_overflow(state: State, failure: ModelCallFailed) -> bool:
+    """Say whether a prompt did not fit and less of the history can be tried."""
+    return (
+        failure.code == ContextWindowError.code
+        and state.agent.enable_history_truncation
+        and handles_requests(state.agent.condenser)
+        and state.overflows < MAX_OVERFLOWS
+    )
+
+
+def after_overflow(state: State) -> State:
+    """Note that a condensation is to be asked for."""
+    return replace(state, gate=None, attempt=0, wait=None, overflows=state.overflows + 1, wants_condensation=True)
+
+
+def after_condenser_reply(state: State, reply: ModelReply) -> State:
+    """Count what the condenser's model cost."""
+    return replace(
+        state,
+        gate=None,
+        attempt=0,
+        wait=None,
+        cost_usd=state.cost_usd + (reply.cost_usd or 0.0),
+        has_unknown_cost=state.has_unknown_cost or reply.cost_usd is None,
+        prompt_tokens=state.prompt_tokens + reply.usage.prompt_tokens,
+        completion_tokens=state.completion_tokens + reply.usage.completion_tokens,
+    )

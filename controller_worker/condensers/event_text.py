@@ -1,0 +1,30 @@
+"""Events as text, for a model that is asked what to keep of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.actions import MessageAction
+from broker.events import Event, Observation
+from broker.observations import truncate_content
+from controller_worker.memory.observation_text import text_of
+
+_LEFT_OUT = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "blobs", "security_risk"}
+
+
+def event_text(event: Event) -> str:
+    """Return one event: its name, who it comes from, and what it says."""
+    name = f"{type(event).__name__} ({event.source.value})"
+    if isinstance(event, MessageAction):
+        return f"{name}\n{event.content}"
+    if isinstance(event, Observation):
+        return f"{name}\n{text_of(event)}"
+    fields = event.model_dump(mode="json", exclude_defaults=True, exclude=_LEFT_OUT)
+    return "\n".join([name, *(f"{field}: {value}" for field, value in fields.items())])
+
+
+def event_blocks(events: Iterable[Event], max_chars: int) -> str:
+    """Return events as `<EVENT id=…>` blocks, each at most so many characters."""
+    return "\n".join(
+        f"<EVENT id={event.id}>\n{truncate_content(event_text(event), max_chars)}\n</EVENT>" for event in events
+    )

@@ -1,0 +1,113 @@
+"""How a model reads an observation (OpenHands 7.2: prefixes, suffixes, notes).
+
+Holds: a function of the event; what is longer than allowed loses its middle, but for files, recalls and images.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from broker.events import Observation
+from broker.observations import (
+    AgentDelegateObservation,
+    AgentStateChangedObservation,
+    BrowserOutputObservation,
+    CmdOutputObservation,
+    ErrorObservation,
+    FileEditObservation,
+    FileReadObservation,
+    FileWriteObservation,
+    IPythonRunCellObservation,
+    LoopDetectionObservation,
+    NullObservation,
+    RecallObservation,
+    SuccessObservation,
+    UserRejectObservation,
+    truncate_content,
+)
+from controller_worker.llm.messages import ImagePart, TextPart
+from controller_worker.memory.recall_text import recall_text
+
+Content = tuple[TextPart | ImagePart, ...]
+
+_INLINE_IMAGE = re.compile(r"^.*!\[image\]\(data:image/png;base64,.*$", re.MULTILINE)
+IMAGE_PLACEHOLDER = "![image](data:image/png;base64, ...) already displayed to user"
+SCREENSHOT_NOTE = (
+    "\nImage: the visible part of the page (the accessibility tree above is of the whole page; elements are marked "
+    "with their ids where marks are shown)."
+)
+NO_SCREENSHOT_NOTE = "\nThere is no usable image of the page; go by its accessibility tree."
+_UNCUT = (FileReadObservation, RecallObservation)
+
+
+def content_of(event: Observation, *, max_chars: int, sees_images: bool) -> Content:
+    """Return what the model is shown of an observation; nothing for what it never sees.
+
+    Args:
+        max_chars: longest text.
+        sees_images: whether the model takes images; without, they are left out.
+    """
+    if isinstance(event, BrowserOutputObservation):
+        return _page(event, max_chars, sees_images=sees_images)
+    text = text_of(event)
+    if not isinstance(event, _UNCUT):
+        text = truncate_content(text, max_chars)
+    urls: Sequence[str] = getattr(event, "image_urls", None) or ()
+    usable = [url for url in urls if is_image_url(url)] if sees_images else []
+    if sees_images and len(usable) < len(urls):
+        text += f"\n\nNote: {len(urls) - len(usable)} of {len(urls)} images cannot be shown."
+    return (*((TextPart(text),) if text else ()), *(ImagePart(url) for url in usable))
+
+
+def text_of(event: Observation) -> str:
+    """Return an observation's text in full; empty for what no model sees."""
+    render = _RENDERINGS.get(type(event))
+    return render(event) if render else event.content
+
+
+def is_image_url(url: str) -> bool:
+    """Say whether a provider can be given this address of an image."""
+    return url.startswith(("https://", "http://", "data:image/"))
+
+
+def _page(event: BrowserOutputObservation, max_chars: int, *, sees_images: bool) -> Content:
+    text = truncate_content(event.content, max_chars)
+    if event.trigger_by_action != "browse_interactive" or not sees_images:
+        return (TextPart(text),) if text else ()
+    image = next((url for url in (event.set_of_marks, event.screenshot) if is_image_url(url)), None)
+    if image is None:
+        return (TextPart(text + NO_SCREENSHOT_NOTE),)
+    return (TextPart(text + SCREENSHOT_NOTE), ImagePart(image))
+
+
+def _edit(event: FileEditObservation) -> str:
+    if event.content or event.diff is None:
+        return event.content
+    return f"[The file {event.path} was {'edited' if event.prev_exist else 'created'}.]\n{event.diff}"
+
+
+def _delegate(event: AgentDelegateObservation) -> str:
+    return str(event.outputs.get("content") or event.content)
+
+
+def _nothing(_: Observation) -> str:
+    return ""
+
+
+_RENDERINGS: Mapping[type[Observation], Callable[[Any], str]] = {
+    CmdOutputObservation: lambda event: event.agent_text,
+    IPythonRunCellObservation: lambda event: _INLINE_IMAGE.sub(IMAGE_PLACEHOLDER, event.content),
+    FileEditObservation: _edit,
+    ErrorObservation: lambda event: f"{event.content}\n[Error occurred in processing last action]",
+    UserRejectObservation: lambda event: f"OBSERVATION:\n{event.content}\n[Last action has been rejected by the user]",
+    RecallObservation: recall_text,
+    AgentDelegateObservation: _delegate,
+    NullObservation: _nothing,
+    SuccessObservation: _nothing,
+    FileWriteObservation: _nothing,
+    AgentStateChangedObservation: _nothing,
+    LoopDetectionObservation: lambda event: event.advice,
+}
+"""How a model reads what is not just its content; every other observation is."""

@@ -1,0 +1,159 @@
+"""The View: the part of the history that the model is shown (OpenHands section 8).
+
+A `ViewFold` is fed the log in order and keeps the View up, so that a step costs what is new. A `View` is what a
+condenser gets and gives.
+
+Holds: the system message comes first, whatever came before it in the log; what a condensation forgot never comes back;
+only the latest summary is shown.
+Does not: decide what is forgotten; see `controller_worker.condensers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from broker.actions import (
+    ChangeAgentStateAction,
+    CmdRunAction,
+    CondensationAction,
+    CondensationRequestAction,
+    MessageAction,
+    NullAction,
+    SystemMessageAction,
+)
+from broker.agent_state import AgentState
+from broker.events import Action, Event, EventSource, ModelReply, Observation
+from broker.observations import (
+    AgentCondensationObservation,
+    AgentStateChangedObservation,
+    CmdOutputObservation,
+    NullObservation,
+)
+
+_NEVER_SHOWN = (NullAction, NullObservation, ChangeAgentStateAction, AgentStateChangedObservation)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a condenser looks at. Its events are not to be changed in place.
+
+    Attributes:
+        events: what is shown, in order; a summary has the id 0.
+        has_request: a condensation was asked for and there has been none since.
+        overflows: how many prompts in a row did not fit the model.
+    """
+
+    events: Sequence[Event]
+    has_request: bool = False
+    overflows: int = 0
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+
+class ViewFold:
+    """The View of one log, event by event.
+
+    Attributes:
+        version: the last event taken in.
+        condensations: how many of them have been taken in; after one, messages made before are out of date.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.condensations = 0
+        self._events: list[Event] = []
+        self._companions: list[Event] = []
+        self._system: SystemMessageAction | None = None
+        self._task: MessageAction | None = None
+        self._summary: AgentCondensationObservation | None = None
+        self._summary_offset = 0
+        self._has_request = False
+
+    def add(self, event: Event) -> None:
+        """Take in the next event of the log."""
+        assert event.id == self.version + 1, f"event {event.id} after version {self.version}"
+        self.version = event.id
+        match event:
+            case CondensationAction():
+                self._forget(event)
+            case CondensationRequestAction():
+                self._has_request = True
+            case SystemMessageAction():
+                self._system = self._system or event
+                self._events.insert(0, event)
+            case _ if is_companion(event):
+                self._companions.append(event)
+            case _ if is_shown(event):
+                if self._task is None and isinstance(event, MessageAction) and event.source is EventSource.USER:
+                    self._task = event
+                self._events.append(event)
+
+    def view(self, *, overflows: int = 0) -> View:
+        """Return the View now. It grows with the fold until the next condensation."""
+        return View(self._events, self._has_request, overflows)
+
+    def script(self, events: Sequence[Event]) -> Iterator[Event]:
+        """Return what the model's messages are made of: these events of the View, and what belongs to them.
+
+        Whatever was forgotten, there is a system message, and the task behind it unless another message of a person
+        stands there (OpenHands 7.1).
+        """
+        companions = iter([*self._companions, None])
+        companion = next(companions)
+        for event in self._essential(events):
+            while companion is not None and 0 < companion.id < event.id:
+                yield companion
+                companion = next(companions)
+            yield event
+        while companion is not None:
+            yield companion
+            companion = next(companions)
+
+    def _essential(self, events: Sequence[Event]) -> Sequence[Event]:
+        if self._system is not None and (not events or events[0] is not self._system):
+            events = [self._system, *(event for event in events if event is not self._system)]
+        place = 1 if self._system is not None else 0
+        second = events[place] if len(events) > place else None
+        if self._task is None or (isinstance(second, MessageAction) and second.source is EventSource.USER):
+            return events
+        others = [event for event in events if event is not self._task]
+        return [*others[:place], self._task, *others[place:]]
+
+    def _forget(self, condensation: CondensationAction) -> None:
+        """Leave out what is forgotten, and put the latest summary in its place."""
+        self._has_request = False
+        if condensation.summary is not None and condensation.summary_offset is not None:
+            self._summary = AgentCondensationObservation(content=condensation.summary)
+            self._summary_offset = condensation.summary_offset
+        forgotten = set(condensation.forgotten)
+        kept = [event for event in self._events if event.id not in forgotten and event.id > 0]
+        if self._summary is not None:
+            kept.insert(self._summary_offset, self._summary)
+        self._events = kept
+        needed = {event.tool_call_metadata.reply_id for event in kept if event.tool_call_metadata is not None}
+        needed |= {event.id - 1 for event in kept if isinstance(event, Action)}
+        last = max(forgotten, default=0)
+        self._companions = [
+            event for event in self._companions if event.id in needed or (event.id > last and not _is_reply(event))
+        ]
+        self.condensations += 1
+
+
+def is_shown(event: Event) -> bool:
+    """Say whether an event counts in the View."""
+    if isinstance(event, CmdRunAction | CmdOutputObservation) and event.hidden:
+        return False
+    return isinstance(event, Action | Observation) and not isinstance(event, _NEVER_SHOWN)
+
+
+def is_companion(event: Event) -> bool:
+    """Say whether an event is no part of the View but tells how a part of it reads."""
+    if isinstance(event, AgentStateChangedObservation):
+        return event.agent_state is AgentState.RUNNING
+    return _is_reply(event)
+
+
+def _is_reply(event: Event) -> bool:
+    return isinstance(event, ModelReply) and event.service == "agent"

@@ -1,0 +1,186 @@
+"""Condensations in a running conversation: with and without a model, after an overflow, and through deaths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.actions import CondensationAction
+from broker.agent_state import AgentState
+from broker.events import ModelReply
+from broker.invariants import violations
+from broker.membership import Membership
+from broker.specs import (
+    AmortizedForgettingCondenserSpec,
+    BrowserOutputCondenserSpec,
+    CondenserPipelineSpec,
+    CondenserSpec,
+    ConversationWindowCondenserSpec,
+    LLMSummarizingCondenserSpec,
+    NoOpCondenserSpec,
+    ObservationMaskingCondenserSpec,
+    RecentEventsCondenserSpec,
+)
+from broker.standing import standing
+from controller_worker.condensers.registry import create_condenser
+from controller_worker.conversation_loop import ConversationLoop
+from controller_worker.llm.messages import Message, TextPart
+from controller_worker.memory.conversation_memory import PromptOptions
+from controller_worker.memory.recollection import Recollection
+from tests.broker_parts import lapse
+from tests.conversation_hands import CID, THINK, WORKER, Hands
+from tests.polling import until
+
+SMALL = LLMSummarizingCondenserSpec(keep_first=4, max_size=12)
+NOTES = {"text": "The notes.", "cost_usd": 0.5}
+
+
+def thoughts(count: int) -> list[dict[str, Any]]:
+    return [
+        {"tool_calls": [{"name": "think", "arguments": {"thought": f"thought {number}"}}]} for number in range(count)
+    ]
+
+
+async def condensations(hands: Hands) -> list[CondensationAction]:
+    return [event for event in await hands.events() if isinstance(event, CondensationAction)]
+
+
+async def ended(hands: Hands) -> AgentState | None:
+    events = await hands.events()
+    assert violations(events, conversation_id=CID) == []
+    return standing(events).state
+
+
+async def test_a_long_conversation_is_summarised_and_goes_on(hands: Hands) -> None:
+    await hands.begin(*thoughts(6), condenser=SMALL, condensation=NOTES)
+    loop = await hands.go()
+    assert await ended(hands) is AgentState.FINISHED
+    replies = [event for event in await hands.events() if isinstance(event, ModelReply)]
+    assert [reply.service for reply in replies] == [*["agent"] * 5, "condenser", *["agent"] * 2]
+    (condensation,) = await condensations(hands)
+    # Of 14 events the first 4 and the latest stay, and with the summary it is 6.
+    assert len(condensation.forgotten) >= 9
+    assert (condensation.summary, condensation.summary_offset) == ("The notes.", 4)
+    assert (loop.state.iteration, loop.state.cost_usd) == (7, 0.5)
+
+
+async def test_the_prompt_after_a_condensation_has_the_notes_in_the_place_of_what_was_forgotten(hands: Hands) -> None:
+    await hands.begin(*thoughts(6), condenser=SMALL, condensation=NOTES)
+    await hands.go()
+    events = await hands.events()
+    condensed_at = next(event.id for event in events if isinstance(event, CondensationAction))
+    prompt = await Recollection(hands.log, CID).prompt(
+        condensed_at, create_condenser(NoOpCondenserSpec()), PromptOptions()
+    )
+    assert isinstance(prompt, tuple)
+    assert [message.role for message in prompt][:4] == ["system", "user", "user", "user"]
+    assert prompt[3] == Message("user", (TextPart("\n\nThe notes."),))
+    assert "thought 0" not in str(prompt)
+
+
+async def test_a_prompt_that_does_not_fit_is_condensed_and_the_step_is_made(hands: Hands) -> None:
+    overflow = {"error": {"code": "context_window", "times": 2}, **THINK}
+    await hands.begin(*thoughts(4), overflow)
+    await hands.go()
+    assert await ended(hands) is AgentState.FINISHED
+    kinds = await hands.kinds()
+    begin = kinds.index("model.failed")
+    assert kinds[begin : begin + 7] == [
+        *("model.failed", "action.condensation_request", "action.condensation") * 2,
+        "model.reply",
+    ]
+    first, second = await condensations(hands)
+    assert (first.summary, second.summary) == (None, None)
+    assert first.forgotten
+    assert second.forgotten
+    assert not set(first.forgotten) & set(second.forgotten)
+
+
+async def test_a_prompt_that_never_fits_is_an_error_in_the_end(hands: Hands) -> None:
+    await hands.begin(*thoughts(4), {"error": {"code": "context_window", "times": None, "text": "too long"}})
+    loop = await hands.go()
+    assert await ended(hands) is AgentState.ERROR
+    assert loop.state.last_error == "LLMContextWindowExceedError: too long"
+    assert len(await condensations(hands)) == 5
+
+
+async def test_a_condensers_prompt_that_does_not_fit_is_left_to_the_window(hands: Hands) -> None:
+    condenser = CondenserPipelineSpec(condensers=(ConversationWindowCondenserSpec(), SMALL))
+    too_long = {"error": {"code": "context_window", "times": 1}}
+    await hands.begin(*thoughts(6), condenser=condenser, condensation=NOTES | too_long)
+    await hands.go()
+    assert await ended(hands) is AgentState.FINISHED
+    first, *_ = await condensations(hands)
+    assert first.summary is None
+
+
+async def test_a_condenser_whose_model_fails_for_good_ends_the_work(hands: Hands) -> None:
+    failing = {"error": {"code": "authentication", "times": None}}
+    await hands.begin(*thoughts(6), condenser=SMALL, condensation=NOTES | failing)
+    await hands.go()
+    assert await ended(hands) is AgentState.ERROR
+
+
+async def thinking_about_notes(hands: Hands) -> ConversationLoop:
+    """A conversation whose worker waits for the condenser's model."""
+    await hands.begin(*thoughts(6), condenser=SMALL, condensation=NOTES | {"latency_seconds": 0.5})
+    loop = await hands.claim()
+    loop.wake(has_news=False)
+    await until(lambda: loop.state.iteration == 5 and loop._call is not None, what="the condenser's call")
+    return loop
+
+
+async def test_a_worker_that_dies_while_the_notes_are_written_is_followed_by_another(hands: Hands) -> None:
+    loop = await thinking_about_notes(hands)
+    before = await hands.events()
+    loop.drop()
+    await lapse(hands.store, WORKER)
+    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
+    second = await hands.claim(worker="controller-2")
+    second.wake(has_news=False)
+    await hands.at_rest(second)
+    events = await hands.events()
+    assert events[: len(before)] == before
+    assert await ended(hands) is AgentState.FINISHED
+    assert [e.service for e in events if isinstance(e, ModelReply)].count("condenser") == 1
+    assert len(await condensations(hands)) == 1
+
+
+async def test_a_message_while_the_notes_are_written_is_kept_and_answered(hands: Hands) -> None:
+    loop = await thinking_about_notes(hands)
+    await hands.say("hurry")
+    loop.wake()
+    await hands.at_rest(loop)
+    assert await ended(hands) is AgentState.FINISHED
+    (condensation,) = await condensations(hands)
+    said = [event.id for event in await hands.events() if event.kind == "action.message"]
+    assert said[-1] not in condensation.forgotten
+
+
+@pytest.mark.parametrize(
+    "condenser",
+    [
+        NoOpCondenserSpec(),
+        AmortizedForgettingCondenserSpec(keep_first=2, max_size=8),
+        RecentEventsCondenserSpec(keep_first=2, max_events=6),
+        ObservationMaskingCondenserSpec(attention_window=4),
+        CondenserPipelineSpec(
+            condensers=(BrowserOutputCondenserSpec(), ObservationMaskingCondenserSpec(attention_window=3), SMALL)
+        ),
+    ],
+    ids=lambda spec: str(getattr(spec, "type", "")),
+)
+async def test_a_prompt_that_grew_is_the_one_a_new_owner_makes(hands: Hands, condenser: CondenserSpec) -> None:
+    await hands.begin(*thoughts(12), condenser=condenser, condensation=NOTES)
+    await hands.go()
+    events = await hands.events()
+    grown, strategy = Recollection(hands.log, CID), create_condenser(condenser)
+    for version in range(3, len(events) + 1):
+        await grown.take_in(events[version - 1 : version])
+        anew = await Recollection(hands.log, CID).prompt(version, strategy, PromptOptions())
+        prompt = await grown.prompt(version, strategy, PromptOptions())
+        if isinstance(prompt, tuple):
+            assert prompt == anew
+        else:
+            assert type(prompt) is type(anew)

@@ -1,0 +1,90 @@
+"""A prompt that does not fit the model: condense and go on, as the core decides it."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.actions import CondensationAction, CondensationRequestAction
+from broker.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage
+from broker.specs import LLMSummarizingCondenserSpec, NoOpCondenserSpec
+from controller_worker.condensation import MAX_OVERFLOWS
+from controller_worker.controller import CallModel, Rest
+from controller_worker.state import snapshot_of, state_from
+from tests.controller_parts import Core, started
+
+TOO_LONG = "LLMContextWindowExceedError: prompt is too long"
+
+
+def overflow(core: Core) -> object:
+    return core.fail("context_window", retry_in=None, last_error=TOO_LONG)
+
+
+def test_a_prompt_that_does_not_fit_leads_to_a_request_and_the_next_step_follows_directly() -> None:
+    """Golden trace 20."""
+    core = started()
+    assert overflow(core) == CallModel(1, 1)
+    assert core.trace(after=6) == ["7 ModelCallFailed(environment)", "8 CondensationRequestAction(agent)"]
+    assert core.states() == ["running"]
+
+
+def test_a_condensation_is_followed_by_the_step_and_takes_no_iteration() -> None:
+    """Golden trace 21."""
+    core = started()
+    assert core.append(CondensationAction(forgotten_event_ids=(4,))) == CallModel(1, 1)
+    assert core.trace(after=6) == ["7 CondensationAction(agent)"]
+
+
+def test_after_so_many_prompts_that_do_not_fit_it_is_an_error() -> None:
+    core = started()
+    for _ in range(MAX_OVERFLOWS):
+        assert overflow(core) == CallModel(1, 1)
+        core.append(CondensationAction(forgotten_event_ids=()))
+    assert isinstance(overflow(core), Rest)
+    assert core.states() == ["running", "error"]
+    assert core.state.last_error == TOO_LONG
+
+
+def test_a_reply_or_a_person_begins_the_count_anew() -> None:
+    core = started()
+    for _ in range(2):
+        overflow(core)
+    assert core.state.overflows == 2
+    core.reply(text="It fits.")
+    assert core.state.overflows == 0
+    core.say()
+    core.run()
+    overflow(core)
+    core.say()
+    assert core.state.overflows == 0
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [AgentSpec(condenser=NoOpCondenserSpec()), AgentSpec(enable_history_truncation=False)],
+    ids=["nobody answers requests", "switched off"],
+)
+def test_where_nothing_can_be_condensed_it_is_an_error_at_once(agent: AgentSpec) -> None:
+    core = started(agent=agent)
+    overflow(core)
+    assert core.states() == ["running", "error"]
+    assert not any(isinstance(event, CondensationRequestAction) for event in core.events)
+
+
+def test_what_a_condensers_model_costs_is_counted_and_is_no_step() -> None:
+    core = started(agent=AgentSpec(condenser=LLMSummarizingCondenserSpec()))
+    reply = ModelReply(
+        service="condenser", content="notes", cost_usd=0.5, usage=TokenUsage(prompt_tokens=7, completion_tokens=3)
+    )
+    wanted = core.append(reply, CondensationAction(forgotten_event_ids=(4,), summary="notes", summary_offset=1))
+    assert wanted == CallModel(1, 1)
+    assert (core.state.cost_usd, core.state.prompt_tokens, core.state.completion_tokens) == (0.5, 7, 3)
+    assert core.state.iteration == 0
+
+
+def test_a_request_that_is_not_made_yet_survives_a_snapshot() -> None:
+    core = started()
+    core.put(ModelCallFailed(code="context_window", last_error=TOO_LONG))
+    assert (core.state.overflows, core.state.wants_condensation) == (1, True)
+    assert state_from(snapshot_of(core.state)) == core.state
+    assert core.run() == CallModel(1, 1)
+    assert core.trace(after=7) == ["8 CondensationRequestAction(agent)"]

@@ -1,0 +1,137 @@
+"""How a model reads observations that hold more than a text."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.actions import RecallType
+from broker.events import Observation
+from broker.observations import (
+    TRUNCATION_MARKER,
+    BrowserOutputObservation,
+    FileDownloadObservation,
+    FileEditObservation,
+    IPythonRunCellObservation,
+    MCPObservation,
+    RecallObservation,
+    TaskTrackingObservation,
+)
+from controller_worker.llm.messages import ImagePart, TextPart
+from controller_worker.memory.observation_text import (
+    IMAGE_PLACEHOLDER,
+    NO_SCREENSHOT_NOTE,
+    SCREENSHOT_NOTE,
+    Content,
+    content_of,
+    text_of,
+)
+
+SCREEN = "data:image/png;base64,AAAA"
+MARKS = "data:image/png;base64,BBBB"
+
+
+def content(event: Observation, *, max_chars: int = 30_000, sees_images: bool = True) -> Content:
+    return content_of(event, max_chars=max_chars, sees_images=sees_images)
+
+
+def test_inline_images_of_a_cell_become_a_placeholder() -> None:
+    cell = IPythonRunCellObservation(code="plot()", content=f"one\n![image](data:image/png;base64,{'A' * 99})\nthree")
+    assert text_of(cell) == f"one\n{IMAGE_PLACEHOLDER}\nthree"
+
+
+def test_images_of_a_cell() -> None:
+    cell = IPythonRunCellObservation(code="plot()", content="done", image_urls=(SCREEN,))
+    assert content(cell) == (TextPart("done"), ImagePart(SCREEN))
+    assert content(cell, sees_images=False) == (TextPart("done"),)
+
+
+def test_images_that_cannot_be_shown_are_counted_for_who_sees_images() -> None:
+    cell = IPythonRunCellObservation(code="plot()", content="done", image_urls=("", SCREEN, "file:///x"))
+    assert content(cell) == (
+        TextPart("done\n\nNote: 2 of 3 images cannot be shown."),
+        ImagePart(SCREEN),
+    )
+    assert content(cell, sees_images=False) == (TextPart("done"),)
+
+
+def page(trigger: str = "browse_interactive", **fields: str) -> BrowserOutputObservation:
+    return BrowserOutputObservation(url="https://a", trigger_by_action=trigger, content="tree", **fields)
+
+
+def test_a_page_is_shown_with_marks_rather_than_without() -> None:
+    assert content(page(screenshot=SCREEN, set_of_marks=MARKS)) == (
+        TextPart("tree" + SCREENSHOT_NOTE),
+        ImagePart(MARKS),
+    )
+    assert content(page(screenshot=SCREEN)) == (TextPart("tree" + SCREENSHOT_NOTE), ImagePart(SCREEN))
+
+
+def test_a_page_without_a_usable_image_says_so_to_who_sees_images() -> None:
+    assert content(page(screenshot="AAAA")) == (TextPart("tree" + NO_SCREENSHOT_NOTE),)
+    assert content(page(screenshot="AAAA"), sees_images=False) == (TextPart("tree"),)
+
+
+def test_a_page_that_was_only_opened_has_no_image() -> None:
+    assert content(page("browse", screenshot=SCREEN)) == (TextPart("tree"),)
+
+
+def test_an_edit_without_words_is_its_diff() -> None:
+    edited = FileEditObservation(path="/a", prev_exist=True, diff="-x\n+y")
+    assert text_of(edited) == "[The file /a was edited.]\n-x\n+y"
+    assert text_of(FileEditObservation(path="/a", diff="+y")) == "[The file /a was created.]\n+y"
+    assert text_of(FileEditObservation(path="/a", content="ok", diff="+y")) == "ok"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        MCPObservation(name="t", content="text"),
+        FileDownloadObservation(file_path="/a", content="text"),
+        TaskTrackingObservation(command="view", content="text"),
+    ],
+    ids=lambda event: event.kind,
+)
+def test_plain_texts(event: Observation) -> None:
+    assert content(event) == (TextPart("text"),)
+
+
+def test_a_recall_is_never_cut() -> None:
+    recall = RecallObservation(recall_type=RecallType.WORKSPACE_CONTEXT, repo_instructions="x" * 100)
+    (part,) = content(recall, max_chars=10)
+    assert isinstance(part, TextPart)
+    assert "x" * 100 in part.text
+    assert content(MCPObservation(name="t", content="x" * 100), max_chars=10) == (
+        TextPart("xxxxx" + TRUNCATION_MARKER + "xxxxx"),
+    )
+
+
+def test_what_is_known_of_a_workspace() -> None:
+    recall = RecallObservation(
+        recall_type=RecallType.WORKSPACE_CONTEXT,
+        working_dir="/srv/project",
+        repo_name="acme/shop",
+        repo_directory="shop",
+        repo_branch="main",
+        date="2026-03-01",
+        runtime_hosts={"localhost": 8080},
+        custom_secrets_descriptions={"TOKEN": "of the shop"},
+        repo_instructions="Use tabs.",
+        additional_agent_instructions="Be brief.",
+        conversation_instructions="Answer in French.",
+    )
+    assert text_of(recall).splitlines() == [
+        "The workspace is /srv/project.",
+        "It holds the repository acme/shop in shop on branch main.",
+        "Today is 2026-03-01 (UTC).",
+        "Programs that listen on port 8080 are reached at http://localhost:8080.",
+        "The secret $TOKEN is in the environment of commands that name it: of the shop.",
+        "<repository_instructions>",
+        "Use tabs.",
+        "</repository_instructions>",
+        "<instructions>",
+        "Be brief.",
+        "</instructions>",
+        "<conversation_instructions>",
+        "Answer in French.",
+        "</conversation_instructions>",
+    ]
