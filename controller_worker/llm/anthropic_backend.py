@@ -7,16 +7,20 @@ Does not: import the SDK before a model is created; that costs more than a secon
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from broker.clock import SystemClock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, ModelTimeoutError
-from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.llm.messages_wire import MessagesWire, read_reply
+from controller_worker.llm.event_stream import UNREAD, event_texts, stream_limits, until_headers
+from controller_worker.llm.llm import Completion, Delta, ModelRequest
+from controller_worker.llm.messages_stream import MessagesStream
+from controller_worker.llm.messages_wire import MessagesWire, read_message, read_reply
 from controller_worker.llm.model_table import call_cost_usd, look_up
 from controller_worker.llm.parameters import messages_parameters
-from controller_worker.llm.provider_errors import model_error
+from controller_worker.llm.provider_errors import StreamedError, model_error
+from controller_worker.llm.reply import Reply
 
 if TYPE_CHECKING:
     import anthropic
@@ -57,8 +61,9 @@ class AnthropicLLM:
         parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
             parameters = parameters | {"temperature": request.temperature}
-        response = await self._post(self._wire.body(parameters, request))
-        reply = read_reply(response.content)
+        if request.on_delta is not None:
+            parameters = parameters | {"stream": True}
+        reply = await self._ask(self._wire.body(parameters, request), request.on_delta)
         return reply.completion(
             cost_usd=call_cost_usd(self._config, self._row, reply.usage),
             latency_seconds=self._clock.monotonic() - began,
@@ -68,32 +73,62 @@ class AnthropicLLM:
         """Close all connections."""
         await self._client.close()
 
-    async def _post(self, body: bytes) -> httpx2.Response:
+    async def _ask(self, body: bytes, on_delta: Callable[[Delta], None] | None) -> Reply:
         import anthropic
         import httpx2
 
         limit_seconds = self._config.total_timeout_seconds
         try:
             async with asyncio.timeout(limit_seconds):
-                return await self._client.post(
+                if on_delta is not None:
+                    return await self._stream(body, on_delta)
+                response = await self._client.post(
                     _PATH, cast_to=httpx2.Response, content=body, options={"headers": self._headers}
                 )
+                return read_reply(response.content)
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
-        except (anthropic.AnthropicError, httpx2.HTTPError) as error:
+        except (anthropic.AnthropicError, httpx2.HTTPError, StreamedError) as error:
             raise model_error(error, secrets=self._secrets) from error
+
+    async def _stream(self, body: bytes, on_delta: Callable[[Delta], None]) -> Reply:
+        import httpx2
+
+        limits = stream_limits(self._config)
+        async with until_headers(limits):
+            response = await self._client.post(
+                _PATH,
+                cast_to=httpx2.Response,
+                content=body,
+                options={"headers": self._headers | UNREAD, "timeout": _timeout(self._config, limits.longest_seconds)},
+            )
+        try:
+            if "text/event-stream" not in response.headers.get("content-type", ""):
+                return read_reply(await response.aread())  # a gateway that does not stream
+            stream = MessagesStream(on_delta)
+            async for text in event_texts(response.aiter_bytes(), limits):
+                stream.take(text)
+            return read_message(stream.reply())
+        finally:
+            await response.aclose()
+
+
+def _timeout(config: LLMConfig, read_seconds: float) -> httpx2.Timeout:
+    import httpx2
+
+    return httpx2.Timeout(
+        connect=config.connect_timeout,
+        read=read_seconds,
+        write=config.read_timeout,
+        pool=config.total_timeout_seconds,
+    )
 
 
 def _client(config: LLMConfig) -> anthropic.AsyncAnthropic:
     import anthropic
     import httpx2
 
-    timeout = anthropic.Timeout(
-        connect=config.connect_timeout,
-        read=config.read_timeout,
-        write=config.read_timeout,
-        pool=config.total_timeout_seconds,
-    )
+    timeout = _timeout(config, config.read_timeout)
     key = config.api_key.get_secret_value() if config.api_key is not None else None
     try:
         client = anthropic.AsyncAnthropic(

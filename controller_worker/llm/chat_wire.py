@@ -130,7 +130,7 @@ def read_chat_reply(reply: Any) -> Reply:
         parts = Reply(
             text=_text(message.get("content")),
             tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
-            thinking_blocks=tuple(dict(block) for block in message.get("thinking_blocks") or ()),
+            thinking_blocks=_thinking(message),
             model=str(reply.get("model") or ""),
             response_id=str(reply.get("id") or ""),
             stop_reason=str(choice.get("finish_reason") or ""),
@@ -138,7 +138,7 @@ def read_chat_reply(reply: Any) -> Reply:
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReplyError(f"The reply is no chat completion: {error!r}.") from error
-    if not (parts.text or parts.tool_calls or parts.thinking_blocks):
+    if not (parts.text or parts.tool_calls):
         refusal = str(message.get("refusal") or "")
         if refusal or parts.stop_reason == "content_filter":
             raise ContentPolicyError(refusal or "The model refused to answer.", provider_text=refusal)
@@ -152,6 +152,15 @@ def _text(content: Any) -> str:
     if content is not None and not isinstance(content, str):
         raise TypeError(f"content is {type(content).__name__}")
     return content or ""
+
+
+def _thinking(message: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the blocks that Claude has signed, or what another model has thought in one block without a signature."""
+    blocks = tuple(dict(block) for block in message.get("thinking_blocks") or ())
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if blocks or not isinstance(thought, str):
+        return blocks
+    return ({"type": "thinking", "thinking": thought},)
 
 
 def _tool_call(call: Mapping[str, Any]) -> ToolCall:

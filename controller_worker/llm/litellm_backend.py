@@ -9,19 +9,25 @@ that litellm keeps for all models of a provider.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker.clock import SystemClock
+from controller_worker.llm.chat_stream import ChatStream
 from controller_worker.llm.chat_wire import ChatWire, asked_fields, read_chat_reply
 from controller_worker.llm.config import LLMConfig, set_litellm_environment
-from controller_worker.llm.errors import ModelTimeoutError
-from controller_worker.llm.llm import Completion, ModelRequest
+from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
+from controller_worker.llm.event_stream import stream_limits, until_headers, within_limits
+from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.model_features import features_of, normalised
 from controller_worker.llm.model_table import call_cost_usd, look_up
 from controller_worker.llm.openai_backend import COST_HEADER, told_cost_usd
 from controller_worker.llm.parameters import chat_parameters
 from controller_worker.llm.provider_errors import model_error
+
+if TYPE_CHECKING:
+    import httpx
 
 GEMINI_PRO_THINKING_TOKENS = 128
 
@@ -51,9 +57,8 @@ class LitellmLLM:
         parameters = self._parameters | asked_fields(request)
         if request.temperature is not None and "temperature" in parameters:
             parameters["temperature"] = request.temperature
-        answer = await self._ask(parameters, self._wire.values(request.messages))
-        reply = read_chat_reply(answer.model_dump())
-        hidden = getattr(answer, "_hidden_params", None) or {}
+        answer, hidden = await self._ask(parameters, self._wire.values(request.messages), request.on_delta)
+        reply = read_chat_reply(answer)
         told = told_cost_usd(hidden.get("additional_headers") or {}, f"llm_provider-{COST_HEADER}")
         return reply.completion(
             cost_usd=call_cost_usd(self._config, self._row, reply.usage) if told is None else told,
@@ -63,16 +68,43 @@ class LitellmLLM:
     async def aclose(self) -> None:
         """Do nothing: the connections belong to litellm, for all models of a provider."""
 
-    async def _ask(self, parameters: dict[str, Any], messages: list[dict[str, Any]]) -> Any:
+    async def _ask(
+        self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None] | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the reply and what litellm knows besides."""
         limit_seconds = self._config.total_timeout_seconds
         try:
             async with asyncio.timeout(limit_seconds):
-                return await self._litellm.acompletion(messages=messages, **parameters)
+                if on_delta is not None:
+                    return await self._stream(parameters, messages, on_delta)
+                answer = await self._litellm.acompletion(messages=messages, **parameters)
+                return answer.model_dump(), getattr(answer, "_hidden_params", None) or {}
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except Exception as error:
             # An outer edge: litellm lets through whatever the code of its hundred providers raises.
             raise model_error(error, secrets=self._secrets) from error
+
+    async def _stream(
+        self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None]
+    ) -> tuple[Any, dict[str, Any]]:
+        limits, stream = stream_limits(self._config), ChatStream(on_delta)
+        asked = {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "timeout": _timeout(self._config, limits.longest_seconds),
+        }
+        async with until_headers(limits):
+            answer = await self._litellm.acompletion(messages=messages, **parameters | asked)
+        try:
+            async for chunk in within_limits(answer, limits):
+                stream.take_chunk(chunk.model_dump())
+            if answer.received_finish_reason is None:
+                # litellm makes an end of its own for a stream that was cut off.
+                raise MalformedReplyError("The stream has ended before the reply.")
+            return stream.reply(), getattr(answer, "_hidden_params", None) or {}
+        finally:
+            await answer.aclose()
 
 
 def _import_litellm(config: LLMConfig) -> ModuleType:
@@ -96,8 +128,6 @@ def _routed_model(litellm: ModuleType, config: LLMConfig) -> str:
 
 def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     """Return what every call passes besides messages and tools, by OpenHands' rules."""
-    import httpx
-
     fields = chat_parameters(config, model)
     if model.startswith("azure") and "max_completion_tokens" in fields:
         fields["max_tokens"] = fields.pop("max_completion_tokens")
@@ -107,20 +137,25 @@ def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         fields.pop("reasoning_effort", None)
         fields["thinking"] = {"type": "enabled", "budget_tokens": GEMINI_PRO_THINKING_TOKENS}
         fields["allowed_openai_params"] = ["thinking"]
-    timeout = httpx.Timeout(
-        connect=config.connect_timeout,
-        read=config.read_timeout,
-        write=config.read_timeout,
-        pool=config.total_timeout_seconds,
-    )
     return _address(config, model) | fields | {
         "model": model,
-        "timeout": timeout,
+        "timeout": _timeout(config, config.read_timeout),
         "drop_params": config.drop_params,
         "num_retries": 0,
         "max_retries": 0,
         "no-log": True,
     }  # fmt: skip
+
+
+def _timeout(config: LLMConfig, read_seconds: float) -> httpx.Timeout:
+    import httpx
+
+    return httpx.Timeout(
+        connect=config.connect_timeout,
+        read=read_seconds,
+        write=config.read_timeout,
+        pool=config.total_timeout_seconds,
+    )
 
 
 def _address(config: LLMConfig, model: str) -> dict[str, Any]:

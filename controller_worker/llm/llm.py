@@ -1,18 +1,32 @@
 """The one protocol every model is called through, and the values that pass it.
 
 Holds: `complete` makes one attempt and either returns a whole reply or raises a `ModelError`; a cancelled call has
-closed its connection within a second; token counts and costs are never negative.
-Does not: retry, wait for a quota, keep a budget, stream.
+closed its connection within a second; token counts and costs are never negative; what is streamed is only shown, never
+used: the reply that `complete` returns is the whole one.
+Does not: retry, wait for a quota, keep a budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from broker.tool_specs import ToolSpec
 from controller_worker.llm.messages import Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of a reply that is on its way.
+
+    Attributes:
+        kind: `text`, `thinking`, or `call` for the raw text of a tool call.
+        text: what was added; of a call its name first.
+    """
+
+    kind: Literal["text", "thinking", "call"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +42,8 @@ class ModelRequest:
         workspace: the directory of the conversation's tools, as the tools see it.
         temperature: instead of the configured one. OpenHands asks again with 1.0 after an empty reply.
         stop: the reply ends before the first of these texts.
-        service: what the answer is for: `agent` for a step, `condenser` for a summary of the history.
+        on_delta: called with each piece as it arrives, on the event loop; must not block. None asks for the reply in
+            one piece, which costs less. A call that fails may have shown pieces before.
     """
 
     messages: Sequence[Message]
@@ -38,7 +53,7 @@ class ModelRequest:
     workspace: str
     temperature: float | None = None
     stop: tuple[str, ...] = ()
-    service: Literal["agent", "condenser"] = "agent"
+    on_delta: Callable[[Delta], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.messages:

@@ -146,15 +146,24 @@ def _tool(tool: ToolSpec) -> dict[str, Any]:
 
 
 def read_reply(body: bytes) -> Reply:
-    """Read the body of a successful reply.
+    """Read the body of a successful reply; see `read_message`."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        shown = body[:200].decode(errors="replace")
+        raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=shown) from error
+    return read_message(message)
+
+
+def read_message(message: Any) -> Reply:
+    """Read a message, parsed from JSON.
 
     Raises:
-        MalformedReplyError: it is no JSON, or no message.
+        MalformedReplyError: it has not the form.
         ContentPolicyError: it is a refusal with nothing else in it.
         NoResponseError: there is nothing in it.
     """
     try:
-        message = json.loads(body)
         blocks = message["content"]
         stop_reason = str(message.get("stop_reason") or "")
         reply = Reply(
@@ -167,7 +176,7 @@ def read_reply(body: bytes) -> Reply:
             usage=_usage(message.get("usage") or {}),
         )
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        shown = body[:200].decode(errors="replace")
+        shown = str(message)[:200]
         raise MalformedReplyError(f"The reply is no message: {error!r}.", provider_text=shown) from error
     if not (reply.text or reply.tool_calls):
         if reply.stop_reason == "content_filter":

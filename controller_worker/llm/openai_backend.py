@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from broker.clock import SystemClock
+from controller_worker.llm.chat_stream import ChatStream
 from controller_worker.llm.chat_wire import ChatWire, read_chat_reply
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
-from controller_worker.llm.llm import Completion, ModelRequest
+from controller_worker.llm.event_stream import UNREAD, event_texts, stream_limits, until_headers
+from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import call_cost_usd, look_up
 from controller_worker.llm.parameters import chat_parameters
-from controller_worker.llm.provider_errors import model_error
+from controller_worker.llm.provider_errors import StreamedError, model_error
 
 if TYPE_CHECKING:
     import httpx
@@ -66,13 +68,11 @@ class OpenAICompatibleLLM:
         parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
             parameters = parameters | {"temperature": request.temperature}
-        response = await self._post(self._wire.body(parameters, request))
-        try:
-            answer = json.loads(response.content)
-        except (ValueError, RecursionError) as error:
-            raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=response.text) from error
+        if request.on_delta is not None:
+            parameters = parameters | {"stream": True, "stream_options": {"include_usage": True}}
+        answer, headers = await self._ask(self._wire.body(parameters, request), request.on_delta)
         reply = read_chat_reply(answer)
-        told = told_cost_usd(response.headers)
+        told = told_cost_usd(headers)
         return reply.completion(
             cost_usd=call_cost_usd(self._config, self._row, reply.usage) if told is None else told,
             latency_seconds=self._clock.monotonic() - began,
@@ -82,18 +82,45 @@ class OpenAICompatibleLLM:
         """Close all connections."""
         await self._client.close()
 
-    async def _post(self, body: bytes) -> httpx.Response:
+    async def _ask(self, body: bytes, on_delta: Callable[[Delta], None] | None) -> tuple[Any, Mapping[str, str]]:
         import httpx
         import openai
 
         limit_seconds = self._config.total_timeout_seconds
         try:
             async with asyncio.timeout(limit_seconds):
-                return await self._client.post(_PATH, cast_to=httpx.Response, content=body, options={"headers": _JSON})
+                if on_delta is not None:
+                    return await self._stream(body, on_delta)
+                response = await self._client.post(
+                    _PATH, cast_to=httpx.Response, content=body, options={"headers": _JSON}
+                )
+                return _parsed(response), response.headers
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
-        except (openai.OpenAIError, httpx.HTTPError) as error:
+        except (openai.OpenAIError, httpx.HTTPError, StreamedError) as error:
             raise model_error(error, secrets=self._secrets) from error
+
+    async def _stream(self, body: bytes, on_delta: Callable[[Delta], None]) -> tuple[Any, Mapping[str, str]]:
+        import httpx
+
+        limits = stream_limits(self._config)
+        async with until_headers(limits):
+            response = await self._client.post(
+                _PATH,
+                cast_to=httpx.Response,
+                content=body,
+                options={"headers": _JSON | UNREAD, "timeout": _timeout(self._config, limits.longest_seconds)},
+            )
+        try:
+            if "text/event-stream" not in response.headers.get("content-type", ""):
+                await response.aread()  # a server that does not stream
+                return _parsed(response), response.headers
+            stream = ChatStream(on_delta)
+            async for text in event_texts(response.aiter_bytes(), limits):
+                stream.take(text)
+            return stream.reply(), response.headers
+        finally:
+            await response.aclose()
 
 
 def told_cost_usd(headers: Mapping[str, str], name: str = COST_HEADER) -> float | None:
@@ -105,16 +132,29 @@ def told_cost_usd(headers: Mapping[str, str], name: str = COST_HEADER) -> float 
     return cost if 0.0 <= cost < float("inf") else None
 
 
+def _parsed(response: httpx.Response) -> Any:
+    try:
+        return json.loads(response.content)
+    except (ValueError, RecursionError) as error:
+        raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=response.text) from error
+
+
+def _timeout(config: LLMConfig, read_seconds: float) -> httpx.Timeout:
+    import httpx
+
+    return httpx.Timeout(
+        connect=config.connect_timeout,
+        read=read_seconds,
+        write=config.read_timeout,
+        pool=config.total_timeout_seconds,
+    )
+
+
 def _client(config: LLMConfig) -> openai.AsyncOpenAI:
     import httpx
     import openai
 
-    timeout = openai.Timeout(
-        connect=config.connect_timeout,
-        read=config.read_timeout,
-        write=config.read_timeout,
-        pool=config.total_timeout_seconds,
-    )
+    timeout = _timeout(config, config.read_timeout)
     return openai.AsyncOpenAI(
         api_key=config.api_key.get_secret_value() if config.api_key is not None else NO_KEY,
         base_url=config.base_url,

@@ -78,6 +78,19 @@ _BY_CLASS: tuple[tuple[frozenset[str], type[ModelError]], ...] = (
 )
 """By the names of a cause's class and its bases, in this order."""
 
+_BY_STREAMED_TYPE: Mapping[str, type[ModelError]] = {
+    "invalid_request_error": BadRequestError,
+    "authentication_error": AuthenticationError,
+    "permission_error": AuthenticationError,
+    "not_found_error": NotFoundError,
+    "request_too_large": ContextWindowError,
+    "rate_limit_error": RateLimitError,
+    "rate_limit_exceeded": RateLimitError,
+    "timeout_error": ModelTimeoutError,
+    "overloaded_error": ServiceUnavailableError,
+}
+"""By the type of an error within a stream, which has no status; any other is the provider's failure."""
+
 _BY_STATUS: Mapping[int, type[ModelError]] = {
     400: BadRequestError,
     401: AuthenticationError,
@@ -101,6 +114,14 @@ _REMEDIES: Mapping[type[ModelError], str] = {
     NotFoundError: "Check LLM_MODEL and LLM_BASE_URL.",
     OutOfCreditsError: "Top up the account, or raise its limit at the provider.",
 }
+
+
+class StreamedError(Exception):
+    """An error that came as an event of a stream, with the body that an error reply would have had."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        super().__init__("The provider failed within its reply.")
+        self.body = body
 
 
 def model_error(error: BaseException, *, secrets: Sequence[str] = ()) -> ModelError:
@@ -132,6 +153,9 @@ def _classify(chain: Sequence[BaseException], text: str) -> type[ModelError]:
     for code in _provider_codes(chain):
         if code in _BY_PROVIDER_CODE:
             return _BY_PROVIDER_CODE[code]
+    if any(isinstance(link, StreamedError) for link in chain):
+        known = (_BY_STREAMED_TYPE[code] for code in _provider_codes(chain) if code in _BY_STREAMED_TYPE)
+        return next(known, InternalServerError)
     # The innermost cause knows best: some clients wrap a refused connection into a timeout.
     for link in reversed(chain):
         names = {cls.__name__ for cls in type(link).__mro__}

@@ -12,31 +12,21 @@ from typing import Any
 import pytest
 
 from broker.clock import SystemClock
-from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import ModelError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.llm.registry import create_llm
+from tests.model_server.backends import BACKENDS, KEY, SERVER_ARGUMENTS, settings
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
 
-KEY = "sk-the-right-key"
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
-BACKENDS = ("anthropic", "openai", "litellm")
 
 
 @pytest.fixture(scope="module")
 def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningModelServer:
-    return shared_model_server("--builtin", "bash:3", "--key", KEY, "--model", "test-model", "--model", "claude-test")
-
-
-def settings(backend: str, url: str, **changes: Any) -> LLMConfig:
-    if backend == "anthropic":
-        address = {"model": "claude-test", "base_url": url}
-    else:
-        address = {"model": "test-model", "base_url": url + "/v1", "backend": backend}
-    return LLMConfig.create(**address | {"api_key": KEY} | changes)
+    return shared_model_server("--builtin", "bash:3", *SERVER_ARGUMENTS)
 
 
 @pytest.fixture(params=BACKENDS)

@@ -74,6 +74,7 @@ def stream(turn: Turn, number: int, model: str) -> bytes:
     """Return the server-sent events of a turn."""
     message = _message(turn, number)
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"reasoning_content": piece} for piece in _pieces(turn.thinking)]
     deltas += [{"content": piece} for piece in _pieces(turn.text)]
     for index, call in enumerate(message.get("tool_calls", ())):
         function = call["function"]

@@ -40,7 +40,7 @@ Kind = Literal[
     # what the bytes are
     "truncated", "empty_body", "html", "not_an_object",
     # of streams only
-    "error_event", "crlf", "no_done",
+    "error_event", "crlf", "no_done", "no_finish", "split", "not_streamed",
     # what the model says
     "empty_choices", "empty_text", "bad_arguments", "unknown_tool", "duplicate_ids", "many_calls", "length",
     "refusal", "wrong_usage",
@@ -153,6 +153,8 @@ def spoil_body(kind: str, body: bytes) -> bytes:
             return b"<html><body>It works!</body></html>"
         case "not_an_object":
             return b"[1, 2, 3]"
+        case "no_finish":
+            return b"".join(event + b"\n\n" for event in body.split(b"\n\n") if event and b'_reason": "' not in event)
         case "crlf":
             return body.replace(b"\n", b"\r\n")
         case "no_done":

@@ -128,7 +128,10 @@ def _block_events(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str,
             return block | {"text": ""}, [{"type": "text_delta", "text": piece} for piece in _pieces(block["text"])]
         case "thinking":
             deltas = [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(block["thinking"])]
-            return block | {"thinking": ""}, [*deltas, {"type": "signature_delta", "signature": block["signature"]}]
+            return block | {"thinking": "", "signature": ""}, [
+                *deltas,
+                {"type": "signature_delta", "signature": block["signature"]},
+            ]
     pieces = _pieces(json.dumps(block["input"]))
     return block | {"input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
 

@@ -28,6 +28,8 @@ REQUEST_LIMIT_BYTES = 64 * 1024 * 1024
 BODIES_REMEMBERED = 10_000
 WAIT_LIMIT_SECONDS = 30.0
 SHUTDOWN_SECONDS = 0.5
+SPLIT_BYTES = 7
+"""Cuts lines, line ends and characters of several bytes alike."""
 
 logger = logging.getLogger(__name__)
 
@@ -142,11 +144,11 @@ class ModelServer:
             return _refuse(wire, fault.kind, fault.text, fault.retry_after)
         if fault is not None and fault.kind == "redirect":
             return web.Response(status=307, headers={"Location": str(request.url)})
-        is_stream = body.get("stream") is True
+        is_stream = body.get("stream") is True and (fault is None or fault.kind != "not_streamed")
         stops = tuple(body.get("stop") or body.get("stop_sequences") or ())
         content = self._render(Asked(request.path, body["model"], number, is_stream, stops), fault)
         content_type = "text/event-stream" if is_stream else "application/json"
-        if fault is None or fault.kind not in ("reset", "hang", "hang_body", "drip", "cut"):
+        if fault is None or fault.kind not in ("reset", "hang", "hang_body", "drip", "cut", "split"):
             content_type = "text/html" if fault is not None and fault.kind == "html" else content_type
             return web.Response(body=content, content_type=content_type)
         return await _travel_badly(request, fault, content, content_type)
@@ -229,6 +231,10 @@ async def _travel_badly(request: web.Request, fault: Fault, content: bytes, cont
         return web.Response()
     response = web.StreamResponse(headers={"Content-Type": content_type, "Content-Length": str(len(content))})
     await response.prepare(request)
+    if fault.kind == "split":
+        for position in range(0, len(content), SPLIT_BYTES):
+            await response.write(content[position : position + SPLIT_BYTES])
+        return response
     if fault.kind == "drip":
         for position in range(len(content)):
             await response.write(content[position : position + 1])

@@ -1,0 +1,188 @@
+"""Streamed replies through every real client: the same reply as in one piece, and every way a stream fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from broker.clock import SystemClock
+from controller_worker.llm.errors import ModelError
+from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
+from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.llm.registry import create_llm
+from tests.model_server.backends import BACKENDS, SERVER_ARGUMENTS, settings
+from tests.model_server.running_server import RunningModelServer
+
+pytest_plugins = ("tests.model_server.fixtures",)
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the 'model_.* attribute on the instance:DeprecationWarning")
+"""litellm looks at each chunk in a way that Pydantic advises against."""
+
+SCRIPT = {
+    "turns": [
+        {
+            "text": "I will greet: Grüß Gott, 你好.",
+            "thinking": "They are polite, 好.",
+            "tool_calls": [
+                {"name": "execute_bash", "arguments": {"command": "echo 你好"}},
+                {"name": "think", "arguments": {"thought": "hm"}},
+            ],
+            "usage": {"prompt_tokens": 100, "completion_tokens": 20, "cache_read_tokens": 60, "cache_write_tokens": 30},
+        },
+        {"text": "Done."},
+    ]
+}
+USER = Message("user", (TextPart("hi"),))
+
+
+@pytest.fixture(scope="module")
+def server(
+    shared_model_server: Callable[..., RunningModelServer], tmp_path_factory: pytest.TempPathFactory
+) -> RunningModelServer:
+    path = tmp_path_factory.mktemp("scripts") / "greet.json"
+    path.write_text(json.dumps(SCRIPT))
+    return shared_model_server("--script", str(path), *SERVER_ARGUMENTS)
+
+
+@pytest.fixture(params=BACKENDS)
+async def make_llm(request: pytest.FixtureRequest, server: RunningModelServer) -> AsyncIterator[Callable[..., LLM]]:
+    server.clear()
+    made: list[LLM] = []
+
+    def make(**changes: Any) -> LLM:
+        made.append(create_llm(settings(request.param, server.url, **changes)))
+        return made[-1]
+
+    make.__name__ = request.param
+    yield make
+    for llm in made:
+        await llm.aclose()
+
+
+class Shown:
+    """What a person sees of a reply on its way."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+
+    def text(self, kind: str) -> str:
+        return "".join(delta.text for delta in self.deltas if delta.kind == kind)
+
+
+def request(shown: Shown | None) -> ModelRequest:
+    return ModelRequest((USER,), (), "c1", 0, "/w", on_delta=None if shown is None else shown.deltas.append)
+
+
+async def failure(llm: LLM, shown: Shown | None = None) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await llm.complete(request(shown or Shown()))
+    return caught.value
+
+
+def without_time(reply: Completion) -> dict[str, Any]:
+    return {name: getattr(reply, name) for name in Completion.__slots__ if name != "latency_seconds"}
+
+
+async def test_a_streamed_reply_is_the_reply(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+    shown, llm = Shown(), make_llm()
+    whole = await llm.complete(request(None))
+    streamed = await llm.complete(request(shown))
+    assert without_time(streamed) == without_time(whole)
+    assert streamed.tool_calls == (
+        ToolCall("call_0001_0", "execute_bash", '{"command": "echo 你好"}'),
+        ToolCall("call_0001_1", "think", '{"thought": "hm"}'),
+    )
+    assert shown.text("text") == "I will greet: Grüß Gott, 你好."
+    assert len([delta for delta in shown.deltas if delta.kind == "text"]) > 1
+    assert shown.text("thinking") == "They are polite, 好."
+    shown_calls = shown.text("call").replace("\\u4f60\\u597d", "你好")
+    assert shown_calls == 'execute_bash {"command": "echo 你好"}think {"thought": "hm"}'
+    assert [body["body"].get("stream") for body in server.requests()] == [None, True]
+
+
+@pytest.mark.parametrize("kind", ["crlf", "no_done", "split", "drip", "not_streamed"])
+async def test_streams_that_are_odd_but_whole(
+    server: RunningModelServer, make_llm: Callable[..., LLM], kind: str
+) -> None:
+    if (make_llm.__name__, kind) == ("litellm", "not_streamed"):
+        return  # to the openai SDK below it, such a reply is an empty stream
+    server.plan({"kind": kind, "interval_seconds": 0.0001})
+    reply = await make_llm().complete(request(Shown()))
+    assert (reply.text, len(reply.tool_calls), reply.stop_reason) == ("I will greet: Grüß Gott, 你好.", 2, "tool_calls")
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (100, 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("rate_limit", "rate_limit"),
+        ("overloaded", "service_unavailable"),
+        ("context_overflow", "context_window"),
+        ("reset", "service_unavailable"),
+        ("cut", "service_unavailable"),
+        ("truncated", "malformed_reply"),
+        ("no_finish", "malformed_reply"),
+        ("empty_body", "malformed_reply"),
+        ("html", "malformed_reply"),
+    ],
+)
+async def test_a_stream_that_fails_brings_one_error_and_no_reply(
+    server: RunningModelServer, make_llm: Callable[..., LLM], kind: str, code: str
+) -> None:
+    llm = make_llm()
+    received = server.counts()["received"]
+    server.plan({"kind": kind})
+    # litellm sees no difference between a reply in another form and one without anything in it.
+    assert (await failure(llm)).code in ({code, "no_response"} if make_llm.__name__ == "litellm" else {code})
+    assert server.counts()["received"] == received + 1
+    assert (await llm.complete(request(Shown()))).stop_reason == "tool_calls"
+
+
+async def test_an_error_within_a_stream(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+    server.plan({"kind": "error_event"})
+    error = await failure(make_llm())
+    assert error.retryable
+    assert error.code in ("service_unavailable", "internal")
+    assert error.provider_text
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "told"),
+    [
+        ("hang", "first_byte_timeout", ""),
+        ("hang_body", "read_timeout", "within the reply"),
+        ("drip", "timeout", "no whole reply within 0.5 s"),
+    ],
+)
+async def test_each_phase_has_its_limit(
+    server: RunningModelServer, make_llm: Callable[..., LLM], kind: str, limit: str, told: str
+) -> None:
+    before = server.counts()["disconnected"]
+    server.plan({"kind": kind})
+    began = SystemClock().monotonic()
+    error = await failure(make_llm(**{limit: 0.5}))
+    assert (error.code, error.retryable) == ("timeout", True)
+    assert told in error.message
+    assert 0.5 <= SystemClock().monotonic() - began < 60  # the server hangs for ever
+    await asyncio.to_thread(server.wait, disconnected=before + 1)
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang_body", "drip"])
+async def test_a_cancelled_stream_has_closed_its_socket_within_a_second(
+    server: RunningModelServer, make_llm: Callable[..., LLM], kind: str
+) -> None:
+    before = server.counts()["disconnected"]
+    server.plan({"kind": kind})
+    llm, shown = make_llm(), Shown()
+    call = asyncio.create_task(llm.complete(request(shown)))
+    await asyncio.to_thread(server.wait, in_flight=1)
+    began = SystemClock().monotonic()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.to_thread(server.wait, disconnected=before + 1)
+    assert SystemClock().monotonic() - began < 1.0
+    assert (await llm.complete(request(shown))).stop_reason == "tool_calls"
