@@ -31,6 +31,7 @@ class BrokerSettings:
         pools: what this tool worker can do, separated by commas.
         tools: tools that this tool worker offers, `module:attribute`, separated by commas.
         sandbox: strongest sandbox to use here: `auto`, `bwrap` or `none`.
+        quotas: what providers let us call: the path of a TOML file, or the table itself; see docs/quotas.md.
         concurrency: actions a tool worker runs at once.
         max_conversations: conversations a controller worker holds at once.
         idle_seconds: how long a conversation that only waits is kept in memory.
@@ -50,6 +51,7 @@ class BrokerSettings:
     pools: str = "bash"
     tools: str = ""
     sandbox: str = "auto"
+    quotas: str = ""
     concurrency: int = 64
     max_conversations: int = 2_000
     idle_seconds: float = 30.0

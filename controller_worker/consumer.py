@@ -22,8 +22,9 @@ from broker.ownership import Claimed, NotClaimed, Owners
 from broker.store import Store, open_store
 from broker.understudy import Understudy
 from broker.wakeups import Mailbox, ReadyStream
-from controller_worker.conversation_loop import ConversationLoop, Services
+from controller_worker.conversation_loop import ConversationLoop
 from controller_worker.model_call import Models
+from controller_worker.services import Services
 from controller_worker.settings import ControllerSettings
 
 UPKEEP_SECONDS = 1.0
@@ -56,12 +57,13 @@ class ControllerConsumer:
                 with Understudy(settings.store_url, incarnation.membership) as understudy:
                     await incarnation.run(stop, on_beat=understudy.loop_turned)
         finally:
+            await services.gates.aclose()
             await services.models.aclose()
             await store.aclose()
 
     def services(self, store: Store) -> Services:
         """Return what the conversations of this worker share, on a store."""
-        return Services(store, EventLog(store), Owners(store), Models(self._settings.model_env))
+        return Services(store, EventLog(store), Owners(store), Models(self._settings.model_env), self._settings.quotas)
 
     async def begin(self, services: Services) -> Incarnation:
         """Begin a life under a new name; `run` does, and simulations do on a store of their own."""
@@ -119,6 +121,7 @@ class Incarnation:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._keep_up())]
+                tasks.append(group.create_task(self._services.gates.keep_up(self.worker_id)))
                 for names in store.all_shards:
                     tasks.append(group.create_task(self._read_ready(names)))
                     tasks.append(group.create_task(self._read_mail(names)))

@@ -22,14 +22,14 @@ from broker.actions import CondensationAction
 from broker.agent_state import AgentState, is_settled
 from broker.clock import to_millis
 from broker.errors import DeckhandsError
-from broker.event_log import Appended, Closed, Conflict, Duplicate, EventLog
+from broker.event_log import Appended, Closed, Conflict, Duplicate
 from broker.events import Event, ModelCallFailed
 from broker.failpoints import failpoint
-from broker.ownership import Claimed, DispatchOutcome, Owners
-from broker.store import Store
+from broker.ownership import Claimed, DispatchOutcome
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.breakdown import rest_in_error
+from controller_worker.call_gate import CallGate
 from controller_worker.commit import Commit, greeting, index_fields, settle
 from controller_worker.controller import (
     Append,
@@ -41,29 +41,22 @@ from controller_worker.controller import (
     fold,
     next_effect,
 )
+from controller_worker.gate import is_at_gate
 from controller_worker.llm.llm import Completion
 from controller_worker.memory.recollection import Recollection
-from controller_worker.model_call import Models, ask, reply_of
+from controller_worker.model_call import ask, reply_of
 from controller_worker.question import Question, next_question
+from controller_worker.services import Services as Services  # noqa: PLC0414  (whoever makes a loop makes its services)
 from controller_worker.state import State, snapshot_of, state_from
 
 SNAPSHOT_EVERY_EVENTS = 50
 ASK_AGAIN_SECONDS = 60.0
+KNOCK_AGAIN_SECONDS = 300.0
 MAX_CRASHES = 3
 MAX_ROUNDS_A_VERSION = 16
 """A log that does not grow needs one or two; more means that the same thing is wanted again and again."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What every conversation of a worker shares."""
-
-    store: Store
-    log: EventLog
-    owners: Owners
-    models: Models
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +89,7 @@ class ConversationLoop:
         self._has_news = False
         self._task: asyncio.Task[None] | None = None
         self._call: asyncio.Task[None] | None = None
+        self._gate = CallGate(services.gates, claimed.ownership)
         self._answer: _Answer | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._dispatched: set[int] = set()
@@ -119,6 +113,7 @@ class ConversationLoop:
         if self._is_gone:
             return  # whoever owns it now must not be outbid by one more model call
         self._has_news = self._has_news or has_news
+        self._gate.is_shut = False
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"step {self.conversation_id}")
 
@@ -135,6 +130,7 @@ class ConversationLoop:
         for task in (self._task, self._call):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
+        self._gate.abandon(self.state)
         self._on_gone(self)
 
     async def release_idle(self) -> None:
@@ -191,10 +187,13 @@ class ConversationLoop:
         elif isinstance(effect, AwaitTools):
             return not await self._has_dispatched(effect)
         elif isinstance(effect, CallModel):
-            return await self._has_condensed(effect)
+            if not self._gate.is_shut or self.state.gate is None:
+                return await self._has_condensed(effect)
+            await self._release()  # its call has to wait for long; it is woken wherever it is then
         elif self._call is not None:
             return False  # paused while the model thinks: its answer is paid for and will be kept
         else:
+            await self._gate.withdraw(self.state)
             await self._release(effect)
         return True
 
@@ -226,6 +225,7 @@ class ConversationLoop:
         self._snapshot_version = state.version
         self.state = fold(state, tail)
         self._agent = create_agent(self.state.agent)
+        await self._gate.catch_up(self.state)
         self._is_restored = True
 
     async def _take_in(self, events: list[Event], state: State) -> None:
@@ -270,6 +270,7 @@ class ConversationLoop:
         if self.state.agent_state in (AgentState.STOPPED, AgentState.ERROR) and self._call is not None:
             self._call.cancel()
             self._call = self._answer = None
+            self._gate.abandon(self.state)
         if self.state.version - self._snapshot_version >= SNAPSHOT_EVERY_EVENTS:
             await self._save_snapshot()
 
@@ -293,13 +294,19 @@ class ConversationLoop:
 
     async def _has_condensed(self, effect: CallModel) -> bool:
         """Ask the model. True if a condensation came first, for which nobody had to be asked."""
-        if self._call is not None:
+        if self._call is not None or self._gate.is_shut:
             return False
         assert self._agent is not None
         question = await next_question(self.state, self._agent, self._recollection, self._services.models)
         if isinstance(question, CondensationAction):
             await self._commit(Append((question,)))
             return True
+        notice = await self._gate.knock(self.state, self._services.models.settings(question.llm), question.request)
+        if notice is not None:
+            await self._commit(Append((notice,)))
+            return True
+        if self._gate.is_shut:
+            return False
         await self._mark(is_stepping=False)
         failpoint("controller.model_thinking")
         self._call = asyncio.create_task(self._ask_model(effect, question), name=f"model {self.conversation_id}")
@@ -309,7 +316,12 @@ class ConversationLoop:
         """Call the model once and leave the answer for the loop."""
         services = self._services
         result = await ask(
-            services.models, question.llm, question.request, attempt=effect.attempt, clock=services.store.clock
+            services.models,
+            question.llm,
+            question.request,
+            attempt=effect.attempt,
+            clock=services.store.clock,
+            gate=self._gate,
         )
         if self._call is not asyncio.current_task():
             return  # cancelled too late to notice; nobody waits for the answer any more
@@ -323,7 +335,9 @@ class ConversationLoop:
         assert agent is not None
         if self.state.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self._answer = None
+            await self._gate.charge(self.state, is_discarded=True)
             return
+        failure = answer.result if isinstance(answer.result, ModelCallFailed) else None
         if isinstance(answer.result, ModelCallFailed):
             events: tuple[Event, ...] = (answer.result,)
         else:
@@ -335,6 +349,7 @@ class ConversationLoop:
         await self._commit(Append(events))
         if self.state.version > version:
             self._answer = None
+            await self._gate.charge(self.state, failure=failure)
 
     async def _release(self, effect: Effect | None = None) -> None:
         """Give the conversation up, parked if it waits for a time; stay if there is news."""
@@ -342,8 +357,10 @@ class ConversationLoop:
             await self._save_snapshot()
         failpoint("controller.before_release")
         due_ms = to_millis(effect.until) + 1 if isinstance(effect, Park) else None
-        if effect is None and self.state.pending:  # somebody must ask again for an action whose entry is lost
-            due_ms = to_millis(self._services.store.clock.now()) + int(ASK_AGAIN_SECONDS * 1000)
+        # Somebody must ask again for an action whose entry is lost, and for a call whose wake is.
+        if effect is None and (self.state.pending or self._gate.is_shut or is_at_gate(self.state)):
+            again = ASK_AGAIN_SECONDS if self.state.pending else KNOCK_AGAIN_SECONDS
+            due_ms = to_millis(self._services.store.clock.now()) + int(again * 1000)
             if self.state.deadline is not None:
                 due_ms = min(due_ms, to_millis(self.state.deadline) + 1)
         news = await self._services.owners.release(self.ownership, seen_id=self.state.version, due_ms=due_ms)

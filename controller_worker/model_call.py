@@ -11,6 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from pydantic import SecretStr
+
 from broker.clock import Clock
 from broker.errors import DeckhandsError
 from broker.events import (
@@ -23,6 +25,7 @@ from broker.events import (
     replace_surrogates,
 )
 from broker.ids import jitter
+from controller_worker.call_gate import CallGate
 from controller_worker.llm.config import Fallback, LLMConfig
 from controller_worker.llm.errors import LLMConfigError, ModelError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
@@ -43,30 +46,38 @@ class Models:
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
         self._profiles: Profiles | None = None
-        self._clients: dict[LLMSpec, asyncio.Task[tuple[LLM, LLMConfig]]] = {}
+        self._clients: dict[tuple[LLMSpec, str | None], asyncio.Task[tuple[LLM, LLMConfig]]] = {}
 
-    async def of(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
+    async def of(self, spec: LLMSpec, *, key_env: str | None = None) -> tuple[LLM, LLMConfig]:
         """Return the client for a specification, and its settings.
+
+        Args:
+            key_env: the environment variable that holds the key to use; None for the configured one.
 
         Raises:
             LLMConfigError: no model is configured, or a setting cannot be used.
         """
-        client = self._clients.get(spec)
+        client = self._clients.get((spec, key_env))
         if client is None or (client.done() and client.exception() is not None):
             # The first client imports its provider's library, for longer than a heartbeat may be late.
-            client = asyncio.create_task(asyncio.to_thread(self._create, spec))
-            self._clients[spec] = client
+            client = asyncio.create_task(asyncio.to_thread(self._create, spec, key_env))
+            self._clients[spec, key_env] = client
         return await asyncio.shield(client)
+
+    def settings(self, spec: LLMSpec) -> LLMConfig | None:
+        """Return how a model is asked; None where the settings cannot be used, which the call will say."""
+        client = self._clients.get((spec, None))
+        if client is not None and client.done() and client.exception() is None:
+            return client.result()[1]
+        try:
+            return self._config(spec)
+        except LLMConfigError:
+            return None
 
     def max_message_chars(self, spec: LLMSpec) -> int:
         """Return how long a text in a prompt may be; the default where the settings cannot be used."""
-        client = self._clients.get(spec)
-        if client is not None and client.done() and client.exception() is None:
-            return client.result()[1].max_message_chars
-        try:
-            return self._config(spec).max_message_chars
-        except LLMConfigError:
-            return MAX_MESSAGE_CHARS
+        config = self.settings(spec)
+        return MAX_MESSAGE_CHARS if config is None else config.max_message_chars
 
     async def aclose(self) -> None:
         """Close every client."""
@@ -74,8 +85,13 @@ class Models:
             if client.done() and client.exception() is None:
                 await client.result()[0].aclose()
 
-    def _create(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
+    def _create(self, spec: LLMSpec, key_env: str | None) -> tuple[LLM, LLMConfig]:
         config = self._config(spec)
+        if key_env is not None:
+            key = self._env.get(key_env, "")
+            if not key:
+                raise LLMConfigError(f"The quota table names the key {key_env}, which is not set.")
+            config = config.model_copy(update={"api_key": SecretStr(key)})
         return create_llm(config), config
 
     def _config(self, spec: LLMSpec) -> LLMConfig:
@@ -90,22 +106,23 @@ class Models:
 
 
 async def ask(
-    models: Models, spec: LLMSpec, request: ModelRequest, *, attempt: int, clock: Clock
+    models: Models, spec: LLMSpec, request: ModelRequest, *, attempt: int, clock: Clock, gate: CallGate | None = None
 ) -> Completion | ModelCallFailed:
     """Make one attempt: ask the model and, while it fails, its fallbacks.
 
     Args:
         attempt: which attempt of this step it is, from 1.
+        gate: where the call was granted; None for none.
 
     Returns:
         The reply, or what went wrong and when to try again.
     """
     try:
-        llm, config = await models.of(spec)
+        llm, config = await models.of(spec, key_env=None if gate is None else gate.seat.key_env)
         try:
-            return await llm.complete(request)
+            return await (llm.complete(request) if gate is None else gate.complete(llm, config, request))
         except ModelError as error:
-            answer = await _ask_fallbacks(models, spec, request, error, config.fallbacks)
+            answer = await _ask_fallbacks(models, spec, request, error, config.fallbacks, gate=gate)
             if isinstance(answer, Completion):
                 return answer
             wait = next_wait_seconds(config, attempt, answer, jitter=jitter() - 0.5)
@@ -125,9 +142,15 @@ async def ask(
 
 
 async def _ask_fallbacks(
-    models: Models, spec: LLMSpec, request: ModelRequest, failure: ModelError, fallbacks: Sequence[Fallback]
+    models: Models,
+    spec: LLMSpec,
+    request: ModelRequest,
+    failure: ModelError,
+    fallbacks: Sequence[Fallback],
+    *,
+    gate: CallGate | None,
 ) -> Completion | ModelError:
-    """Ask each fallback that is for the error of the one before it.
+    """Ask each fallback that is for the error of the one before it and whose quota has room.
 
     Returns:
         The first reply; or the first error that may pass, because an attempt is worth repeating if any of them is.
@@ -138,8 +161,15 @@ async def _ask_fallbacks(
             continue
         _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, fallback.use)
         try:
-            llm, _ = await models.of(spec.model_copy(update={"model": fallback.use}))
-            return await llm.complete(request)
+            other = spec.model_copy(update={"model": fallback.use})
+            if gate is None:
+                llm, _ = await models.of(other)
+                return await llm.complete(request)
+            config = models.settings(other)
+            if config is not None and not await gate.has_other_seat(config, request):
+                continue
+            llm, config = await models.of(other, key_env=gate.seat.key_env)
+            return await gate.complete(llm, config, request)
         except ModelError as error:
             failures.append(error)
     return next((error for error in failures if error.retryable), failures[0])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from broker.failpoints import arm
+from broker.quotas import QuotaTable
 from broker.settings import BrokerSettings
 
 
@@ -20,6 +21,7 @@ class ControllerSettings:
         max_conversations: how many it holds at once, waiting ones included.
         idle_seconds: how long a conversation that only waits is kept in memory.
         model_env: the environment that model settings (`LLM_*`) are read from.
+        quotas: of models, for the whole cluster.
     """
 
     store_url: str
@@ -28,6 +30,7 @@ class ControllerSettings:
     max_conversations: int
     idle_seconds: float
     model_env: Mapping[str, str]
+    quotas: QuotaTable
 
 
 def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettings:
@@ -45,4 +48,5 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
         max_conversations=broker.max_conversations,
         idle_seconds=broker.idle_seconds,
         model_env=dict(env),
+        quotas=QuotaTable.of_setting(broker.quotas),
     )

@@ -93,7 +93,7 @@ async def test_a_script_that_is_missing_is_a_failure(tmp_path: Path) -> None:
 
 async def test_what_nobody_foresaw_is_a_failure_without_details(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Models):
-        async def of(self, spec: LLMSpec) -> Any:
+        async def of(self, spec: LLMSpec, *, key_env: str | None = None) -> Any:
             raise ZeroDivisionError(f"secret {spec}")
 
     result = await attempt(Broken({}))

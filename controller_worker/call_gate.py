@@ -1,0 +1,296 @@
+"""The gate before every model call: the quota of its model, the budget of whoever pays, and the settling after it.
+
+Holds: a call without a quota and without a budget costs nothing here; what was reserved is given back whatever becomes
+of the call; the budget is charged only with what is in the log; a short wait leaves no trace in the log.
+Does not: decide what a wait means for the conversation; see `gate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from broker.events import ModelCallAdmitted, ModelCallDeferred, ModelCallFailed
+from broker.governor import CallOutcome, Governor, Granted, InQueue, Priority
+from broker.ledger import Ledger, accounts_of
+from broker.ownership import Ownership
+from broker.quotas import OWN_KEY, Pool, QuotaTable
+from broker.store import Store
+from controller_worker.gate import BUDGET, QUOTA
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import RateLimitError
+from controller_worker.llm.llm import LLM, Completion, ModelRequest
+from controller_worker.llm.request_size import prompt_tokens, worst_cost_usd
+from controller_worker.state import State
+
+QUIET_SECONDS = 5.0
+"""A wait that is expected to be shorter leaves no trace in the log and keeps the conversation in memory."""
+SWEEP_SECONDS = 1.0
+FIRST_GUESS_TOKENS = 500
+MAYBE_BILLED = frozenset({"timeout", "malformed_reply", "no_response", "unexpected"})
+"""Codes of failed calls that a provider may bill all the same."""
+
+_log = logging.getLogger(__name__)
+
+
+class Gates:
+    """What the gates of a worker's conversations share."""
+
+    def __init__(self, store: Store, table: QuotaTable) -> None:
+        self.governor = Governor(store, table)
+        self.ledger = Ledger(store)
+        self.clock = store.clock
+        self.keeps_budgets = False
+        self._typical_output: dict[str, float] = {}
+        self._unfinished: set[asyncio.Task[None]] = set()
+
+    def expected_output(self, model: str) -> int:
+        """Return how many tokens a reply of a model has had lately."""
+        return round(self._typical_output.get(model, FIRST_GUESS_TOKENS))
+
+    def learn_output(self, model: str, tokens: int) -> None:
+        """Take note of a reply's length."""
+        before = self._typical_output.get(model, FIRST_GUESS_TOKENS)
+        self._typical_output[model] = before + (tokens - before) / 8
+
+    def finish_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something for a conversation that is gone already."""
+        task = asyncio.create_task(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._note_end)
+
+    async def keep_up(self, worker_id: str) -> None:
+        """Wake those for whom time or a death makes room; never ends by itself."""
+        await self.governor.publish()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.governor.keep_pumping(worker_id))
+            group.create_task(self._keep_sweeping())
+
+    async def aclose(self) -> None:
+        """Wait for what is unfinished."""
+        await asyncio.gather(*self._unfinished, return_exceptions=True)
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            if self.keeps_budgets:
+                await self.ledger.sweep()
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._unfinished.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning("what a call had reserved could not be given back: %s", task.exception())
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The right to make one call.
+
+    Attributes:
+        pool: whose quota it counts against; None for no quota.
+        key_env: the environment variable whose key the call must use; None for the usual one.
+    """
+
+    pool: Pool | None = None
+    key_env: str | None = None
+
+
+class CallGate:
+    """The gate of one conversation.
+
+    Attributes:
+        is_shut: it said no, and the conversation has not been woken since.
+        seat: what the next call was granted.
+    """
+
+    def __init__(self, gates: Gates, ownership: Ownership) -> None:
+        self.is_shut = False
+        self.seat = Seat()
+        self._gates = gates
+        self._ownership = ownership
+        self._cid = ownership.conversation_id
+        self._accounts: list[str] = []
+        self._queue: Pool | None = None
+        self._priority = Priority.BATCH
+        self._tenant = ""
+        self._waits_for_budget = False
+        self._is_reserved = False
+
+    async def knock(
+        self, state: State, config: LLMConfig | None, request: ModelRequest
+    ) -> ModelCallDeferred | ModelCallAdmitted | None:
+        """Ask for a call. Afterwards `is_shut` says whether to wait for a wake; else the call may be made.
+
+        Idempotent: asked again, it grants the same seat.
+
+        Args:
+            config: how the model is asked; None where that cannot be known, and the call will fail by itself.
+
+        Returns:
+            What the log is to be told: that a long wait begins, or that it is over.
+        """
+        self.is_shut, self.seat = False, Seat()
+        self._accounts = accounts_above(state)
+        self._priority, self._tenant = priority_of(state), state.tenancy.tenant
+        pool = self._gates.governor.pool_of(config.model) if config is not None else None
+        if config is not None and (pool is not None or self._accounts):
+            tokens = prompt_tokens(request)
+            waits = await self._queue_up(pool, config, tokens) or await self._reserve(state, config, tokens)
+            if waits is not None:
+                self.is_shut = True
+                return waits if self._is_news(state, waits) else None
+        return ModelCallAdmitted() if state.gate is not None else None
+
+    async def _queue_up(self, pool: Pool | None, config: LLMConfig, tokens: int) -> ModelCallDeferred | None:
+        if pool is None:
+            return None
+        answer = await self._ask_for_seat(pool, config, tokens)
+        if isinstance(answer, Granted):
+            self.seat = Seat(pool, None if answer.key == OWN_KEY else answer.key)
+            self._queue = None
+            return None
+        self._queue = pool
+        return ModelCallDeferred(
+            code=QUOTA,
+            content=f"The quota of {pool.model} has no room for the call.",
+            expected_at=self._gates.clock.now() + timedelta(seconds=answer.eta_seconds),
+        )
+
+    async def _ask_for_seat(self, pool: Pool, config: LLMConfig, tokens: int) -> Granted | InQueue:
+        return await self._gates.governor.reserve(
+            pool,
+            self._cid,
+            self._ownership.worker_id,
+            input_tokens=tokens,
+            output_tokens=self._gates.expected_output(config.model),
+            priority=self._priority,
+            tenant=self._tenant,
+        )
+
+    async def _reserve(self, state: State, config: LLMConfig, tokens: int) -> ModelCallDeferred | None:
+        if not self._accounts:
+            return None
+        self._gates.keeps_budgets = True
+        worst = worst_cost_usd(config, tokens)
+        exhausted = await self._gates.ledger.reserve(
+            self._ownership, self._accounts, worst_usd=worst, total_usd=state.cost_usd
+        )
+        self._is_reserved = exhausted is None
+        self._waits_for_budget = exhausted is not None
+        if exhausted is None:
+            return None
+        await self._give_back(self.seat, CallOutcome.UNSENT)
+        self.seat = Seat()
+        return ModelCallDeferred(code=BUDGET, content=f"The budget of {exhausted.account} has no room for the call.")
+
+    def _is_news(self, state: State, waits: ModelCallDeferred) -> bool:
+        """Say whether the log is to be told: unless it knows, or the wait is short."""
+        if state.gate is not None and state.gate.reason == waits.code:
+            return False
+        quiet_until = self._gates.clock.now() + timedelta(seconds=QUIET_SECONDS)
+        return waits.expected_at is None or waits.expected_at > quiet_until
+
+    async def has_other_seat(self, config: LLMConfig, request: ModelRequest) -> bool:
+        """Ask for a seat for a fallback, which is not waited for."""
+        self.seat = Seat()
+        pool = self._gates.governor.pool_of(config.model)
+        if pool is None:
+            return True
+        answer = await self._ask_for_seat(pool, config, prompt_tokens(request))
+        if isinstance(answer, InQueue):
+            await self._gates.governor.withdraw(pool, self._cid, self._ownership.worker_id)
+            return False
+        self.seat = Seat(pool, None if answer.key == OWN_KEY else answer.key)
+        return True
+
+    async def complete(self, llm: LLM, config: LLMConfig, request: ModelRequest) -> Completion:
+        """Make the call that was granted and give its seat back, however it ends; raises what `LLM.complete` does."""
+        seat, self.seat = self.seat, Seat()
+        try:
+            completion = await llm.complete(request)
+        except asyncio.CancelledError:
+            self._gates.finish_later(self._give_back(seat, CallOutcome.FAILED))
+            raise
+        except RateLimitError as error:
+            await self._give_back(seat, CallOutcome.LIMITED, error.retry_after_seconds)
+            raise
+        except Exception:
+            await self._give_back(seat, CallOutcome.FAILED)
+            raise
+        self._gates.learn_output(config.model, completion.usage.completion_tokens)
+        await self._settle(seat, completion)
+        return completion
+
+    async def charge(self, state: State, *, failure: ModelCallFailed | None = None, is_discarded: bool = False) -> None:
+        """Charge what the log has come to, once what the call brought is in it; give an unused seat back.
+
+        Args:
+            failure: what it brought instead of a reply.
+            is_discarded: it may have brought a reply, which is not in the log.
+        """
+        seat, self.seat = self.seat, Seat()
+        await self._give_back(seat, CallOutcome.UNSENT)
+        if not self._is_reserved:
+            return
+        self._is_reserved = False
+        is_lost = is_discarded or (failure is not None and failure.code in MAYBE_BILLED)
+        await self._gates.ledger.settle(self._ownership, self._accounts, total_usd=state.cost_usd, is_lost=is_lost)
+
+    async def catch_up(self, state: State) -> None:
+        """Charge what a former owner has appended and may not have charged."""
+        accounts = accounts_above(state)
+        if accounts and state.iteration:
+            self._gates.keeps_budgets = True
+            await self._gates.ledger.settle(self._ownership, accounts, total_usd=state.cost_usd)
+
+    async def withdraw(self, state: State) -> None:
+        """Neither wait nor call: the conversation wants something else."""
+        if self._queue is not None:
+            await self._gates.governor.withdraw(self._queue, self._cid, self._ownership.worker_id)
+        if self._waits_for_budget:
+            await self._gates.ledger.withdraw(self._cid, self._accounts)
+        self._queue, self._waits_for_budget, self.is_shut = None, False, False
+        await self.charge(state)
+
+    def abandon(self, state: State) -> None:
+        """Note that the call under way was cancelled."""
+        if self._is_reserved or self.seat.pool is not None:
+            self._gates.finish_later(self.charge(state, is_discarded=True))
+
+    async def _settle(self, seat: Seat, completion: Completion) -> None:
+        if seat.pool is None:
+            return
+        usage = completion.usage
+        is_cache_free = not seat.pool.quota(seat.key_env or OWN_KEY).cached_input_counts
+        await self._gates.governor.settle(
+            seat.pool,
+            self._cid,
+            self._ownership.worker_id,
+            CallOutcome.OK,
+            input_tokens=usage.prompt_tokens - (usage.cache_read_tokens if is_cache_free else 0),
+            output_tokens=usage.completion_tokens,
+            took_seconds=completion.latency_seconds,
+        )
+
+    async def _give_back(self, seat: Seat, outcome: CallOutcome, retry_after_seconds: float | None = None) -> None:
+        if seat.pool is not None:
+            await self._gates.governor.settle(
+                seat.pool, self._cid, self._ownership.worker_id, outcome, retry_after_seconds=retry_after_seconds
+            )
+
+
+def accounts_above(state: State) -> list[str]:
+    """Return the accounts that a conversation's calls are charged to; empty for none."""
+    tenancy = state.tenancy
+    return accounts_of(state.conversation_id, tenant=tenancy.tenant, experiment=tenancy.experiment)
+
+
+def priority_of(state: State) -> Priority:
+    """Return who goes first: as asked for, else by whether a person is there."""
+    if state.tenancy.priority is not None:
+        return Priority(state.tenancy.priority)
+    return Priority.BATCH if state.headless else Priority.INTERACTIVE

@@ -1,0 +1,32 @@
+"""What every conversation of a worker shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from broker.event_log import EventLog
+from broker.ownership import Owners
+from broker.quotas import QuotaTable
+from broker.store import Store
+from controller_worker.call_gate import Gates
+from controller_worker.model_call import Models
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every conversation of a worker shares.
+
+    Attributes:
+        quotas: of models, for the whole cluster; empty for none.
+        gates: made of the quotas, and of the store's budgets.
+    """
+
+    store: Store
+    log: EventLog
+    owners: Owners
+    models: Models
+    quotas: QuotaTable = QuotaTable()
+    gates: Gates = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gates", Gates(self.store, self.quotas))
