@@ -320,12 +320,23 @@ class CondensationAction(Action):
         assert self.forgotten_events_end_id is not None
         return tuple(range(self.forgotten_events_start_id, self.forgotten_events_end_id + 1))
 
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        place = "; a summary stands in their place" if self.summary is not None else ""
+        return f"{len(self.forgotten)} events are no longer shown to the model{place}"
+
 
 class CondensationRequestAction(Action):
     """Ask for a condensation before the next step."""
 
     kind: Literal["action.condensation_request"] = "action.condensation_request"
     source: EventSource = EventSource.AGENT
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return "Asked for a condensation"
 
 
 class TaskItem(Part):

@@ -206,9 +206,10 @@ class Tally:
         self._last_error, self._failure = "", None
 
     def _add_reply(self, reply: ModelReply) -> None:
-        self._replies += 1
         self._forget_error()
-        self._model = reply.model or self._model
+        if reply.service == "agent":
+            self._replies += 1
+            self._model = reply.model or self._model
         self._cost_usd += reply.cost_usd or 0.0
         self._has_unknown_cost = self._has_unknown_cost or reply.cost_usd is None
         self._prompt_tokens += reply.usage.prompt_tokens

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from broker.actions import TaskItem
 from broker.events import AgentSpec, Event, ModelReply, WorkspaceSpec
+from broker.specs import handles_requests
 from broker.tool_specs import ToolSpec
 from controller_worker.agents import tool_schemas
 from controller_worker.agents.prompt import rendered
@@ -18,10 +19,12 @@ class CodeActAgent:
 
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec
+        can_condense = spec.enable_condensation_request and handles_requests(spec.condenser)
         offered = (
             (spec.enable_cmd, tool_schemas.EXECUTE_BASH),
             (spec.enable_think, tool_schemas.THINK),
             (spec.enable_finish, tool_schemas.FINISH),
+            (can_condense, tool_schemas.REQUEST_CONDENSATION),
             (spec.enable_plan_mode, TASK_TRACKER),
             (spec.enable_editor, tool_schemas.STR_REPLACE_EDITOR),
         )

@@ -65,6 +65,15 @@ FINISH = ToolSpec(
     },
 )
 
+REQUEST_CONDENSATION = ToolSpec(
+    name="request_condensation",
+    description=(
+        "Have the older part of this conversation replaced by a summary. Use it when much of what was said and shown "
+        "no longer matters, such as after one part of a long task."
+    ),
+    parameters={"type": "object", "properties": {}, "required": []},
+)
+
 STR_REPLACE_EDITOR = ToolSpec(
     name="str_replace_editor",
     description=(

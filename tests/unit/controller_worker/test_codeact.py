@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import pytest
 
+from broker.actions import CondensationRequestAction
 from broker.errors import UsageError
 from broker.events import AgentSpec, ModelReply, WorkspaceSpec
 from broker.observations import ErrorObservation
+from broker.specs import NoOpCondenserSpec
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.registry import AGENTS, create_agent
 from controller_worker.agents.task_list import TASK_TRACKER
 from controller_worker.agents.tool_schemas import EXECUTE_BASH, FINISH, STR_REPLACE_EDITOR, THINK
-from tests.controller_parts import bash, finish
+from tests.controller_parts import bash, call, finish
 
 
 def test_the_tools_in_order() -> None:
     assert list(CodeActAgent(AgentSpec()).tools) == [EXECUTE_BASH, THINK, FINISH, TASK_TRACKER, STR_REPLACE_EDITOR]
+
+
+def test_a_condensation_can_be_requested_where_one_is_made() -> None:
+    agent = CodeActAgent(AgentSpec(enable_condensation_request=True))
+    assert [tool.name for tool in agent.tools][1:4] == ["think", "finish", "request_condensation"]
+    (event,) = agent.events_of(ModelReply(id=7, tool_calls=(call("request_condensation"),)))
+    assert isinstance(event, CondensationRequestAction)
+    nobody = CodeActAgent(AgentSpec(enable_condensation_request=True, condenser=NoOpCondenserSpec()))
+    assert "request_condensation" not in [tool.name for tool in nobody.tools]
 
 
 @pytest.mark.parametrize(

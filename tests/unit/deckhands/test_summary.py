@@ -42,6 +42,13 @@ def test_it_comes_back_from_json():
     assert Summary.from_json(json.loads(json.dumps(summary.as_json()))) == summary
 
 
+def test_a_condensers_reply_costs_and_is_no_iteration():
+    notes = reply(prompt=10, completion=5).model_copy(update={"service": "condenser", "model": "acme/small"})
+    summary = summarize(numbered(created(), reply(), notes))
+    assert (summary.iterations, summary.cost_usd, summary.model) == (1, 0.5, "acme/large")
+    assert (summary.prompt_tokens, summary.completion_tokens) == (1010, 55)
+
+
 def test_an_unknown_cost_is_said_to_be_unknown():
     summary = summarize(numbered(created(), reply(cost=0.25), reply(cost=None)))
     assert (summary.cost_usd, summary.has_unknown_cost) == (0.25, True)
