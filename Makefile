@@ -42,8 +42,8 @@ check: $(SETUP) ## Lint, check the format, check the types
 bench: $(SETUP) tools ## Run the benchmarks
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-faults: $(SETUP) tools ## Run every fault test, the slow ones too
-	$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones too
+	$(BIN)/python -m pytest tests/faults tests/simulation $(PYTEST_ARGS)
 
 security: $(SETUP) tools ## Run every security test, the slow ones too
 	$(BIN)/python -m pytest tests/security $(PYTEST_ARGS)

@@ -334,8 +334,9 @@ def _may_not_execute(path: str) -> bool:
 
 
 def _may_not_sleep(path: str) -> bool:
-    # The model server plays a provider that is slow; nothing waits there for something else to happen.
-    return is_test(path) and not path.startswith("tests/model_server/")
+    # The model server plays a provider that is slow; nothing waits there for something else to happen. In a simulation
+    # time is virtual: a sleep is how it passes.
+    return is_test(path) and not path.startswith(("tests/model_server/", "tests/simulation/"))
 
 
 def _may_not_print(path: str) -> bool:

@@ -1,0 +1,196 @@
+"""The canonical conversation, and one simulation of it.
+
+A task, a turn of two commands at once, a message meanwhile, a rate limit, a turn of a thought and a command, a pause and
+a resume, an end. The person is a process too: killed, it is started anew and says nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from broker.actions import ChangeAgentStateAction, MessageAction
+from broker.agent_state import AgentState
+from broker.conversations import ConversationRow, Conversations
+from broker.errors import StoreError, UnknownConversation
+from broker.event_log import EventLog
+from broker.events import AgentSpec, ConversationCreated, Event, EventSource, ModelReply
+from broker.observations import AgentStateChangedObservation, CmdOutputObservation
+from broker.standing import Standing
+from broker.store import Store
+from tests.simulation.faults import Fault
+from tests.simulation.simulated_cluster import Cluster, seeded_secrets
+
+CID = "conversation-1"
+MESSAGES = ("<task>", "<and more>")
+LIMIT_SECONDS = 120.0
+QUIET_SECONDS = 2.5
+"""How long the cluster is left alone at the end: longer than the dead need to be buried."""
+
+
+def _bash(command: str) -> dict[str, Any]:
+    return {"name": "execute_bash", "arguments": {"command": command}}
+
+
+SCRIPT = {
+    "latency_seconds": 0.1,
+    "turns": [
+        {"tool_calls": [_bash("one"), _bash("two")]},
+        {
+            "tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}, _bash("three")],
+            "error": {"code": "rate_limit", "retry_after_seconds": 0.4},
+        },
+        {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is simulated; the same plan always gives the same run.
+
+    Attributes:
+        faults: boundary → what goes wrong there.
+        is_watched_to_the_end: also wait until the dead are buried and look at what is left over.
+        change_functions: plants a bug in the store's functions.
+    """
+
+    seed: int = 0
+    faults: Mapping[int, Fault] = field(default_factory=dict)
+    controllers: int = 1
+    tools: int = 1
+    is_watched_to_the_end: bool = True
+    change_functions: Callable[[str], str] = str
+
+    def with_functions(self, change: Callable[[str], str]) -> Plan:
+        """Return the same plan with a bug planted."""
+        return replace(self, change_functions=change)
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{at}: Fault.{fault.name}" for at, fault in self.faults.items())
+        return f"Plan({self.seed}, {{{faults}}}, controllers={self.controllers}, tools={self.tools})"
+
+
+@dataclass
+class Outcome:
+    """What came of a simulation.
+
+    Attributes:
+        failure: why it did not come to its end, or empty.
+        seen: what the person saw on its way, in all its lives.
+        snapshot: the one left in the store.
+        leftovers: what is still in the store's streams and hashes, by key.
+    """
+
+    plan: Plan
+    cluster: Cluster
+    failure: str = ""
+    events: list[Event] = field(default_factory=list)
+    seen: list[Event] = field(default_factory=list)
+    row: ConversationRow | None = None
+    snapshot: bytes | None = None
+    leftovers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def struck(self) -> int:
+        """How many faults struck."""
+        return len(self.cluster.wire.struck)
+
+
+def environment(folder: Path) -> Mapping[str, str]:
+    """Write the model's script and return the environment of a controller worker that uses it."""
+    script = folder / "script.json"
+    script.write_text(json.dumps(SCRIPT))
+    return {"LLM_MODEL": f"scripted/{script}"}
+
+
+def simulate(plan: Plan, environment: Mapping[str, str], *, node_remembers: bool = True) -> Outcome:
+    """Run the canonical conversation to its end, or to the limit of time.
+
+    Args:
+        node_remembers: False plants a bug: workspace hosts have no journal.
+    """
+    with seeded_secrets(plan.seed):
+        cluster = Cluster(plan.seed, plan.faults, environment)
+        cluster.node.remembers = node_remembers
+        outcome = Outcome(plan, cluster)
+        cluster.loop.run(_world(plan, cluster, outcome))
+    return outcome
+
+
+async def _world(plan: Plan, cluster: Cluster, outcome: Outcome) -> None:
+    store = await cluster.deploy(plan.change_functions)
+    settled = cluster.loop.create_future()
+    for number in range(plan.controllers):
+        cluster.start(f"controller-{number}", cluster.controller)
+    for number in range(plan.tools):
+        cluster.start(f"tools-{number}", cluster.tools)
+    cluster.start("person", lambda opened: _person(opened, outcome.seen, settled))
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await asyncio.wait([settled, cluster.crashed], return_when=asyncio.FIRST_COMPLETED)
+            if cluster.crashed.done():
+                await cluster.crashed
+    except TimeoutError:
+        outcome.failure = f"not settled within {LIMIT_SECONDS} s"
+    except Exception as error:  # noqa: BLE001  (whatever it is, the plan that leads there must be shown)
+        outcome.failure = f"a process failed: {error!r}"
+    if plan.is_watched_to_the_end and not outcome.failure:
+        await cluster.at_rest(QUIET_SECONDS)
+        outcome.leftovers = await _leftovers(store)
+    with contextlib.suppress(StoreError, UnknownConversation):
+        outcome.events = await EventLog(store).read(CID)
+        outcome.row = await Conversations(store).row(CID)
+        outcome.snapshot = await store.connection.call("GET", store.keys(CID).snapshot)
+
+
+async def _person(store: Store, seen: list[Event], settled: asyncio.Future[None]) -> None:
+    """Say what belongs to the conversation, each thing under its own key, and look on until it has settled."""
+    log = EventLog(store)
+    created = ConversationCreated(conversation_id=CID, agent=AgentSpec(tool_concurrency=2))
+    await log.create(created, [_said(MESSAGES[0])], key="task")
+    standing = Standing()
+    async for event in log.tail(CID):
+        seen.append(event)
+        standing = standing.after(event)
+        if isinstance(event, CmdOutputObservation):
+            await log.append(CID, [_said(MESSAGES[1])], key="more")
+        elif isinstance(event, ModelReply) and event.iteration == 2:
+            await log.append(CID, [_asked(AgentState.PAUSED)], key="pause")
+        elif isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED:
+            await log.append(CID, [_asked(AgentState.RUNNING)], key="resume")
+        if standing.is_terminal and event.id == await log.last_id(CID):
+            break
+    if not settled.done():
+        settled.set_result(None)
+
+
+def _said(text: str) -> MessageAction:
+    return MessageAction(content=text, source=EventSource.USER)
+
+
+def _asked(state: AgentState) -> ChangeAgentStateAction:
+    return ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
+
+
+async def _leftovers(store: Store) -> dict[str, Any]:
+    """Return what a cluster at rest should not have: unacknowledged entries, claims, waiting conversations."""
+    call, shard, left = store.connection.call, store.all_shards[0], {}
+    streams = [
+        (shard.ready, "controllers"),
+        (shard.actions("pool:bash"), "tools"),
+        (shard.actions("node:node-1"), "tools"),
+    ]
+    for key, group in streams:
+        left[f"{key} pending"] = (await call("XPENDING", key, group))[0]
+    once = await call("HGETALL", store.keys(CID).once)
+    left["claims"] = [name.decode() for name in once[::2] if name[:2] in (b"q:", b"w:", b"n:")]
+    left["parked"] = await call("ZRANGE", shard.parked, 0, -1)
+    left["unread"] = await call("ZRANGE", f"{shard.root}:unread", 0, -1)
+    left["rung"] = await call("HGET", store.keys(CID).meta, "rung")
+    return {name: found for name, found in left.items() if found}

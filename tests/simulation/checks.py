@@ -1,0 +1,96 @@
+"""What must be true after every simulation, whatever went wrong in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+from broker.actions import MessageAction
+from broker.events import Action, EventSource, ModelReply
+from broker.invariants import violations
+from controller_worker.controller import fold
+from controller_worker.state import State, state_from
+from tests.simulation.canonical import CID, MESSAGES, Outcome
+from tests.simulation.faults import Fault
+
+CRASHES_THAT_PARK = 3
+
+
+def broken(outcome: Outcome) -> list[str]:
+    """Return what does not hold, each with the id of its invariant where it has one."""
+    if outcome.failure:
+        return [f"I1: {outcome.failure}; {_where(outcome)}"]
+    assert outcome.row is not None
+    found = violations(outcome.events, conversation_id=CID, last_event_id=outcome.row.last_event_id, seen=outcome.seen)
+    return [
+        *(f"{violation.invariant}: {violation.text}" for violation in found),
+        *_ending(outcome),
+        *_said_once(outcome),
+        *_paid_once(outcome),
+        *_ran_once(outcome),
+        *_fenced(outcome),
+        *_snapshot(outcome),
+        *(f"I13: left over: {name}: {left}" for name, left in outcome.leftovers.items()),
+    ]
+
+
+def _ending(outcome: Outcome) -> Iterator[str]:
+    assert outcome.row is not None
+    if outcome.row.state != "finished" and not _is_parked(outcome):
+        yield f"I1: it ended as {outcome.row.state}: {outcome.row.fields.get('last_error')}"
+
+
+def _is_parked(outcome: Outcome) -> bool:
+    """Say whether the conversation was given up with good reason: it has been there when too many workers died."""
+    assert outcome.row is not None
+    ended = [name for _, fault, name, _ in outcome.cluster.wire.struck if fault in (Fault.KILL, Fault.STOP)]
+    has_reason = sum(name.startswith("controller") for name in ended) >= CRASHES_THAT_PARK
+    return has_reason and "crashed its worker" in outcome.row.fields.get("last_error", "")
+
+
+def _said_once(outcome: Outcome) -> Iterator[str]:
+    said = Counter(
+        event.content
+        for event in outcome.events
+        if isinstance(event, MessageAction) and event.source is EventSource.USER
+    )
+    if said != Counter(MESSAGES) and not (_is_parked(outcome) and said < Counter(MESSAGES)):
+        yield f"I3: the person's messages are in the log as {dict(said)}"
+
+
+def _paid_once(outcome: Outcome) -> Iterator[str]:
+    numbers = [event.iteration for event in outcome.events if isinstance(event, ModelReply)]
+    if numbers != list(range(1, len(numbers) + 1)):
+        yield f"I9: the replies are those of the steps {numbers}"
+
+
+def _ran_once(outcome: Outcome) -> Iterator[str]:
+    actions = {event.id for event in outcome.events if isinstance(event, Action) and event.runnable}
+    for (_, action_id), times in Counter(outcome.cluster.node.executions).items():
+        if times > 1:
+            yield f"I5: action {action_id} was executed {times} times"
+        if action_id not in actions:
+            yield f"I5: action {action_id} was executed and is no action of the log"
+
+
+def _fenced(outcome: Outcome) -> Iterator[str]:
+    tokens = outcome.cluster.server.tokens.get(CID, [])
+    if any(later < earlier for earlier, later in pairwise(tokens)):
+        yield f"I6: the owners' appends have the tokens {tokens}"
+
+
+def _snapshot(outcome: Outcome) -> Iterator[str]:
+    whole = fold(State(), outcome.events)
+    assert outcome.row is not None
+    if outcome.row.state != whole.agent_state:
+        yield f"I7: the index says {outcome.row.state}, the log {whole.agent_state}"
+    kept = state_from(outcome.snapshot)
+    if kept is not None and fold(kept, outcome.events[kept.version :]) != whole:
+        yield f"I7: the snapshot at {kept.version} and what follows do not give the state"
+
+
+def _where(outcome: Outcome) -> str:
+    return f"the log has {len(outcome.events)} events" + (
+        f", the last {outcome.events[-1]!r}" if outcome.events else ""
+    )

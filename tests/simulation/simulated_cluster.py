@@ -1,0 +1,118 @@
+"""A cluster in one simulation: real controller and tool workers, a person, and an operating system that restarts them.
+
+Holds: the workers, the core, the shell, the log and the functions are the real ones; simulated are time, the wire,
+the workspace host and the random numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from broker.clock import ManualClock
+from broker.store import Store, functions_code, open_store
+from broker.testing.memory_store import MemoryConnection
+from controller_worker.consumer import ControllerConsumer
+from controller_worker.settings import controller_settings
+from tests.simulation.fake_node import FakeWorkspaces, Node
+from tests.simulation.faults import Fault, NotingServer, ProcessConnection, Wire
+from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
+from tool_worker.consumer import ToolConsumer
+from tool_worker.settings import tool_settings
+
+RESTART_SECONDS = 0.3
+
+Main = Callable[[Store], Awaitable[Any]]
+
+
+@dataclass
+class Cluster:
+    """Everything that runs in one simulation."""
+
+    seed: int
+    faults: Mapping[int, Fault]
+    environment: Mapping[str, str]
+    crashed: asyncio.Future[None] = field(init=False)
+    _mains: dict[SimulatedProcess, Main] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clock = ManualClock()
+        self.loop = VirtualLoop(self.clock, Random(self.seed))
+        self.node = Node(self.loop)
+        self.server = NotingServer(self.clock)
+        self.wire = Wire(self.loop, self.server, self.faults, self._on_kill)
+        self.crashed = self.loop.create_future()
+
+    async def deploy(self, change_functions: Callable[[str], str]) -> Store:
+        """Open the store for the world, with the functions as they are or as a test has changed them."""
+        store = await open_store(MemoryConnection(self.server), clock=self.clock)
+        if (code := change_functions(functions_code())) != functions_code():
+            await store.connection.call("FUNCTION", "LOAD", "REPLACE", code)
+        return store
+
+    async def at_rest(self, quiet_seconds: float) -> None:
+        """Wait until nothing has gone wrong for so long, and nobody is stopped any more."""
+        struck = -1
+        while struck < len(self.wire.struck) or any(process.is_stopped for process in self._mains):
+            struck = len(self.wire.struck)
+            await asyncio.sleep(quiet_seconds)
+
+    def start(self, name: str, main: Main) -> SimulatedProcess:
+        """Start a process; it is started anew whenever it was killed."""
+        process = SimulatedProcess(name)
+        self._mains[process] = main
+        task = self.loop.create_task(self._run(process, main), name=name, context=process.context)
+        task.add_done_callback(self._check, context=self.loop.world.context)
+        return process
+
+    async def connect(self, process: SimulatedProcess) -> Store:
+        """Open the store from a process."""
+        connection = ProcessConnection(self.wire, process)
+        return await open_store(connection, clock=self.clock, patience_seconds=None, opening_seconds=None)
+
+    async def _run(self, process: SimulatedProcess, main: Main) -> None:
+        await main(await self.connect(process))
+
+    def _on_kill(self, process: SimulatedProcess) -> None:
+        for connection in self.wire.connections.pop(process):
+            self.loop.create_task(connection.aclose(), context=self.loop.world.context)
+        self.loop.call_later(
+            RESTART_SECONDS, self.start, process.name, self._mains.pop(process), context=self.loop.world.context
+        )
+
+    def _check(self, task: asyncio.Task[None]) -> None:
+        if task.exception() is not None and not self.crashed.done():
+            self.crashed.set_exception(task.exception())
+
+    async def controller(self, store: Store) -> None:
+        """Be a controller worker: one life after the other, as often as it is presumed dead."""
+        consumer = ControllerConsumer(controller_settings(self.environment))
+        services = consumer.services(store)
+        while True:
+            incarnation = await consumer.begin(services)
+            await incarnation.run(asyncio.Event(), on_beat=lambda _: None)
+
+    async def tools(self, store: Store) -> None:
+        """Be a tool worker of the one node."""
+        consumer = ToolConsumer(tool_settings({"DECKHANDS_NODE": "node-1", "DECKHANDS_NODE_DIR": "/nowhere"}))
+        while True:
+            incarnation = consumer.begin(store, FakeWorkspaces(self.node))
+            await incarnation.run(asyncio.Event(), on_beat=lambda _: None)
+
+
+@contextmanager
+def seeded_secrets(seed: int) -> Iterator[None]:
+    """Let keys, worker ids and jitter be drawn from a seed."""
+    random = Random(seed)
+    before = secrets.token_hex, secrets.randbelow
+    secrets.token_hex = lambda size=16: random.randbytes(size).hex()
+    secrets.randbelow = random.randrange
+    try:
+        yield
+    finally:
+        secrets.token_hex, secrets.randbelow = before

@@ -1,0 +1,181 @@
+"""Every boundary of the canonical conversation, and many at once: whatever fails there, the promises hold.
+
+The points of one run of these tests: a kill, a broken connection,
+a pause and a stop at the boundaries one after the other; pairs; and seeds with up to
+sixteen faults each among two controller workers, two tool workers and a person. `make faults` runs many more.
+A failure prints the plan that reproduces it: `broken(simulate(Plan(…), environment(folder)))`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from random import Random
+
+import pytest
+
+from broker.codec import encode
+from tests.controller_parts import traced
+from tests.simulation.canonical import Outcome, Plan, environment, simulate
+from tests.simulation.checks import broken
+from tests.simulation.faults import Fault
+
+PARTS = 4
+PAIRS = 100
+SEEDS = 360
+MORE_PAIRS = 4_000
+MORE_SEEDS = 3_000
+MAX_FAULTS = 16
+LAST_FAULT_AT = 600
+"""Faults stop at some time, and only after that is everything sure to come to its end."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    return environment(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Workers that are presumed dead say so, hundreds of times here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def boundaries(model: Mapping[str, str], **options: int) -> int:
+    """Return how many boundaries the conversation has when nothing fails."""
+    outcome = simulate(Plan(**options), model)
+    assert broken(outcome) == []
+    return len(outcome.cluster.wire.passed)
+
+
+def struck_in(plans: Iterable[Plan], model: Mapping[str, str]) -> int:
+    """Run plans and check each; return how many faults struck."""
+    struck = 0
+    for plan in plans:
+        outcome = simulate(plan, model)
+        struck += outcome.struck
+        assert broken(outcome) == [], f"{plan} struck {outcome.cluster.wire.struck}"
+    return struck
+
+
+def random_pairs(number: int, size: int, seed: int) -> Iterator[Plan]:
+    random = Random(seed)
+    for _ in range(number):
+        faults = {random.randint(1, size): random.choice(list(Fault)) for _ in range(2)}
+        yield Plan(0, faults, is_watched_to_the_end=False)
+
+
+def random_plan(seed: int) -> Plan:
+    """Many faults, rarely or often, among one or two workers of each kind."""
+    random = Random(seed)
+    distance = random.choice([20, 40, 80])
+    faults: dict[int, Fault] = {}
+    at = 0
+    while len(faults) < MAX_FAULTS and (at := at + random.randint(1, 2 * distance)) <= LAST_FAULT_AT:
+        faults[at] = random.choice(list(Fault))
+    return Plan(seed, faults, controllers=random.choice([1, 2]), tools=random.choice([1, 2]))
+
+
+def test_the_canonical_conversation(model: Mapping[str, str]) -> None:
+    outcome = simulate(Plan(), model)
+    assert broken(outcome) == []
+    assert [traced(event) for event in outcome.events] == [
+        "1 Created(environment)",
+        "2 Message(user)",
+        "3 SystemMessage(agent)",
+        "4 Recall(user) workspace_context",
+        "5 SC running",
+        "6 RecallObs(environment, cause 4)",
+        "7 ModelReply(agent)",
+        "8 CmdRun(agent)",
+        "9 CmdRun(agent)",
+        "10 CmdOutput(agent, cause 8)",
+        "11 Message(user)",
+        "12 Recall(user) knowledge",
+        "13 NullObs(environment, cause 12)",
+        "14 CmdOutput(agent, cause 9)",
+        "15 ModelCallFailed(environment)",
+        "16 SC rate_limited",
+        "17 SC running",
+        "18 ModelReply(agent)",
+        "19 Think(agent)",
+        "20 ThinkObs(agent, cause 19)",
+        "21 CmdRun(agent)",
+        "22 ChangeState(user) paused",
+        "23 SC paused",
+        "24 ChangeState(user) running",
+        "25 SC running",
+        "26 CmdOutput(agent, cause 21)",
+        "27 ModelReply(agent)",
+        "28 Finish(agent)",
+        "29 SC finished",
+    ]
+
+
+def test_the_same_plan_gives_the_same_run_to_the_byte(model: Mapping[str, str]) -> None:
+    def print_of(outcome: Outcome) -> tuple[str, int, float, list[object]]:
+        # The scripted model measures its latency by the machine's own clock.
+        log = b"".join(encode(event.wire() | {"latency_seconds": 0}) for event in outcome.events)
+        cluster = outcome.cluster
+        return hashlib.sha256(log).hexdigest(), len(cluster.wire.passed), cluster.clock.monotonic(), cluster.wire.struck
+
+    for seed in range(3):
+        assert print_of(simulate(random_plan(seed), model)) == print_of(simulate(random_plan(seed), model))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_kill_at_every_boundary(part: int, model: Mapping[str, str]) -> None:
+    size = boundaries(model)
+    plans = [Plan(0, {at: Fault.KILL}) for at in range(1, size + 1)[part::PARTS]]
+    assert struck_in(plans, model) == len(plans)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_broken_connection_at_every_other_boundary(part: int, model: Mapping[str, str]) -> None:
+    size = boundaries(model)
+    plans = [Plan(0, {at: Fault.CUT}) for at in range(1, size + 1, 2)[part::PARTS]]
+    assert struck_in(plans, model) == len(plans)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_pause_at_every_fourth_boundary(part: int, model: Mapping[str, str]) -> None:
+    size = boundaries(model)
+    plans = [Plan(0, {at: Fault.PAUSE}) for at in range(1, size + 1, 4)[part::PARTS]]
+    assert struck_in(plans, model) == len(plans)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_worker_stopped_at_every_fourth_boundary_while_another_takes_over(
+    part: int, model: Mapping[str, str]
+) -> None:
+    size = boundaries(model, controllers=2)
+    plans = [Plan(0, {at: Fault.STOP}, controllers=2) for at in range(1, size + 1, 4)[part::PARTS]]
+    assert struck_in(plans, model) == len(plans)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_two_faults(part: int, model: Mapping[str, str]) -> None:
+    plans = random_pairs(PAIRS // PARTS, boundaries(model), seed=part)
+    assert struck_in(plans, model) > 1.5 * PAIRS / PARTS
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_faults(part: int, model: Mapping[str, str]) -> None:
+    struck = struck_in((random_plan(seed) for seed in range(part, SEEDS, PARTS)), model)
+    print(f"seeds {part}, {part + PARTS} … below {SEEDS}: {struck} faults struck")
+    assert struck > 10 * SEEDS / PARTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_more_pairs(part: int, model: Mapping[str, str]) -> None:
+    struck_in(random_pairs(MORE_PAIRS // PARTS, boundaries(model), seed=1_000 + part), model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_more_faults(part: int, model: Mapping[str, str]) -> None:
+    struck_in((random_plan(seed) for seed in range(SEEDS + part, SEEDS + MORE_SEEDS, PARTS)), model)

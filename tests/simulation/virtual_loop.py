@@ -1,0 +1,195 @@
+"""An event loop on virtual time whose tasks belong to processes that can die or be stopped at any await.
+
+Holds: nothing here depends on a real clock, a thread or a socket, so the same seed gives the same run; within a process
+callbacks run in the order asyncio promises, between processes in an order drawn by the seed; a killed process never
+returns from its await (no `finally` of it runs while the simulation lasts), and its tasks and timers are gone.
+Does not: watch file descriptors, sockets, signals or child processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, TypeVar
+
+from broker.clock import ManualClock
+
+T = TypeVar("T")
+
+MAX_CALLBACKS = 2_000_000
+
+_process: contextvars.ContextVar[SimulatedProcess] = contextvars.ContextVar("process")
+
+
+class RanDry(AssertionError):
+    """Nothing is left to run, and what was waited for has not happened."""
+
+
+class SimulatedProcess:
+    """A process of the simulation: everything that was started in its context."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_dead = False
+        self.is_stopped = False
+        self.ready: deque[asyncio.Handle] = deque()
+        self.context = contextvars.copy_context()
+        self.context.run(_process.set, self)
+
+    def kill(self) -> None:
+        """End it as SIGKILL does: what it waits for never comes."""
+        self.is_dead = True
+        self.ready.clear()
+
+    def stop(self) -> None:
+        """Stop it as SIGSTOP does; what becomes due meanwhile waits for `go_on`."""
+        self.is_stopped = True
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        self.is_stopped = False
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """The loop all processes of one simulation share."""
+
+    def __init__(self, clock: ManualClock, random: Random) -> None:
+        self.world = SimulatedProcess("world")
+        """What is not a process of the cluster: the operating system, the network, the store, the test itself."""
+        self.callbacks = 0
+        self._clock = clock
+        self._random = random
+        self._awake: list[SimulatedProcess] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle, SimulatedProcess]] = []
+        self._number = 0
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._is_closed = False
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the world until it has ended, then throw everything else away."""
+        task = self.world.context.run(asyncio.Task, work, loop=self)
+        self._tasks.append(task)
+        asyncio._set_running_loop(self)
+        try:
+            while not task.done():
+                self._run_next()
+            return task.result()
+        finally:
+            self._throw_away()
+            asyncio._set_running_loop(None)
+            self._is_closed = True
+
+    def _run_next(self) -> None:
+        able = [process for process in self._awake if process.ready and not process.is_stopped]
+        self._awake = [process for process in self._awake if process.ready]
+        if not able:
+            self._pass_time()
+            return
+        process = able[0] if len(able) == 1 else self._random.choice(able)
+        handle = process.ready.popleft()
+        self.callbacks += 1
+        assert self.callbacks < MAX_CALLBACKS, "the simulation does not come to an end"
+        if not handle.cancelled():
+            handle._run()
+
+    def _pass_time(self) -> None:
+        """Go on to the next moment at which a timer is due."""
+        while self._timers:
+            when, _, handle, process = heapq.heappop(self._timers)
+            if process.is_dead or handle.cancelled():
+                continue
+            self._clock.advance(max(0.0, when - self._clock.monotonic()))
+            self._wake(process, handle)
+            return
+        raise RanDry("nothing is left to run")
+
+    def _wake(self, process: SimulatedProcess, handle: asyncio.Handle) -> None:
+        if process.is_dead:
+            return
+        if not process.ready and process not in self._awake:
+            self._awake.append(process)
+        process.ready.append(handle)
+
+    def _throw_away(self) -> None:
+        """Close what still waits. Only now may its `finally` blocks run; nothing they ask for is done any more."""
+        for task in self._tasks:
+            if not task.done():
+                task._log_destroy_pending = False
+                with contextlib.suppress(RuntimeError):
+                    task.get_coro().close()
+        self._tasks.clear()
+
+    # what asyncio asks of a loop
+
+    def time(self) -> float:
+        return self._clock.monotonic()
+
+    def call_soon(
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        context = context if context is not None else contextvars.copy_context()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._wake(context.get(_process, self.world), handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        context = context if context is not None else contextvars.copy_context()
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._number += 1
+        heapq.heappush(self._timers, (when, self._number, handle, context.get(_process, self.world)))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+        **_: Any,
+    ) -> asyncio.Task[T]:
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.append(task)  # a dead process keeps its tasks: freed, they would run their `finally` blocks
+        return task
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001  (belongs to whoever awaits it)
+            future.set_exception(error)
+        return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Say nothing: what a dead process leaves behind is nobody's news."""
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Told by a cancelled timer; it is passed over when its time comes."""
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return not self._is_closed
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+
+def current_process() -> SimulatedProcess:
+    """Return the process that is running."""
+    return _process.get()
