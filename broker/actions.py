@@ -38,6 +38,9 @@ class FileReadSource(StrEnum):
 class RiskyAction(Action):
     """An action with an estimate of its risk, and whether it may run.
 
+    Attributes:
+        replaces: the action that waited for a confirmation, of the copy that was confirmed or rejected.
+
     Differs: every runnable action has a confirmation state, because in the original the types without one ran before
     their confirmation and again after it.
     """
@@ -46,6 +49,7 @@ class RiskyAction(Action):
     source: EventSource = EventSource.AGENT
     security_risk: ActionSecurityRisk = ActionSecurityRisk.UNKNOWN
     confirmation_state: ConfirmationStatus = ConfirmationStatus.CONFIRMED
+    replaces: int | None = None
     timeout: float | None = None
 
 
@@ -275,10 +279,17 @@ class RecallAction(Action):
 
 
 class ChangeAgentStateAction(Action):
-    """Ask the agent to change its state: pause, resume, stop, confirm, reject."""
+    """Ask the agent to change its state: pause, resume, stop, confirm, reject.
+
+    Attributes:
+        action_id: the action that is confirmed or rejected; None: whichever is asked about.
+        edited: fields of that action that are to run with other values.
+    """
 
     kind: Literal["action.change_agent_state"] = "action.change_agent_state"
     agent_state: AgentState
+    action_id: int | None = None
+    edited: JsonObject = Field(default_factory=dict)
 
     @property
     def sentence(self) -> str:

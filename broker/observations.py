@@ -219,12 +219,14 @@ class AgentStateChangedObservation(Observation):
     Attributes:
         reason: why, of an error; as OpenHands words it.
         code: the class of the error, lower_snake_case, or empty.
+        action_id: the action that a person is asked to confirm.
     """
 
     kind: Literal["observation.agent_state_changed"] = "observation.agent_state_changed"
     agent_state: AgentState
     reason: str = ""
     code: str = ""
+    action_id: int | None = None
 
     @property
     def sentence(self) -> str:

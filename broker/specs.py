@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from broker.confirmation_policy import ConfirmationPolicy
 from broker.loop_policy import LoopPolicy
 from broker.tool_specs import ToolOffer
 
@@ -200,6 +201,7 @@ class AgentSpec(Part):
     enable_plan_mode: bool = True
     enable_stuck_detection: bool = True
     loop_policy: LoopPolicy = LoopPolicy()
+    confirmation: ConfirmationPolicy = ConfirmationPolicy()
     enable_condensation_request: bool = False
     enable_history_truncation: bool = True
     condenser: AnyCondenserSpec = DEFAULT_CONDENSER

@@ -18,6 +18,10 @@ REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentStat
 """What a person may ask for; other requests change nothing."""
 
 
+ANSWERS = frozenset({AgentState.USER_CONFIRMED, AgentState.USER_REJECTED})
+"""What a person may answer while the agent asks for a confirmation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What a reader of the log knows of the agent.
@@ -27,12 +31,14 @@ class Standing:
         reason: why it is in it, or empty.
         requested: a state somebody asked for that it has not announced yet.
         has_unread_message: a person's message has not led to anything yet.
+        asked_id: the action that a person is asked to confirm.
     """
 
     state: AgentState = AgentState.LOADING
     reason: str = ""
     requested: AgentState | None = None
     has_unread_message: bool = False
+    asked_id: int | None = None
 
     def after(self, event: Event) -> Standing:
         """Return the standing after one more event."""
@@ -40,14 +46,21 @@ class Standing:
             case AgentStateChangedObservation(agent_state=state):
                 # An error ends whatever was asked for; another state only what it answers.
                 is_answer = state in (self.requested, AgentState.ERROR)
-                return Standing(state, event.reason, None if is_answer else self.requested)
+                is_answer = is_answer or (state in ANSWERS and self.requested in ANSWERS)  # an edit may be refused
+                return Standing(state, event.reason, None if is_answer else self.requested, asked_id=event.action_id)
             case MessageAction(source=EventSource.USER):
                 return replace(self._asked_for(AgentState.RUNNING), has_unread_message=True)
             case RecallAction():
                 return replace(self, has_unread_message=False)
             case ChangeAgentStateAction(agent_state=state) if state in REQUESTABLE_STATES:
                 return self._asked_for(state)
+            case ChangeAgentStateAction(agent_state=state) if self._is_answer(event):
+                return replace(self, requested=state)
         return self
+
+    def _is_answer(self, request: ChangeAgentStateAction) -> bool:
+        is_asked = self.state is AgentState.AWAITING_USER_CONFIRMATION and self.requested is None
+        return is_asked and request.agent_state in ANSWERS and request.action_id in (None, self.asked_id)
 
     def _asked_for(self, state: AgentState) -> Standing:
         # To be asked for the state it is in is never acknowledged; it only takes back what was asked before.

@@ -50,17 +50,18 @@ from broker.observations import (
     LoopDetectionObservation,
     NullObservation,
 )
-from broker.standing import REQUESTABLE_STATES
+from broker.standing import ANSWERS, REQUESTABLE_STATES
 from controller_worker import acceptance
 from controller_worker.announcement import announce, end_in_error
 from controller_worker.condensation import after_condenser_reply, after_overflow, is_overflow
+from controller_worker.confirmation import after_answer, answered_otherwise, may_run, with_runnable
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
-from controller_worker.effects import Append, AwaitTools, CallModel, Effect, Greet, Park, Rest
+from controller_worker.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Park, Rest
 from controller_worker.failures import failure_of
 from controller_worker.gate import after_deferral, at_gate, is_at_gate
 from controller_worker.loop_recovery import STOP, after_choice, after_detection, loop_of, recover, respond
 from controller_worker.memory.recall import recall
-from controller_worker.state import PendingAction, State, UnansweredMessage, Wait, replace, without_pending
+from controller_worker.state import State, UnansweredMessage, Wait, replace, without_pending
 from controller_worker.stuck_detector import (
     RecentEvents,
     is_poll,
@@ -74,6 +75,7 @@ __all__ = [
     "Append",
     "AwaitTools",
     "CallModel",
+    "CarryOut",
     "Effect",
     "Greet",
     "Park",
@@ -151,14 +153,18 @@ def next_effect(state: State, now: datetime) -> Effect:
     if state.recovery and (state.recovery == STOP or not state.pending):
         return recover(state, state.recovery)
     if state.message is not None:
-        return Append(_recall_events(state, state.message))
+        recalled = _recall_events(state, state.message)
+        rejected = answered_otherwise(state, first_position=len(recalled))
+        return Append((*recalled, *rejected.events), rejected.answers)
+    if state.requested in ANSWERS and state.asked_id is not None:
+        return CarryOut(state.asked_id, state.answer_id)
     if state.requested is not None:
         return announce(state, state.requested)
     if state.ending is not None and _has_ended(state):
         if acceptance.wants_check(state):
             return acceptance.check(state) if state.agent_state is AgentState.RUNNING else Rest()
         return announce(state, state.ending, state.last_error, code=state.error_code)
-    if state.agent_state in (AgentState.RUNNING, AgentState.RATE_LIMITED):
+    if state.agent_state in (AgentState.RUNNING, AgentState.RATE_LIMITED, AgentState.USER_CONFIRMED):
         out_of_time = is_out_of_time(state, now)
         if out_of_time is not None:
             return announce(state, AgentState.ERROR, out_of_time.text, code=out_of_time.code)
@@ -167,10 +173,13 @@ def next_effect(state: State, now: datetime) -> Effect:
     waiting = _wait_for_retry(state, now)
     if state.agent_state is AgentState.RATE_LIMITED:
         return waiting or announce(state, AgentState.RUNNING)
-    if state.agent_state is not AgentState.RUNNING:
+    if state.agent_state is AgentState.USER_CONFIRMED and state.confirmed_id not in may_run(state):
+        return announce(state, AgentState.RUNNING)
+    if state.agent_state not in (AgentState.RUNNING, AgentState.USER_CONFIRMED):
         return Rest()
     if state.pending:
-        return AwaitTools(tuple(action.id for action in state.pending[: state.agent.tool_concurrency]))
+        ready = may_run(state)
+        return AwaitTools(ready[: state.agent.tool_concurrency]) if ready else _ask_for_confirmation(state)
     if state.last_message_id == 0:
         return Rest()
     if state.acceptance.is_refused:
@@ -198,8 +207,7 @@ def _after_action(state: State, action: Action) -> State:
         is_of_reply = action.source is EventSource.AGENT
         trace = trace_of(action, metadata.reply_id if metadata else state.reply_id if is_of_reply else 0)
     if action.runnable:
-        pending = PendingAction(action.id, action.tool_call_metadata, trace)
-        return replace(state, pending=(*state.pending, pending))
+        return with_runnable(state, action, trace)
     if trace is not None:
         state = replace(state, recent=with_action(state.recent, action, trace, state.agent.loop_policy))
     match action:
@@ -213,6 +221,8 @@ def _after_action(state: State, action: Action) -> State:
             return _end_turn(state, AgentState.REJECTED)
         case ChangeAgentStateAction(agent_state=wanted) if wanted in REQUESTABLE_STATES:
             return _request(state, wanted)
+        case ChangeAgentStateAction(agent_state=wanted) if wanted in ANSWERS:
+            return after_answer(state, action)
         case LoopRecoveryAction(option=option):
             return after_choice(state, option)
         case RecallAction():
@@ -286,8 +296,9 @@ def _after_message(state: State, message: MessageAction) -> State:
 def _after_state_change(state: State, change: AgentStateChangedObservation) -> State:
     was, now = state.agent_state, change.agent_state
     state = replace(state, agent_state=now)
-    if state.requested is now:
+    if state.requested is now or (state.requested in ANSWERS and now in ANSWERS):
         state = replace(state, requested=None)
+    state = replace(state, asked_id=change.action_id)
     if now not in (AgentState.RUNNING, AgentState.RATE_LIMITED):
         state = replace(state, gate=None)
     if now is state.ending or now in TERMINAL_STATES:
@@ -314,6 +325,11 @@ def _end_turn(state: State, ending: AgentState) -> State:
     if state.is_reply_outdated or state.message is not None:
         return state
     return replace(state, ending=ending)
+
+
+def _ask_for_confirmation(state: State) -> Append:
+    asked = state.pending[0].id
+    return Append((AgentStateChangedObservation(agent_state=AgentState.AWAITING_USER_CONFIRMATION, action_id=asked),))
 
 
 def _has_ended(state: State) -> bool:

@@ -28,6 +28,7 @@ from broker.failpoints import failpoint
 from broker.ownership import Claimed, DispatchOutcome
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
+from controller_worker.answering import answered
 from controller_worker.breakdown import rest_in_error
 from controller_worker.call_gate import CallGate
 from controller_worker.commit import Commit, greeting, index_fields, settle
@@ -35,6 +36,7 @@ from controller_worker.controller import (
     Append,
     AwaitTools,
     CallModel,
+    CarryOut,
     Effect,
     Greet,
     Park,
@@ -46,6 +48,7 @@ from controller_worker.llm.llm import Completion
 from controller_worker.memory.recollection import Recollection
 from controller_worker.model_call import ask, reply_of
 from controller_worker.question import Question, next_question
+from controller_worker.security.assessment import assessed
 from controller_worker.services import Services as Services  # noqa: PLC0414  (whoever makes a loop makes its services)
 from controller_worker.state import State, snapshot_of, state_from
 
@@ -184,6 +187,8 @@ class ConversationLoop:
         elif isinstance(effect, Greet):
             assert self._agent is not None
             await self._commit(greeting(self._agent, self.state))
+        elif isinstance(effect, CarryOut):
+            await self._commit(await answered(self._services.log, self.state, effect))
         elif isinstance(effect, AwaitTools):
             return not await self._has_dispatched(effect)
         elif isinstance(effect, CallModel):
@@ -346,7 +351,7 @@ class ConversationLoop:
                 answer.result, iteration=answer.call.iteration, seen_id=question.seen_id, event_id=version + 1
             )
             events = question.events_of(reply, agent, self.state)
-        await self._commit(Append(events))
+        await self._commit(Append(assessed(events, self.state.agent.confirmation, self.state.workspace)))
         if self.state.version > version:
             self._answer = None
             await self._gate.charge(self.state, failure=failure)

@@ -28,6 +28,14 @@ class Greet:
 
 
 @dataclass(frozen=True, slots=True)
+class CarryOut:
+    """Append what a person's answer (the event `answer_id`) to the question about an action leads to."""
+
+    action_id: int
+    answer_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitTools:
     """See to it that these actions are with a tool worker, then wait for their observations."""
 
@@ -55,4 +63,4 @@ class Rest:
     """Nothing to do until somebody speaks up."""
 
 
-Effect = Append | Greet | AwaitTools | CallModel | Park | Rest
+Effect = Append | Greet | CarryOut | AwaitTools | CallModel | Park | Rest

@@ -19,7 +19,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 7
+SNAPSHOT_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class PendingAction:
     id: int
     tool_call_metadata: ToolCallMetadata | None = None
     trace: Trace | None = None
+    is_awaiting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,9 @@ class State:
         loops_met: how many loops the policy has answered since a person spoke.
         acceptance: how it stands with the check of a finish.
         recovery: the way out of the loop that a person chose, 0 for none.
+        asked_id: the action that a person is asked to confirm.
+        answer_id: the event in which a person answered.
+        confirmed_id: the copy that runs because it was confirmed.
     """
 
     version: int = 0
@@ -140,6 +144,9 @@ class State:
     loop: Loop | None = None
     loops_met: int = 0
     recovery: int = 0
+    asked_id: int | None = None
+    answer_id: int = 0
+    confirmed_id: int = 0
     acceptance: Acceptance = Acceptance()
 
 

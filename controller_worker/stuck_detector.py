@@ -41,7 +41,7 @@ from broker.observations import (
 CONDENSATIONS = 10
 LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100
 """Longer texts may stand beside the log; their hash is the same there."""
-NOT_COMPARED = frozenset({"kind", "timestamp", "source", "cause", "tool_call_metadata", "timeout", "blobs"})
+NOT_COMPARED = frozenset({"kind", "timestamp", "source", "cause", "tool_call_metadata", "timeout", "blobs", "replaces"})
 STILL_RUNNING = -1
 UNTERMINATED = "unterminated string literal (detected at line"
 SYNTAX_ERRORS = ("invalid syntax. Perhaps you forgot a comma?", "incomplete input")

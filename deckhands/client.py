@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from broker.actions import ChangeAgentStateAction, MessageAction
 from broker.agent_state import AgentState
@@ -121,6 +121,24 @@ class Client:
         """Ask to go on; raises what `pause` does, except that one which was stopped or failed may go on."""
         await self._ask_for(conversation_id, AgentState.RUNNING)
 
+    async def confirm(
+        self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
+    ) -> None:
+        """Let the action run that the agent asks about.
+
+        Args:
+            action_id: the action that was shown to whoever confirms; None: the one asked about now.
+            edited: fields of the action, such as `command`, that are to run with other values.
+
+        Raises:
+            UsageError: nothing is asked, or about another action.
+        """
+        await self._answer(conversation_id, AgentState.USER_CONFIRMED, action_id, edited)
+
+    async def reject(self, conversation_id: str, *, action_id: int | None = None) -> None:
+        """Refuse the action that the agent asks about; it waits for a message then.  Raises what `confirm` does."""
+        await self._answer(conversation_id, AgentState.USER_REJECTED, action_id, None)
+
     async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
         """Ask to stop: what runs is ended.  A conversation that is over already is left alone.  Idempotent.
 
@@ -219,6 +237,20 @@ class Client:
                 f"The conversation {conversation_id} is {tally.standing.state}; it cannot be {wanted}.",
                 remedy="Send it a message to go on with it.",
             )
+
+    async def _answer(
+        self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None
+    ) -> None:
+        stands = (await self._tally(conversation_id)).standing
+        if stands.state is not AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, stands.asked_id):
+            asked = f"about action {stands.asked_id}" if stands.asked_id else f"nothing: it is {stands.state}"
+            raise UsageError(
+                f"The conversation {conversation_id} asks {asked}.", remedy="`deckhands show` says what it asks."
+            )
+        request = ChangeAgentStateAction(
+            agent_state=answer, action_id=stands.asked_id, edited=dict(edited or {}), source=EventSource.USER
+        )
+        await self._append(conversation_id, request, None)
 
     async def _ask_for(self, conversation_id: str, state: AgentState) -> None:
         await self._append(conversation_id, ChangeAgentStateAction(agent_state=state, source=EventSource.USER), None)

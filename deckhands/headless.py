@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from broker.actions import RiskyAction
 from broker.agent_state import AgentState
 from broker.errors import UnknownConversation, UsageError
-from broker.events import AgentSpec, ConversationCreated, Event, Limits, WorkspaceSpec
+from broker.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, Limits, WorkspaceSpec
 from broker.ids import new_conversation_id
 from broker.workspace_orders import WorkspaceOrders
 from deckhands.client import Client
@@ -35,6 +36,7 @@ PATIENCE_SECONDS = 10.0
 _GOES_ON_WHEN_ASKED = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
 
 OnEvent = Callable[[Event], None]
+Ask = Callable[[RiskyAction], Awaitable[bool]]
 OnStart = Callable[[str], None]
 
 
@@ -72,6 +74,7 @@ class Watcher:
     """Who looks on, and may interrupt.
 
     Attributes:
+        ask: says whether an action may run; None: nobody is there, and the run ends where one is asked about.
         interrupted: set it to stop the conversation in order.
         at_once: replaced by what ends every process at once.
     """
@@ -79,6 +82,7 @@ class Watcher:
     on_start: OnStart = lambda _: None
     on_event: OnEvent = lambda _: None
     on_notice: Notice = lambda _: None
+    ask: Ask | None = None
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: Callable[[], None] = lambda: None
 
@@ -153,7 +157,7 @@ async def carry_out(
         broken: raises when the cluster cannot be kept up.
     """
     tally = Tally()
-    following = asyncio.ensure_future(_follow(client, conversation_id, tally, on_event))
+    following = asyncio.ensure_future(_follow(client, conversation_id, tally, on_event, ask=watcher.ask))
     interruption = asyncio.ensure_future(watcher.interrupted.wait())
     breakage = asyncio.ensure_future(broken) if broken is not None else asyncio.get_running_loop().create_future()
     waiting: list[asyncio.Future[Any]] = [following, interruption, breakage]
@@ -189,13 +193,20 @@ async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summar
     return tally.summary() if tally.last_event_id else await client.summary(conversation_id)
 
 
-async def _follow(client: Client, conversation_id: str, tally: Tally, on_event: OnEvent) -> None:
+async def _follow(client: Client, conversation_id: str, tally: Tally, on_event: OnEvent, *, ask: Ask | None) -> None:
+    waiting: dict[int, RiskyAction] = {}
     async with contextlib.aclosing(client.tail(conversation_id, is_whole=True)) as events:
         async for event in events:
             on_event(event)
             tally.add(event)
+            if isinstance(event, RiskyAction) and event.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION:
+                waiting[event.id] = event
             if tally.standing.is_settled and tally.last_event_id >= await client.log.last_id(conversation_id):
-                return
+                asked = waiting.get(tally.standing.asked_id or 0)
+                if ask is None or asked is None:
+                    return
+                answer = client.confirm if await ask(asked) else client.reject
+                await answer(conversation_id, action_id=asked.id)
 
 
 async def _begin(client: Client, task: Task, conversation_id: str) -> int:

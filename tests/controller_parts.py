@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from broker.actions import ChangeAgentStateAction, MessageAction, RecallAction, SystemMessageAction
+from broker.actions import ChangeAgentStateAction, MessageAction, RecallAction, RiskyAction, SystemMessageAction
 from broker.agent_state import AgentState
 from broker.events import (
     AgentSpec,
@@ -28,10 +28,13 @@ from broker.events import (
 from broker.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.commit import Commit, greeting, settle
-from controller_worker.controller import Append, AwaitTools, CallModel, Effect, Greet, apply, next_effect
+from controller_worker.confirmation import carried_out
+from controller_worker.controller import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, apply, next_effect
+from controller_worker.security.assessment import assessed
 from controller_worker.state import State
 
 CID = "conversation-1"
+WORKSPACE = WorkspaceSpec(path="/srv/project")
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
@@ -84,7 +87,7 @@ class Core:
         created = ConversationCreated(
             conversation_id=CID,
             agent=agent or AgentSpec(),
-            workspace=WorkspaceSpec(path="/srv/project"),
+            workspace=WORKSPACE,
             limits=limits or Limits(),
             headless=headless,
         )
@@ -117,11 +120,21 @@ class Core:
 
     def run(self) -> Effect:
         """Append what is wanted until something else is, and return that."""
-        while isinstance(effect := self.wants(), Append | Greet):
-            self.commit(greeting(self.agent, self.state) if isinstance(effect, Greet) else effect)
+        while isinstance(effect := self.wants(), Append | Greet | CarryOut):
+            self.commit(self._append_of(effect))
         if isinstance(effect, AwaitTools):
             self.dispatched += [action_id for action_id in effect.action_ids if action_id not in self.dispatched]
         return effect
+
+    def _append_of(self, effect: Append | Greet | CarryOut) -> Append:
+        if isinstance(effect, Greet):
+            return greeting(self.agent, self.state)
+        if isinstance(effect, Append):
+            return effect
+        action, answered = self.event(effect.action_id), self.event(effect.answer_id)
+        assert isinstance(action, RiskyAction)
+        assert isinstance(answered, ChangeAgentStateAction)
+        return carried_out(self.state, action, answered)
 
     def reply(self, *calls: ModelToolCall, text: str = "", seen_id: int | None = None, **fields: Any) -> Effect:
         """Let the model answer, by default the prompt made from the log as it is."""
@@ -134,7 +147,7 @@ class Core:
             seen_id=self.state.version if seen_id is None else seen_id,
             **{"cost_usd": 0.25, "usage": TokenUsage(prompt_tokens=100, completion_tokens=10)} | fields,
         )
-        return self.append(event, *self.agent.events_of(event))
+        return self.append(*assessed((event, *self.agent.events_of(event)), self.state.agent.confirmation, WORKSPACE))
 
     def append(self, *events: Event) -> Effect:
         """Append what the shell made of a model's answer."""

@@ -28,6 +28,8 @@ VERBS = {
     "message": ("deckhands.cli.control", "Say something to the agent; it goes on."),
     "pause": ("deckhands.cli.control", "Pause a conversation: nothing new is begun."),
     "resume": ("deckhands.cli.control", "Go on with a conversation that was paused or stopped."),
+    "confirm": ("deckhands.cli.confirming", "Let the action run that a conversation asks about."),
+    "reject": ("deckhands.cli.confirming", "Refuse the action that a conversation asks about."),
     "cancel": ("deckhands.cli.control", "Stop a conversation: what runs is ended."),
     "up": ("deckhands.cli.serve", "Keep a cluster up on this machine, for other terminals to use."),
     "doctor": ("deckhands.cli.doctor", "Say what this machine can do, and whether the store serves."),

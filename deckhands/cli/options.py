@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from broker.confirmation_policy import ConfirmationPolicy
 from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.specs import GoalSpec
@@ -43,6 +44,13 @@ def task_options(command: F) -> F:
         ),
         click.option("--check", metavar="COMMAND", help="What must end with exit code 0 for a finish to count."),
         click.option("--max-refusals", type=click.IntRange(min=0), default=3, show_default=True, help="Of --check."),
+        click.option(
+            "--confirm",
+            type=click.Choice(["never", "risky", "always"]),
+            default="never",
+            show_default=True,
+            help="Which actions a person must confirm before they run.",
+        ),
         sandbox_option,
         click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
     )
@@ -106,7 +114,8 @@ def workspace_of(options: dict[str, Any], path: Path | None, sandbox: str) -> Wo
 def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
     """Return the agent that the options describe."""
     goal = GoalSpec(check=options["check"], max_refusals=options["max_refusals"]) if options["check"] else None
-    return AgentSpec(name=options["agent"], llm=LLMSpec(model=model), goal=goal)
+    policy = ConfirmationPolicy(mode=options["confirm"])
+    return AgentSpec(name=options["agent"], llm=LLMSpec(model=model), goal=goal, confirmation=policy)
 
 
 def limits_of(options: dict[str, Any]) -> Limits:

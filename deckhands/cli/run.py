@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from broker.errors import UsageError
+from deckhands.cli.confirming import ask_at_terminal
 from deckhands.cli.options import agent_of, given_text, json_option, limits_of, read_task, task_options, workspace_of
 from deckhands.cli.output import EventPrinter, note
 from deckhands.client import check_task
@@ -93,6 +94,8 @@ def _refuse_what_is_settled() -> None:
 async def _run(settings: FaceSettings, task: Task, printer: EventPrinter) -> Ending:
     home = Home(settings.home)
     watcher = Watcher(on_event=printer.event, on_notice=note)
+    if sys.stdin.isatty():
+        watcher.ask = ask_at_terminal
     watcher.on_start = lambda conversation_id: note(f"Conversation {conversation_id}")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

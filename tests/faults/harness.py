@@ -79,13 +79,23 @@ class FaultCluster:
         return (self.root / f"{name}.log").read_text(errors="replace")
 
     async def submit(
-        self, turns: Sequence[dict[str, Any]], *, count: int = 1, latency: float = 0.0, tools: Sequence[str] = ()
+        self,
+        turns: Sequence[dict[str, Any]],
+        *,
+        count: int = 1,
+        latency: float = 0.0,
+        tools: Sequence[str] = (),
+        **spec: Any,
     ) -> list[str]:
-        """Begin conversations that each follow the script in a workspace of their own."""
+        """Begin conversations that each follow the script in a workspace of their own.
+
+        Args:
+            spec: further fields of the agent.
+        """
         self._scripts += 1
         script = self.root / f"script-{self._scripts}.json"
         script.write_text(json.dumps({"description": "fault test", "latency_seconds": latency, "turns": list(turns)}))
-        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
+        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), **spec)
         ids = []
         for _ in range(count):
             folder = self.root / "work" / f"{self._scripts}-{len(ids)}"

@@ -8,6 +8,7 @@ of its own before the actions it led to. Observations carry the source of their 
 from __future__ import annotations
 
 from broker.actions import MessageAction
+from broker.confirmation_policy import ConfirmationPolicy
 from broker.events import AgentSpec, EventSource, Limits, ModelReply
 from broker.observations import ErrorObservation
 from controller_worker.controller import AwaitTools, CallModel, Park, Rest
@@ -96,6 +97,94 @@ def test_4_messages_that_do_not_wait() -> None:
         "13 SC finished",
     ]
     assert core.state.iteration == 3
+
+
+CONFIRM = ConfirmationPolicy(mode="risky", analyzer="none")
+"""OpenHands' confirmation mode without an analyzer: every risk is unknown, and what is unknown is asked for."""
+
+
+def test_11_a_confirmation_without_an_analyzer() -> None:
+    """Differs: the action stands before the question, because it is appended with the reply that led to it."""
+    core = started(agent=AgentSpec(confirmation=CONFIRM))
+    core.reply(bash())
+    core.ask("user_confirmed")
+    assert core.run() == AwaitTools((11,))
+    core.observe(11)
+    core.reply(finish())
+    assert trace(core) == [
+        "7 ModelReply(agent)",
+        "8 CmdRun(agent)",
+        "9 SC awaiting_user_confirmation",
+        "10 ChangeState(user) user_confirmed",
+        "11 CmdRun(agent)",
+        "12 SC user_confirmed",
+        "13 CmdOutput(agent, cause 11)",
+        "14 SC running",
+        "15 ModelReply(agent)",
+        "16 Finish(agent)",
+        "17 SC finished",
+    ]
+
+
+def test_12_a_rejection() -> None:
+    core = started(agent=AgentSpec(confirmation=CONFIRM))
+    core.reply(bash())
+    core.ask("user_rejected")
+    assert core.run() == Rest()
+    assert trace(core) == [
+        "7 ModelReply(agent)",
+        "8 CmdRun(agent)",
+        "9 SC awaiting_user_confirmation",
+        "10 ChangeState(user) user_rejected",
+        "11 CmdRun(agent)",
+        "12 SC user_rejected",
+        "13 UserRejectObservation(environment, cause 11)",
+        "14 SC awaiting_user_input",
+    ]
+
+
+def test_13_a_low_risk_is_not_asked_for_and_a_high_one_is() -> None:
+    by_model = ConfirmationPolicy(mode="risky", analyzer="llm", confirm_unknown=False)
+    core = started(agent=AgentSpec(confirmation=by_model))
+    assert core.reply(bash()) == AwaitTools((8,))
+    core.observe(8)
+    assert core.reply(call("execute_bash", '{"command": "ls"}', "unknown")) == AwaitTools((11,))
+    core.observe(11)
+    core.reply(call("execute_bash", '{"command": "ls", "security_risk": "HIGH"}', "high"))
+    assert trace(core)[-2:] == ["14 CmdRun(agent)", "15 SC awaiting_user_confirmation"]
+
+
+def test_14_a_message_while_a_confirmation_is_awaited() -> None:
+    """Differs: the action that is never run has a result that says so."""
+    core = started(agent=AgentSpec(confirmation=CONFIRM))
+    core.reply(bash())
+    core.say()
+    assert core.run() == CallModel(2, 1)
+    assert trace(core)[3:] == [
+        "10 Message(user)",
+        "11 Recall(user) knowledge",
+        "12 SC running",
+        "13 NullObs(environment, cause 11)",
+        "14 UserRejectObservation(environment, cause 8)",
+    ]
+
+
+def test_26_a_file_edit_under_confirmation_runs_once_and_only_after_it() -> None:
+    """Differs (B1): the original runs it before the confirmation, and again after it."""
+    core = started(agent=AgentSpec(confirmation=CONFIRM))
+    core.reply(call("str_replace_editor", '{"command": "create", "path": "/a", "file_text": "x"}', "e"))
+    assert core.dispatched == []
+    core.ask("user_confirmed")
+    core.run()
+    assert core.dispatched == [11]
+    assert trace(core) == [
+        "7 ModelReply(agent)",
+        "8 FileEditAction(agent)",
+        "9 SC awaiting_user_confirmation",
+        "10 ChangeState(user) user_confirmed",
+        "11 FileEditAction(agent)",
+        "12 SC user_confirmed",
+    ]
 
 
 def test_15_a_stop_while_a_tool_call_is_pending() -> None:

@@ -68,6 +68,9 @@ FULL = State(
     loop=Loop("monologue", 3, 12),
     loops_met=1,
     recovery=2,
+    asked_id=38,
+    answer_id=41,
+    confirmed_id=39,
     acceptance=Acceptance(check_id=41, refusals=1, is_refused=True, is_accepted=True),
 )
 
@@ -120,7 +123,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        7,
+        8,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
@@ -136,7 +139,8 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
                 "has_unknown_cost",
             ),
             *("task_list", "prompt_tokens", "completion_tokens"),
-            *("reply_id", "recent", "loop", "loops_met", "recovery", "acceptance"),
+            *("reply_id", "recent", "loop", "loops_met", "recovery"),
+            *("asked_id", "answer_id", "confirmed_id", "acceptance"),
         ],
     )
 

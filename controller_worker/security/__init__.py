@@ -1,0 +1,1 @@
+"""How dangerous an action is, and whether a person is asked before it runs."""

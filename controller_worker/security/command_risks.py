@@ -1,0 +1,175 @@
+"""How dangerous each program is: tables, and the rules for programs whose arguments decide.
+
+Holds: a program that is not named here is MEDIUM: it is known what is run, not what it does.
+Does not: contain anything; the sandbox does. This is a hint for whoever is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from broker.events import ActionSecurityRisk
+from controller_worker.security.path_risk import reading_risk, writing_risk
+
+LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
+
+Arguments = Sequence[str | None]
+"""The words after the program's name; None for one that is not known before it runs."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+READERS = _words(
+    "ls cat head tail wc grep egrep fgrep rg ag tree file stat du df diff cmp comm sort uniq cut tr nl od xxd hexdump "
+    "strings md5sum sha1sum sha256sum cksum readlink realpath column paste fold jq yq less more zcat bat"
+)
+"""Programs that only read what their arguments name."""
+HARMLESS = _words(
+    "echo printf pwd cd true false : test [ date whoami id uname hostname basename dirname seq sleep wait jobs type "
+    "which whereis printenv env ps top free uptime nproc arch expr let read shift return exit break continue set unset "
+    "local readonly pushd popd dirs hash times ulimit umask getopts clear tput yes"
+)
+WRITERS = _words("cp mv ln tee touch mkdir rmdir install truncate split patch unzip tar gzip gunzip zip xz")
+"""Programs that write what their arguments name."""
+DESTROYERS = _words("rm unlink shred")
+PERMISSIONS = _words("chmod chown chgrp setfacl chattr")
+DANGEROUS = _words(
+    "sudo su doas pkexec eval source . trap alias enable bind complete fc history dd mkfs fdisk parted mount umount "
+    "swapon swapoff losetup cryptsetup shutdown reboot halt poweroff init telinit systemctl service crontab at batch "
+    "useradd userdel usermod groupadd passwd chpasswd visudo chroot unshare nsenter insmod rmmod modprobe sysctl "
+    "iptables ip6tables nft ufw ssh scp sftp rsync ftp telnet nc ncat netcat socat nmap tcpdump gdb strace ltrace "
+    "docker podman kubectl helm terraform aws gcloud az gpg ssh-add ssh-keygen twine script screen tmux expect "
+    "parallel watch"
+)
+DOWNLOADERS = frozenset(("curl", "wget"))
+UPLOAD_FLAG = re.compile(
+    r"-[a-zA-Z]*[dFTKX].*|--(data.*|json|form.*|upload-file|post-.*|body-.*|request|method|config|proxy.*|output-dir"
+    r"|use-askpass|execute)(=.*)?"
+)
+INTERPRETERS = re.compile(r"(python|pypy|node|deno|bun|perl|ruby|php|lua|Rscript|tclsh|osascript|irb)[\d.]*")
+INLINE_FLAG = re.compile(r"-[a-zA-Z]*[ceEpr]|--(eval|print|command|execute|require|import).*")
+AWKS = frozenset(("awk", "gawk", "mawk", "nawk"))
+RUNS_SHELL = re.compile(r"system\s*\(|\||getline|@load|>")
+SED_RUNS_OR_WRITES = re.compile(r"(^|[;{\s\d$/])[ewW]\b|/[gpiIm\d]*[ew][gpiIm\d]*(\s|;|$|})")
+GIT_READS = _words("status diff log show branch blame rev-parse ls-files describe shortlog grep remote tag")
+GIT_SENDS = _words("push send-email request-pull config filter-branch daemon credential submodule")
+PUBLISHES = _words("publish unpublish login adduser token owner deploy release")
+PACKAGERS = _words("pip pip3 npm yarn pnpm cargo gem uv poetry apt apt-get")
+
+
+def command_risk(name: str, arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+    """Return the risk of one program with its arguments.
+
+    Args:
+        name: the program, without its directory.
+        workspace: the directory that may be changed.
+    """
+    if name in DANGEROUS or name.startswith("mkfs."):
+        return HIGH
+    if name in HARMLESS:
+        return LOW
+    rule = _RULES.get(name)
+    if rule is not None:
+        return rule(arguments, workspace)
+    if name in READERS:
+        return _reads(arguments, workspace)
+    if name in WRITERS:
+        return max(LOW, _writes(arguments, workspace))
+    if name in DESTROYERS | PERMISSIONS:
+        return max(MEDIUM, _writes(arguments, workspace))
+    return _interprets(arguments) if INTERPRETERS.fullmatch(name) else MEDIUM
+
+
+def _reads(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+    return max((reading_risk(word, workspace) for word in _values(arguments)), default=LOW)
+
+
+def _writes(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+    return max((writing_risk(word, workspace) for word in _values(arguments)), default=LOW)
+
+
+def _values(arguments: Arguments) -> list[str | None]:
+    """Return what options have as values too: `--target=/etc` names a path."""
+    return [
+        word.partition("=")[2] if word is not None and word.startswith("-") else word
+        for word in arguments
+        if word is None or not word.startswith("-") or "=" in word
+    ]
+
+
+def _downloads(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+    if any(word is None or UPLOAD_FLAG.fullmatch(word) for word in arguments):
+        return HIGH
+    follows_output = [word for flag, word in pairwise(arguments) if flag in ("-o", "-O", "--output", "-P")]
+    return max([MEDIUM, *(writing_risk(word, workspace) for word in follows_output if not _is_address(word))])
+
+
+def _is_address(word: str | None) -> bool:
+    return word is not None and "://" in word
+
+
+def _interprets(arguments: Arguments) -> ActionSecurityRisk:
+    """A script is run as it stands there; a program in the arguments or on the standard input is not looked into."""
+    if not arguments:
+        return HIGH
+    if any(word in ("--version", "-V", "--help", "-h") for word in arguments):
+        return LOW
+    for word in arguments:
+        if word is None or word == "-":
+            return HIGH
+        if word == "-m":
+            return MEDIUM
+        if INLINE_FLAG.fullmatch(word):
+            return HIGH
+        if not word.startswith("-"):
+            return MEDIUM
+    return HIGH
+
+
+def _awk(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+    program = next((word for word in arguments if word is None or not word.startswith("-")), None)
+    if program is None or any(word in ("-f", "--file", "-i", "-l", "-E") for word in arguments):
+        return HIGH
+    return HIGH if RUNS_SHELL.search(program) else _reads(arguments[arguments.index(program) + 1 :], workspace)
+
+
+def _sed(arguments: Arguments, workspace: str) -> ActionSecurityRisk:
+    if any(word is None or word.startswith(("-f", "--file")) or SED_RUNS_OR_WRITES.search(word) for word in arguments):
+        return HIGH
+    is_in_place = any(word is not None and re.match(r"-[a-zA-Z]*i|--in-place", word) for word in arguments)
+    names = [word for word in arguments if word is not None and not word.startswith("-")][1:]
+    return _writes(names, workspace) if is_in_place else _reads(names, workspace)
+
+
+def _git(arguments: Arguments, _: str) -> ActionSecurityRisk:
+    if not arguments or any(word is None for word in arguments):
+        return HIGH
+    verb = arguments[0] or ""
+    if verb.startswith("-"):  # a setting or another repository, whose settings may name programs to run
+        return LOW if verb in ("--version", "--help", "--no-pager") and len(arguments) == 1 else HIGH
+    if verb in GIT_SENDS or any(word is not None and re.match(r"--(ext|upload-pack|exec)", word) for word in arguments):
+        return HIGH
+    is_listing = verb not in ("branch", "remote", "tag") or len(arguments) == 1
+    return LOW if verb in GIT_READS and is_listing else MEDIUM
+
+
+def _packages(arguments: Arguments, _: str) -> ActionSecurityRisk:
+    return HIGH if any(word is None or word in PUBLISHES for word in arguments) else MEDIUM
+
+
+def _kills(arguments: Arguments, _: str) -> ActionSecurityRisk:
+    return HIGH if any(word is None or word in ("1", "-1", "0") for word in arguments[-1:]) else MEDIUM
+
+
+_RULES: Mapping[str, Callable[[Arguments, str], ActionSecurityRisk]] = {
+    **dict.fromkeys(DOWNLOADERS, _downloads),
+    **dict.fromkeys(AWKS, _awk),
+    **dict.fromkeys(PACKAGERS, _packages),
+    **dict.fromkeys(("kill", "pkill", "killall"), _kills),
+    "sed": _sed,
+    "git": _git,
+}

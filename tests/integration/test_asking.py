@@ -1,0 +1,61 @@
+"""A run that asks whoever looks on, and the verbs that answer for a conversation of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker.actions import RiskyAction
+from broker.confirmation_policy import ConfirmationPolicy
+from broker.errors import UsageError
+from broker.events import AgentSpec, LLMSpec, WorkspaceSpec
+from deckhands.headless import Task, Watcher, run_on_cluster
+from deckhands.summary import ExitCode
+from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
+from tests.faults.harness import FaultCluster, steps
+
+ALWAYS = ConfirmationPolicy(mode="always")
+
+
+def task(root: Path) -> Task:
+    script = root / "asking.json"
+    script.write_text(
+        '{"turns": [{"tool_calls": [{"name": "execute_bash", "arguments": {"command": "echo hi > out"}}]}]}'
+    )
+    folder = root / "folder"
+    folder.mkdir()
+    agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), confirmation=ALWAYS)
+    return Task("do it", agent=agent, workspace=WorkspaceSpec(path=str(folder), sandbox="none"))
+
+
+@pytest.mark.parametrize(("agrees", "code"), [(True, ExitCode.FINISHED), (False, ExitCode.NEEDS_PERSON)])
+async def test_whoever_looks_on_is_asked(cluster: FaultCluster, agrees: bool, code: ExitCode) -> None:  # noqa: F811
+    cluster.start_controller()
+    cluster.start_tool()
+    asked: list[RiskyAction] = []
+
+    async def ask(action: RiskyAction) -> bool:
+        asked.append(action)
+        return agrees
+
+    ending = await run_on_cluster(cluster.store.url, task(cluster.root), Watcher(ask=ask))
+    assert ending.exit_code is code
+    assert [action.sentence for action in asked] == ["Running command: echo hi > out"]
+    assert (cluster.root / "folder" / "out").exists() is agrees
+    await cluster.close_workspaces([ending.summary.conversation_id])
+
+
+async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None:  # noqa: F811
+    cluster.start_controller()
+    cluster.start_tool()
+    async with asyncio.timeout(30):
+        ending = await run_on_cluster(cluster.store.url, task(cluster.root), Watcher())
+    assert (ending.exit_code, ending.summary.state) == (ExitCode.NEEDS_PERSON, "awaiting_user_confirmation")
+
+
+async def test_an_answer_to_no_question_is_refused_with_what_is_asked(cluster: FaultCluster) -> None:  # noqa: F811
+    (cid,) = await cluster.submit(steps(1))
+    with pytest.raises(UsageError, match="asks nothing: it is loading"):
+        await cluster.client.confirm(cid)

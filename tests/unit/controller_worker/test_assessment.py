@@ -1,0 +1,104 @@
+"""Who says how dangerous an action is, and for what a person is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.actions import (
+    AgentThinkAction,
+    BrowseURLAction,
+    CmdRunAction,
+    FileEditAction,
+    FileReadAction,
+    FileWriteAction,
+    IPythonRunCellAction,
+    MCPAction,
+    RiskyAction,
+)
+from broker.confirmation_policy import ConfirmationPolicy
+from broker.events import ActionSecurityRisk, ConfirmationStatus, WorkspaceSpec
+from controller_worker.security.assessment import assessed, needs_confirmation, parsed_risk, risk_of
+
+LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
+UNKNOWN = ActionSecurityRisk.UNKNOWN
+HERE = WorkspaceSpec(path="/srv/project")
+
+
+@pytest.mark.parametrize(
+    ("action", "risk"),
+    [
+        (CmdRunAction(command="ls"), LOW),
+        (CmdRunAction(command="", is_input=True), LOW),
+        (CmdRunAction(command="C-c", is_input=True), LOW),
+        (CmdRunAction(command="y", is_input=True), HIGH),
+        (FileReadAction(path="/srv/project/a.py"), LOW),
+        (FileReadAction(path="/etc/os-release"), MEDIUM),
+        (FileReadAction(path="/home/me/.ssh/id_ed25519"), HIGH),
+        (FileEditAction(path="/srv/project/a.py"), LOW),
+        (FileEditAction(path="/srv/project/../other/a.py"), HIGH),
+        (FileEditAction(path="/srv/project/.git/hooks/pre-commit"), HIGH),
+        (FileWriteAction(path="/etc/hosts", content=""), HIGH),
+        (FileWriteAction(path="/srv/projects/a", content=""), HIGH),
+        (BrowseURLAction(url="https://example.com"), MEDIUM),
+        (IPythonRunCellAction(code="1"), HIGH),
+        (MCPAction(name="t"), HIGH),
+    ],
+)
+def test_what_an_action_shows(action: RiskyAction, risk: ActionSecurityRisk) -> None:
+    assert parsed_risk(action, "/srv/project") is risk
+
+
+@pytest.mark.parametrize(
+    ("analyzer", "says", "risk"),
+    [
+        ("none", HIGH, UNKNOWN),
+        ("llm", MEDIUM, MEDIUM),
+        ("llm", UNKNOWN, UNKNOWN),
+        ("shell", HIGH, LOW),
+        ("ensemble", HIGH, HIGH),
+        ("ensemble", UNKNOWN, LOW),
+        ("ensemble", LOW, LOW),
+    ],
+)
+def test_who_is_heard(analyzer: Any, says: ActionSecurityRisk, risk: ActionSecurityRisk) -> None:
+    policy = ConfirmationPolicy(mode="risky", analyzer=analyzer)
+    assert risk_of(CmdRunAction(command="ls", security_risk=says), policy, HERE) is risk
+
+
+def test_the_model_cannot_talk_a_risk_down() -> None:
+    policy = ConfirmationPolicy(mode="risky")
+    assert risk_of(CmdRunAction(command="rm -rf /", security_risk=LOW), policy, HERE) is HIGH
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked_for"),
+    [
+        ({"mode": "never"}, []),
+        ({"mode": "always"}, [UNKNOWN, LOW, MEDIUM, HIGH]),
+        ({"mode": "risky"}, [UNKNOWN, HIGH]),
+        ({"mode": "risky", "confirm_unknown": False}, [HIGH]),
+        ({"mode": "risky", "threshold": "MEDIUM"}, [UNKNOWN, MEDIUM, HIGH]),
+        ({"mode": "risky", "threshold": "LOW", "confirm_unknown": False}, [LOW, MEDIUM, HIGH]),
+    ],
+)
+def test_for_what_a_person_is_asked(fields: dict[str, Any], asked_for: list[ActionSecurityRisk]) -> None:
+    policy = ConfirmationPolicy(**fields)
+    assert [risk for risk in ActionSecurityRisk if needs_confirmation(risk, policy)] == asked_for
+
+
+def test_the_risk_is_written_into_the_action() -> None:
+    policy = ConfirmationPolicy(mode="risky")
+    thought = AgentThinkAction(thought="hm")
+    kept, first, second = assessed((thought, CmdRunAction(command="ls"), CmdRunAction(command="sudo ls")), policy, HERE)
+    assert kept is thought
+    assert isinstance(first, CmdRunAction)
+    assert (first.security_risk, first.confirmation_state) == (LOW, ConfirmationStatus.CONFIRMED)
+    assert isinstance(second, CmdRunAction)
+    assert (second.security_risk, second.confirmation_state) == (HIGH, ConfirmationStatus.AWAITING_CONFIRMATION)
+
+
+def test_without_a_policy_the_models_own_estimate_stands() -> None:
+    action = CmdRunAction(command="sudo ls", security_risk=LOW)
+    assert assessed([action], ConfirmationPolicy(), HERE) == (action,)
