@@ -8,6 +8,7 @@ Keys: `deck:{k}:c:<id>:events`, and the conversation's blobs.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,9 @@ from broker.connection import Argument
 from broker.errors import CorruptEntry, EventsLost, StoreError, StoreTooNew, UnknownConversation, UsageError
 from broker.events import ConversationCreated, Event, replace_surrogates
 from broker.ids import check_conversation_id, new_key
+from broker.masking import Masker
 from broker.ownership import Ownership
+from broker.secrets import Secrets
 from broker.store import Store
 
 READ_BATCH = 1_000
@@ -62,11 +65,27 @@ Outcome = Appended | Duplicate | Fenced | Conflict | Closed
 
 
 class EventLog:
-    """The logs of a store."""
+    """The logs of a store.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        secrets: what is hidden before anything is written; None: for a reader, and where there can be none.
+    """
+
+    def __init__(self, store: Store, secrets: Secrets | None = None) -> None:
         self._store = store
+        self.secrets = secrets
         self.blobs = Blobs(store)
+
+    async def hide(self, conversation_id: str, events: Sequence[Event]) -> list[Event]:
+        """Return events as they would be written, for an owner who goes on from them before they are."""
+        masker = await self._masker(conversation_id)
+        if not masker:
+            return list(events)
+        wires = await asyncio.to_thread(lambda: [masker.wire(event.wire()) for event in events])
+        return [codec.event_from_wire(wire, event.id) for wire, event in zip(wires, events, strict=True)]
+
+    async def _masker(self, conversation_id: str) -> Masker:
+        return await self.secrets.masker(conversation_id) if self.secrets is not None else Masker()
 
     async def create(
         self, created: ConversationCreated, events: Sequence[Event] = (), *, key: str | None = None
@@ -301,12 +320,13 @@ class EventLog:
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Outcome | None:
         names = self._store.keys(conversation_id)
+        masker = await self._masker(conversation_id)
         arguments: list[Argument] = [conversation_id, *guard, flags, len(fields or {})]
         for field, value in (fields or {}).items():
-            arguments += (field, replace_surrogates(value))
+            arguments += (field, replace_surrogates(masker.wire(value)))
         arguments += (len(cancels), *cancels, len(events))
         for position, event in enumerate(events):
-            entry = await self._entry(conversation_id, event)
+            entry = await self._entry(conversation_id, event, masker)
             answered = (answers or {}).get(position, "")
             arguments += (entry, _route(event) if position in dispatch else "", answered)
         reply = await self._store.function("deck_append", (names.root, names.shard.root), *arguments)
@@ -327,8 +347,11 @@ class EventLog:
                 raise UnknownConversation(conversation_id)
         raise StoreError(f"The function append answered {reply!r}.")
 
-    async def _entry(self, conversation_id: str, event: Event) -> bytes:
+    async def _entry(self, conversation_id: str, event: Event, masker: Masker) -> bytes:
         wire = event.wire()
+        if masker:
+            # A megabyte takes a tenth of a second, in which other conversations go on.
+            wire = await asyncio.to_thread(masker.wire, wire)
         if event.timestamp is None:
             wire["timestamp"] = self._store.clock.now().isoformat()
         entry, contents = codec.to_entry(wire)

@@ -20,7 +20,11 @@
     deck:{k}:c:<id>:meta           hash    append, claim retention     owner, token, last id, what `ls` shows
     deck:{k}:c:<id>:once           hash    append        retention     idempotency keys; claims of running actions
     deck:{k}:c:<id>:snapshot       string  owner         retention
+    deck:{k}:c:<id>:live           stream  controller    a minute      pieces of the reply under way, see live_text
+    deck:{k}:c:<id>:watched        string  watcher       half a minute that somebody looks on
     deck:{k}:c:<id>:blob:<sha256>  string  append        retention     large texts
+    deck:{k}:c:<id>:secrets        hash    producers     with the log  secrets by name, encrypted, see secrets
+    deck:{k}:c:<id>:masked         set     producers     with the log  every value they had, encrypted
 
 Holds: all keys of a conversation, and those its functions touch, share the hash tag `{k}` of its shard.
 """
@@ -139,6 +143,26 @@ class ConversationKeys:
     def snapshot(self) -> str:
         """The latest snapshot."""
         return f"{self.root}:snapshot"
+
+    @property
+    def secrets(self) -> str:
+        """The hash of the secrets, encrypted."""
+        return f"{self.root}:secrets"
+
+    @property
+    def masked(self) -> str:
+        """The set of all values that secrets ever had, encrypted."""
+        return f"{self.root}:masked"
+
+    @property
+    def live(self) -> str:
+        """The pieces of the reply under way."""
+        return f"{self.root}:live"
+
+    @property
+    def watched(self) -> str:
+        """That somebody looks on."""
+        return f"{self.root}:watched"
 
     def blob(self, sha256: str) -> str:
         """A large text."""

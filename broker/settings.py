@@ -37,6 +37,8 @@ class BrokerSettings:
         idle_seconds: how long a conversation that only waits is kept in memory.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
         workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
+        secret_key: encrypts the secrets of conversations: 32 bytes in base64, the same for all workers and clients.
+        secret_key_file: a file that holds it. Neither: `<home>/secret.key`, made when the first secret is kept.
         debug: tracebacks instead of one-line errors.
         failpoints: see `failpoints`; for tests.
         failpoint_log: file in which hits of failpoints are noted; for tests.
@@ -57,6 +59,8 @@ class BrokerSettings:
     idle_seconds: float = 30.0
     workspace_ttl_seconds: float = 3_600.0
     workspace_idle_seconds: float = 300.0
+    secret_key: str = ""
+    secret_key_file: str = ""
     debug: bool = False
     failpoints: str = ""
     failpoint_log: str = ""

@@ -18,6 +18,7 @@ from broker.event_log import EventLog
 from broker.failpoints import failpoint
 from broker.ids import new_worker_id
 from broker.membership import HEARTBEAT_SECONDS, Membership
+from broker.secrets import Secrets
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
 from broker.understudy import Understudy
@@ -102,7 +103,8 @@ class Incarnation:
             streams=[queue.streams for queue in self._queues],
             about={"node": settings.node, "pools": ",".join(settings.pools)},
         )
-        self._executor = Executor(EventLog(store), workspaces, worker_id=self.worker_id, offered=offered)
+        log = EventLog(store, Secrets(store, settings.secret_key))
+        self._executor = Executor(log, workspaces, worker_id=self.worker_id, offered=offered)
         self._room = asyncio.Semaphore(settings.concurrency)
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:

@@ -10,6 +10,9 @@ action without an observation; what is not known is said to be unknown.
 from __future__ import annotations
 
 import logging
+import traceback
+from collections.abc import Mapping
+from typing import Any
 
 from broker import codec
 from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ClaimOutcome, ControlDelivery
@@ -98,7 +101,7 @@ class Executor:
         except DeckhandsError as error:
             return answering(action, ErrorObservation(content=str(error), error_id=error.code))
         except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an observation)
-            _log.exception("action %s of %s", action.id, delivery.conversation_id)
+            await self._note_failure(delivery.conversation_id, action)
             text = f"The action could not be carried out: {type(error).__name__}: {error}"
             return answering(action, ErrorObservation(content=text))
 
@@ -124,11 +127,27 @@ class Executor:
         may_repeat = outcome_policy(action.kind) is OutcomePolicy.IDEMPOTENT
         if isinstance(claim, ActionReclaimed) and not may_repeat and await _may_have_run_before_reboot(host, action):
             return OutcomeUnknownObservation(content=LOST_BY_REBOOT)
-        result = await host.run(action.id, request.tool, request.arguments, may_repeat=may_repeat)
+        arguments = await self._with_secrets(delivery.conversation_id, request)
+        result = await host.run(action.id, request.tool, arguments, may_repeat=may_repeat)
         failpoint("tool.after_result")
         if result.is_unknown:
             return OutcomeUnknownObservation(content=LOST_WITH_HOST)
         return tool.observe(action, result.value)
+
+    async def _with_secrets(self, conversation_id: str, request: HostRequest) -> Mapping[str, Any]:
+        """Return a request's arguments, with those secrets in a command's environment that the command names."""
+        secrets = self._log.secrets
+        if secrets is None or request.tool != "bash" or request.arguments["is_input"]:
+            return request.arguments
+        wanted = await secrets.wanted_by(conversation_id, request.arguments["command"])
+        return {**request.arguments, "env": wanted} if wanted else request.arguments
+
+    async def _note_failure(self, conversation_id: str, action: Action) -> None:
+        """Log the exception that is being dealt with; its text may hold what a command was given."""
+        text = traceback.format_exc()
+        if self._log.secrets is not None:
+            text = (await self._log.secrets.masker(conversation_id)).text(text)
+        _log.error("action %s of %s\n%s", action.id, conversation_id, text)
 
     async def _action(self, delivery: ActionDelivery) -> Action:
         event = codec.decode(delivery.entry, delivery.action_id)

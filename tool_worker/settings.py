@@ -6,12 +6,14 @@ import math
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from broker.errors import UsageError
 from broker.failpoints import arm
+from broker.secrets import no_key, secret_key
 from broker.settings import BrokerSettings
 
 # The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
@@ -37,6 +39,7 @@ class ToolSettings:
         workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
         no_change_timeout_seconds: after how much silence a command is answered; `NO_CHANGE_TIMEOUT_SECONDS`.
         environment: variables of every shell: `X` for each `SANDBOX_ENV_X`.
+        secret_key: returns what opens the secrets of conversations.
         search_path: our own `PATH`, for shells without a sandbox.
     """
 
@@ -54,6 +57,7 @@ class ToolSettings:
     no_change_timeout_seconds: float
     environment: Mapping[str, str]
     search_path: str
+    secret_key: Callable[[], bytes | None] = no_key
 
 
 def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
@@ -79,6 +83,7 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
         environment=_shell_variables(env),
         search_path=env.get("PATH", ""),
+        secret_key=partial(secret_key, broker),
     )
 
 

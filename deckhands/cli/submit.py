@@ -8,9 +8,12 @@ from typing import Any
 
 import click
 
+from broker.ids import new_conversation_id
 from deckhands.cli.options import agent_of, json_option, limits_of, read_task, task_options, workspace_of
 from deckhands.cli.output import print_json
 from deckhands.cli.reach import cluster_client
+from deckhands.cli.secret import keep_secrets, secret_values
+from deckhands.client import conversation_id_of
 from deckhands.headless import check_directory
 from deckhands.settings import FaceSettings
 
@@ -22,6 +25,13 @@ from deckhands.settings import FaceSettings
     "--workspace",
     type=click.Path(path_type=Path),
     help="An existing directory on the tool workers' host; an empty one is made if none is given.",
+)
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME",
+    help="Give the variable NAME of this environment to commands that name it, and hide its value everywhere.",
 )
 @click.option("--idempotency-key", help="The same key always gives the same conversation.")
 @json_option
@@ -40,7 +50,13 @@ async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) ->
     path = options["workspace"]
     if path is not None and settings.url is None:
         path = check_directory(path)  # a cluster named by DECKHANDS_URL may be on other hosts
+    values = secret_values(settings, options["secrets"])
+    conversation_id = None
     async with cluster_client(settings) as client:
+        if values:
+            key = options["idempotency_key"]
+            conversation_id = conversation_id_of(key) if key else new_conversation_id()
+            await keep_secrets(client, conversation_id, values)
         return await client.submit(
             task,
             agent=agent_of(options, options["model"]),
@@ -48,5 +64,6 @@ async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) ->
             limits=limits_of(options),
             tools=options["tools"],
             title=options["title"],
+            conversation_id=conversation_id,
             idempotency_key=options["idempotency_key"],
         )

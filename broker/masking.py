@@ -1,0 +1,173 @@
+"""Secrets and everything that a program is likely to print in their place, found in texts and hidden.
+
+Holds:
+    - A value is found as it is, reversed, in base64 and URL-safe base64 (also within a longer encoded text), in
+      hexadecimal, URL-encoded, as JSON, HTML or shell text, in single lines of it, and with line breaks in between.
+    - A text that comes in pieces is masked as if it came whole, wherever it was cut.
+    - Binary content is left alone by the type of its field, never because it looks like it.
+Does not: find what a program made of a secret in any other way. Who must not send it must not be given it.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import shlex
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+MASK = "<secret_hidden>"
+MINIMUM_CHARS = 8
+"""Shorter values would be found in everything."""
+
+BINARY_FIELDS = frozenset({"screenshot", "set_of_marks"})
+"""Fields of events that hold an encoded picture and nothing else."""
+PICTURE_FIELDS = frozenset({"image_urls", "goal_image_urls"})
+"""Fields that hold addresses of pictures, or pictures in the form of a `data:` address."""
+
+_WRAPPED_FACTOR = 3
+"""How much longer a value may be with line breaks than without: one of two characters after each of its own."""
+
+
+def forms(value: str) -> set[str]:
+    """Return every form of a value that is looked for; none is shorter than `MINIMUM_CHARS`."""
+    raw = value.encode("utf-8", "surrogatepass")
+    found = {value, value.strip(), value[::-1], raw.hex(), raw.hex().upper()}
+    found |= {repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1]}
+    found |= {html.escape(value), html.escape(value, quote=False), value.encode("unicode_escape").decode()}
+    found |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+    found |= {json.dumps(text)[1:-1] for text in set(found)}
+    found |= {shlex.quote(value)[1:-1], value.replace("'", "'\\''"), value.replace('"', '\\"')}
+    for encoded in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
+        found |= {encoded, _lower_escapes(encoded)}
+    found |= _base64_forms(raw)
+    if "\n" in value:
+        found |= {line.strip() for line in value.splitlines() if not line.startswith("-----")}
+    return {form for form in found if len(form) >= MINIMUM_CHARS and form not in MASK}
+
+
+def _base64_forms(raw: bytes) -> set[str]:
+    found = set()
+    for offset in range(3):
+        encoded = base64.b64encode(b"\0" * offset + raw).decode()
+        # What stands before and after the value in the encoded text shares a character with it, which is left out.
+        first = (0, 2, 3)[offset]
+        last = len(encoded) - (0, 3, 2)[(offset + len(raw)) % 3]
+        inner = encoded[first:last]
+        found |= {inner, inner.replace("+", "-").replace("/", "_")}
+    return found
+
+
+def _lower_escapes(text: str) -> str:
+    parts = text.split("%")
+    return parts[0] + "".join(f"%{part[:2].lower()}{part[2:]}" for part in parts[1:])
+
+
+class Masker:
+    """Finds a set of secrets.
+
+    Args:
+        values: The secrets; those that are shorter than `MINIMUM_CHARS` are not looked for.
+    """
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        found = {form for value in values if len(value) >= MINIMUM_CHARS for form in forms(value)}
+        self._forms = sorted(found, key=len, reverse=True)
+        self.longest_chars = max(map(len, self._forms), default=0)
+
+    def __bool__(self) -> bool:
+        return bool(self._forms)
+
+    def text(self, text: str) -> str:
+        """Return a text without secrets."""
+        spans = self.spans(text)
+        if not spans:
+            return text
+        pieces, end = [], 0
+        for begin, next_end in spans:
+            pieces += [text[end:begin], MASK]
+            end = next_end
+        return "".join([*pieces, text[end:]])
+
+    def wire(self, value: Any) -> Any:
+        """Return a value of lists, dicts and texts without secrets, names included; itself if there are none."""
+        return self._walked(value, "") if self._forms else value
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where secrets stand in a text, in order and without overlap."""
+        found = self._found(text)
+        if "\n" in text:
+            found += self._found_across_lines(text)
+        merged: list[tuple[int, int]] = []
+        for begin, end in sorted(found):
+            if merged and begin < merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((begin, end))
+        return merged
+
+    def _found(self, text: str) -> list[tuple[int, int]]:
+        # Looking for each form in turn is a search in machine code; all forms in one expression would be slower.
+        found = []
+        for form in self._forms:
+            at = text.find(form)
+            while at >= 0:
+                found.append((at, at + len(form)))
+                at = text.find(form, at + 1)
+        return found
+
+    def _found_across_lines(self, text: str) -> list[tuple[int, int]]:
+        """Find what was wrapped, as base64 and terminals do; an empty line ends it."""
+        joined, places = [], []
+        at = length = 0
+        for line in text.split("\n"):
+            kept = line.rstrip("\r") or "\n"
+            places.append((length, at))
+            joined.append(kept)
+            length += len(kept)
+            at += len(line) + 1
+        starts = [start for start, _ in places]
+
+        def original(position: int) -> int:
+            start, place = places[bisect_right(starts, position) - 1]
+            return place + position - start
+
+        return [(original(begin), original(end - 1) + 1) for begin, end in self._found("".join(joined))]
+
+    def _walked(self, value: Any, field: str) -> Any:
+        if isinstance(value, str):
+            is_picture = field in BINARY_FIELDS or (field in PICTURE_FIELDS and value.startswith("data:"))
+            return value if is_picture else self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(name)): self._walked(inner, str(name)) for name, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._walked(inner, field) for inner in value]
+        return value
+
+
+class MaskedPieces:
+    """A text that comes in pieces, such as a model's reply while it is written."""
+
+    def __init__(self, masker: Masker) -> None:
+        self._masker = masker
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """Return what can be shown by now; the last characters are held back while a secret may begin in them."""
+        self._held += piece
+        end = len(self._held) - _WRAPPED_FACTOR * self._masker.longest_chars
+        if end <= 0:
+            return ""
+        for begin, span_end in self._masker.spans(self._held):
+            if begin < end < span_end:
+                end = begin
+        shown, self._held = self._held[:end], self._held[end:]
+        return self._masker.text(shown)
+
+    def finish(self) -> str:
+        """Return the rest; nothing follows."""
+        rest, self._held = self._held, ""
+        return self._masker.text(rest)

@@ -1,0 +1,139 @@
+"""Secrets of conversations: encrypted in the store, given by name, hidden for ever."""
+
+from __future__ import annotations
+
+import base64
+import stat
+from pathlib import Path
+
+import pytest
+
+from broker.actions import MessageAction
+from broker.clock import ManualClock
+from broker.errors import UsageError
+from broker.event_log import EventLog
+from broker.events import ConversationCreated, EventSource
+from broker.masking import MASK
+from broker.secrets import Secrets, SecretsLocked, key_in, no_key, secret_key
+from broker.settings import BrokerSettings
+from broker.store import Store
+
+KEY = bytes(range(32))
+TOKEN = "ghp_0123456789abcdef"
+
+
+@pytest.fixture
+def secrets(store: Store) -> Secrets:
+    return Secrets(store, lambda: KEY)
+
+
+async def test_a_command_gets_what_it_names(secrets: Secrets) -> None:
+    await secrets.put("conversation", "TOKEN", TOKEN)
+    await secrets.put("conversation", "OTHER", "other-value-1")
+    assert await secrets.names("conversation") == ["OTHER", "TOKEN"]
+    assert await secrets.wanted_by("conversation", 'curl -H "Authorization: $TOKEN"') == {"TOKEN": TOKEN}
+    assert await secrets.wanted_by("conversation", "echo ${TOKEN}:${OTHER}") == {
+        "TOKEN": TOKEN,
+        "OTHER": "other-value-1",
+    }
+    assert await secrets.wanted_by("conversation", "echo $MY_TOKEN TOKENS") == {}
+    assert await secrets.wanted_by("another", "echo $TOKEN") == {}
+
+
+async def test_what_was_replaced_or_removed_is_given_to_nobody_and_hidden(secrets: Secrets) -> None:
+    await secrets.put("conversation", "TOKEN", TOKEN)
+    await secrets.put("conversation", "TOKEN", "a-newer-token")
+    assert await secrets.wanted_by("conversation", "TOKEN") == {"TOKEN": "a-newer-token"}
+    await secrets.remove("conversation", "TOKEN")
+    assert await secrets.wanted_by("conversation", "TOKEN") == {}
+    masker = await secrets.masker("conversation")
+    assert masker.text(f"{TOKEN} a-newer-token") == f"{MASK} {MASK}"
+
+
+async def test_the_store_sees_no_value(store: Store, secrets: Secrets) -> None:
+    await secrets.put("conversation", "TOKEN", TOKEN)
+    names = store.keys("conversation")
+    flat = await store.connection.call("HGETALL", names.secrets)
+    values = await store.connection.call("SMEMBERS", names.masked)
+    assert flat[0] == b"TOKEN"
+    assert values == [flat[1]]
+    assert TOKEN.encode() not in flat[1]
+    assert len(flat[1]) == 12 + len(TOKEN) + 16
+
+
+async def test_a_value_is_bound_to_its_conversation(store: Store, secrets: Secrets) -> None:
+    await secrets.put("conversation", "TOKEN", TOKEN)
+    (value,) = await store.connection.call("SMEMBERS", store.keys("conversation").masked)
+    await store.connection.call("HSET", store.keys("thief").secrets, "TOKEN", value)
+    with pytest.raises(SecretsLocked):
+        await secrets.wanted_by("thief", "TOKEN")
+
+
+async def test_another_worker_knows_within_a_second(memory_store: Store, clock: ManualClock) -> None:
+    here, elsewhere = Secrets(memory_store, lambda: KEY), Secrets(memory_store, lambda: KEY)
+    assert not await elsewhere.masker("conversation")
+    await here.put("conversation", "TOKEN", TOKEN)
+    assert await here.masker("conversation")
+    clock.advance(0.9)
+    assert not await elsewhere.masker("conversation")
+    clock.advance(0.1)
+    assert await elsewhere.masker("conversation")
+    await here.put("conversation", "TOKEN", "a-newer-token")
+    assert await elsewhere.wanted_by("conversation", "TOKEN") == {"TOKEN": "a-newer-token"}
+    assert (await elsewhere.masker("conversation")).text("a-newer-token") == MASK
+
+
+async def test_without_the_key_nothing_is_written(store: Store, secrets: Secrets) -> None:
+    log = EventLog(store, Secrets(store, no_key))
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await secrets.put("conversation", "TOKEN", TOKEN)
+    locked = EventLog(store, Secrets(store, no_key))
+    with pytest.raises(SecretsLocked, match="There are secrets, and no key for them"):
+        await locked.append("conversation", [MessageAction(content="x", source=EventSource.USER)])
+    with pytest.raises(SecretsLocked, match="were encrypted with another key"):
+        await Secrets(store, lambda: b"x" * 32).wanted_by("conversation", "TOKEN")
+
+
+async def test_everything_appended_is_hidden_and_the_title_too(store: Store, secrets: Secrets) -> None:
+    await secrets.put("conversation", "TOKEN", TOKEN)
+    log = EventLog(store, secrets)
+    await log.create(ConversationCreated(conversation_id="conversation", title=f"use {TOKEN}"))
+    encoded = base64.b64encode(TOKEN.encode()).decode()
+    message = MessageAction(content=f"it is {TOKEN}, {encoded}")
+    assert [event.content for event in await log.hide("conversation", [message])] == [
+        f"it is {MASK}, {MASK}{encoded[-2:]}"
+    ]
+    await log.append("conversation", [message])
+    created, said = await log.read("conversation")
+    assert created.title == f"use {MASK}"
+    assert said.content == f"it is {MASK}, {MASK}{encoded[-2:]}"
+    assert await store.connection.call("HGET", store.keys("conversation").meta, "title") == f"use {MASK}".encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("1X", TOKEN), ("A-B", TOKEN), ("", TOKEN), ("X", "k9w2"), ("X", "a\0bcdefgh")]
+)
+async def test_what_cannot_be_a_secret(secrets: Secrets, name: str, value: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        await secrets.put("conversation", name, value)
+    assert value not in str(refused.value)
+
+
+def test_where_the_key_comes_from(tmp_path: Path) -> None:
+    text = base64.b64encode(KEY).decode()
+    (tmp_path / "file").write_text(f"{text}\n")
+    home = BrokerSettings(home=tmp_path / "home")
+    assert secret_key(BrokerSettings(secret_key=text)) == KEY
+    assert secret_key(BrokerSettings(secret_key_file=str(tmp_path / "file"))) == KEY
+    assert secret_key(home) is None
+    made = secret_key(home, is_made=True)
+    assert made is not None
+    assert len(made) == 32
+    assert secret_key(home) == made == secret_key(home, is_made=True)
+    assert stat.S_IMODE((tmp_path / "home" / "secret.key").stat().st_mode) == 0o600
+    with pytest.raises(UsageError, match="is not 32 bytes in base64"):
+        secret_key(BrokerSettings(secret_key="c2hvcnQ="))
+    with pytest.raises(UsageError, match="There is no file"):
+        secret_key(BrokerSettings(secret_key_file=str(tmp_path / "missing")))
+    with pytest.raises(UsageError, match="cannot be read"):
+        key_in(tmp_path, is_made=False)

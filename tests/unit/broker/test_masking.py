@@ -1,0 +1,148 @@
+"""Hiding secrets: every form, cut anywhere, and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import shlex
+import textwrap
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.masking import MASK, MaskedPieces, Masker
+
+SECRET = "c4n4ry-p@ss+w/rd?'\"é\\x"
+PLAIN = "ghp_0123456789abcdefABCDEF"
+ENCODINGS = {
+    "raw": str,
+    "reversed": lambda secret: secret[::-1],
+    "hex": lambda secret: secret.encode().hex(),
+    "python bytes": lambda secret: repr(secret.encode()),
+    "HEX": lambda secret: secret.encode().hex().upper(),
+    "json": lambda secret: json.dumps({"token": secret}),
+    "json of json": lambda secret: json.dumps(json.dumps({"token": secret})),
+    "json in UTF-8": lambda secret: json.dumps([secret], ensure_ascii=False),
+    "url": lambda secret: "https://host/?token=" + quote(secret, safe=""),
+    "path of a url": quote,
+    "form": quote_plus,
+    "lower case url": lambda secret: quote(secret, safe="").lower() if secret.islower() else quote(secret),
+    "shell": lambda secret: f"curl -H {shlex.quote(secret)}",
+    "python": repr,
+    "html": lambda secret: f"<p>{html.escape(secret)}</p>",
+    "git remote -v": lambda secret: f"origin https://user:{secret}@example.com/repository.git (fetch)",
+    "base64": lambda secret: base64.b64encode(secret.encode()).decode(),
+    "base64 with a newline": lambda secret: base64.b64encode(f"{secret}\n".encode()).decode(),
+    "base64 within, at 1": lambda secret: base64.b64encode(f"x{secret}yz".encode()).decode(),
+    "base64 within, at 2": lambda secret: base64.b64encode(f"xy{secret}z".encode()).decode(),
+    "base64 within, at 3": lambda secret: base64.b64encode(f"xyz{secret}".encode()).decode(),
+    "base64 of a header": lambda secret: base64.b64encode(f"user:{secret}".encode()).decode(),
+    "url-safe base64": lambda secret: base64.urlsafe_b64encode(f"user:{secret}".encode()).decode(),
+    "wrapped base64": lambda secret: textwrap.fill(base64.b64encode(secret.encode() * 3).decode(), 20),
+    "wrapped": lambda secret: textwrap.fill(secret, 10, break_on_hyphens=False),
+    "wrapped for Windows": lambda secret: f"{secret[:5]}\r\n{secret[5:12]}\r\n{secret[12:]}",
+}
+
+
+def traces(secret: str) -> list[str]:
+    """Return what must not be left: any eight characters in a row of the plainest forms."""
+    raw = secret.encode()
+    whole = [secret, secret[::-1], raw.hex(), raw.hex().upper()]
+    return [text[at : at + 8] for text in whole for at in range(len(text) - 7)]
+
+
+@pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
+@pytest.mark.parametrize("secret", [SECRET, PLAIN])
+def test_every_form_is_found(secret: str, encode: object) -> None:
+    encoded = encode(secret)
+    masked = Masker([secret]).text(f"before {encoded} after")
+    assert MASK in masked
+    assert masked.startswith("before ")
+    assert masked.endswith(" after")
+    assert not [trace for trace in traces(secret) if trace in masked.replace("\n", "")]
+    for candidate in masked.replace(MASK, " ").split():
+        for padding in ("", "=", "=="):
+            try:
+                decoded = base64.b64decode(candidate + padding, altchars=b"-_", validate=True)
+            except ValueError:
+                continue
+            assert secret[2:-2].encode() not in decoded
+
+
+@pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
+def test_cut_at_every_place(encode: object) -> None:
+    masker = Masker([SECRET, PLAIN])
+    text = f"before {encode(SECRET)} between {encode(PLAIN)} after, with a tail that is long enough to be shown" * 2
+    whole = masker.text(text)
+    for cut in range(len(text) + 1):
+        pieces = MaskedPieces(masker)
+        assert pieces.feed(text[:cut]) + pieces.feed(text[cut:]) + pieces.finish() == whole
+    pieces = MaskedPieces(masker)
+    assert "".join(pieces.feed(character) for character in text) + pieces.finish() == whole
+
+
+@given(st.lists(st.sampled_from([SECRET, PLAIN, SECRET[:7], "\n", "text ", PLAIN[::-1]])), st.data())
+def test_pieces_are_masked_like_the_whole(parts: list[str], data: st.DataObject) -> None:
+    masker, text = Masker([SECRET, PLAIN]), "".join(parts)
+    pieces, shown, at = MaskedPieces(masker), "", 0
+    while at < len(text):
+        step = data.draw(st.integers(1, 40))
+        shown += pieces.feed(text[at : at + step])
+        at += step
+    assert shown + pieces.finish() == masker.text(text)
+
+
+@given(st.text(), st.text(min_size=8))
+def test_masking_twice_changes_nothing_more(text: str, secret: str) -> None:
+    masker = Masker([secret])
+    once = masker.text(text + secret + text)
+    assert masker.text(once) == once or secret in MASK * 3
+
+
+@given(st.text(st.characters(max_codepoint=0x2FF), max_size=200))
+def test_a_text_without_a_secret_is_left_as_it_is(text: str) -> None:
+    assert Masker([SECRET]).text(text) == text
+
+
+def test_short_values_are_not_looked_for() -> None:
+    masker = Masker(["", "1234567"])
+    assert not masker
+    assert masker.text("1234567") == "1234567"
+
+
+def test_a_key_of_several_lines_is_found_by_each_of_them() -> None:
+    key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
+    masked = Masker([key]).text("found MIIEvQIBADANBgkq and -----BEGIN KEY-----")
+    assert masked == f"found {MASK} and -----BEGIN KEY-----"
+
+
+def test_events_are_masked_in_names_and_lists_but_not_in_pictures() -> None:
+    masker = Masker([PLAIN])
+    picture = base64.b64encode(PLAIN.encode()).decode()
+    masked = masker.wire(
+        {
+            "content": f"a {PLAIN}",
+            "arguments": {"list": [1, None, {PLAIN: [f"{PLAIN}!"]}]},
+            "screenshot": picture,
+            "image_urls": [f"data:image/png;base64,{picture}", f"https://host/?{PLAIN}"],
+        }
+    )
+    assert masked == {
+        "content": f"a {MASK}",
+        "arguments": {"list": [1, None, {MASK: [f"{MASK}!"]}]},
+        "screenshot": picture,
+        "image_urls": [f"data:image/png;base64,{picture}", f"https://host/?{MASK}"],
+    }
+
+
+def test_an_empty_line_ends_what_was_wrapped() -> None:
+    masker = Masker([PLAIN])
+    assert masker.text(f"{PLAIN[:9]}\n{PLAIN[9:]}") == MASK
+    assert masker.text(f"{PLAIN[:9]}\n\n{PLAIN[9:]}") == f"{PLAIN[:9]}\n\n{PLAIN[9:]}"
+
+
+def test_two_secrets_that_overlap_are_one_mask() -> None:
+    assert Masker(["abcdefgh12", "gh12345678"]).text("xabcdefgh12345678x") == f"x{MASK}x"
