@@ -32,6 +32,7 @@ VERBS = {
     "reject": ("deckhands.cli.confirming", "Refuse the action that a conversation asks about."),
     "cancel": ("deckhands.cli.control", "Stop a conversation: what runs is ended."),
     "up": ("deckhands.cli.serve", "Keep a cluster up on this machine, for other terminals to use."),
+    "secret": ("deckhands.cli.secret", "Give commands a secret that nobody can read; list or remove it."),
     "doctor": ("deckhands.cli.doctor", "Say what this machine can do, and whether the store serves."),
     "controller": ("deckhands.cli.serve", "Run one controller worker against DECKHANDS_URL."),
     "tools": ("deckhands.cli.serve", "Run one tool worker against DECKHANDS_URL."),
