@@ -259,6 +259,11 @@ def check_reply(reply: Any) -> Any:
     if not isinstance(reply, hiredis.ReplyError):
         return reply
     text = str(reply)
+    if text.startswith("MISCONF") and "No space left" in text:
+        raise StoreUnavailable(
+            "The disk is full: the store cannot write to its append-only file.",
+            remedy="Free some space on the store's disk, or move its directory (DECKHANDS_HOME for a private one).",
+        )
     if text.startswith(_UNAVAILABLE):
         raise StoreUnavailable(f"The store refuses for the moment: {text}")
     if text.startswith(_REFUSED):

@@ -21,7 +21,7 @@ from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import Event, Part, plain_json, replace_surrogates
 from broker.loop_policy import LoopPolicy
 from broker.observations import CmdOutputObservation, FileReadObservation, MCPObservation
-from broker.specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
+from broker.specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, GoalSpec, NoOpCondenserSpec
 from broker.tool_specs import OutcomePolicy, ToolOffer
 
 KINDS = dict(sorted(Event.KINDS.items()))
@@ -77,6 +77,9 @@ def _parts(part: type) -> st.SearchStrategy[Any]:
         "condenser": st.sampled_from([DEFAULT_CONDENSER, NoOpCondenserSpec(), AmortizedForgettingCondenserSpec()]),
         "max_tokens": st.none() | st.integers(1, 10**9),
         "max_seconds": st.none() | st.floats(0.01, 1e6),
+        "goal": st.none() | st.just(GoalSpec(check="make test", max_refusals=0, timeout_seconds=1.5)),
+        "tenant": st.from_regex(r"[A-Za-z0-9_.-]{0,64}", fullmatch=True),
+        "experiment": st.from_regex(r"[A-Za-z0-9_.-]{0,64}", fullmatch=True),
         "loop_policy": st.sampled_from([LoopPolicy(), LoopPolicy(responses=("nudge", "park"), monologue=5)]),
     }
     fields = {name: _values(name, field) for name, field in part.model_fields.items()}  # type: ignore[attr-defined]
@@ -102,7 +105,7 @@ for _part in Part.__subclasses__():
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 47
+    assert len(KINDS) == 50
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 
