@@ -50,6 +50,7 @@ from controller_worker.model_call import ask, reply_of
 from controller_worker.question import Question, next_question
 from controller_worker.security.assessment import assessed
 from controller_worker.services import Services as Services  # noqa: PLC0414  (whoever makes a loop makes its services)
+from controller_worker.shown_reply import shown
 from controller_worker.state import State, snapshot_of, state_from
 
 SNAPSHOT_EVERY_EVENTS = 50
@@ -320,14 +321,15 @@ class ConversationLoop:
     async def _ask_model(self, effect: CallModel, question: Question) -> None:
         """Call the model once and leave the answer for the loop."""
         services = self._services
-        result = await ask(
-            services.models,
-            question.llm,
-            question.request,
-            attempt=effect.attempt,
-            clock=services.store.clock,
-            gate=self._gate,
-        )
+        async with shown(services.store, question.request, attempt=effect.attempt) as request:
+            result = await ask(
+                services.models,
+                question.llm,
+                request,
+                attempt=effect.attempt,
+                clock=services.store.clock,
+                gate=self._gate,
+            )
         if self._call is not asyncio.current_task():
             return  # cancelled too late to notice; nobody waits for the answer any more
         self._call = None

@@ -16,9 +16,10 @@ from typing import Any
 
 from broker.actions import RiskyAction
 from broker.agent_state import AgentState
-from broker.errors import UnknownConversation, UsageError
+from broker.errors import OutcomeUnknown, StoreUnavailable, UnknownConversation, UsageError
 from broker.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, Limits, WorkspaceSpec
 from broker.ids import new_conversation_id
+from broker.live_text import LiveText, Piece
 from broker.workspace_orders import WorkspaceOrders
 from deckhands.client import Client
 from deckhands.cluster import Cluster, ClusterSpec, Notice
@@ -76,12 +77,14 @@ class Watcher:
     Attributes:
         ask: says whether an action may run; None: nobody is there, and the run ends where one is asked about.
         interrupted: set it to stop the conversation in order.
+        on_piece: gets the pieces of replies on their way, now and then one too few; None: they are not asked for.
         at_once: replaced by what ends every process at once.
     """
 
     on_start: OnStart = lambda _: None
     on_event: OnEvent = lambda _: None
     on_notice: Notice = lambda _: None
+    on_piece: Callable[[Piece], None] | None = None
     ask: Ask | None = None
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: Callable[[], None] = lambda: None
@@ -108,7 +111,7 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         try:
             await cluster.start()
             async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:
-                seen_id = await _begin(client, task, conversation_id)
+                seen_id = await _begin(client, task, conversation_id, watcher)
                 watcher.on_start(conversation_id)
                 with folder.recording() as recording:
 
@@ -131,7 +134,7 @@ async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
     """Run a task on a cluster that is running; raises what `run_privately` does."""
     conversation_id = task.resumed_id or new_conversation_id()
     async with await Client.connect(url, patience_seconds=PATIENCE_SECONDS) as client:
-        seen_id = await _begin(client, task, conversation_id)
+        seen_id = await _begin(client, task, conversation_id, watcher)
         watcher.on_start(conversation_id)
 
         def on_event(event: Event) -> None:
@@ -161,6 +164,7 @@ async def carry_out(
     interruption = asyncio.ensure_future(watcher.interrupted.wait())
     breakage = asyncio.ensure_future(broken) if broken is not None else asyncio.get_running_loop().create_future()
     waiting: list[asyncio.Future[Any]] = [following, interruption, breakage]
+    showing = asyncio.ensure_future(_show(client, conversation_id, watcher.on_piece))
     try:
         await asyncio.wait(waiting, timeout=task.time_limit_seconds, return_when=asyncio.FIRST_COMPLETED)
         if breakage.done():
@@ -178,9 +182,19 @@ async def carry_out(
         summary = await _summary(client, conversation_id, tally)
         return Ending(summary, ExitCode.FINISHED if summary.state == AgentState.FINISHED else code)
     finally:
-        for future in waiting:
+        for future in (*waiting, showing):
             future.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*waiting, showing, return_exceptions=True)
+
+
+async def _show(client: Client, conversation_id: str, on_piece: Callable[[Piece], None] | None) -> None:
+    """Pass pieces on until cancelled; without the store there are none."""
+    if on_piece is None:
+        return
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+        async with contextlib.aclosing(LiveText(client.store, conversation_id).watch()) as pieces:
+            async for piece in pieces:
+                on_piece(piece)
 
 
 def _begun_with(folder: RunFolder) -> WorkspaceSpec:
@@ -209,8 +223,10 @@ async def _follow(client: Client, conversation_id: str, tally: Tally, on_event: 
                 await answer(conversation_id, action_id=asked.id)
 
 
-async def _begin(client: Client, task: Task, conversation_id: str) -> int:
+async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watcher) -> int:
     """Begin or resume the conversation; return the id of the last event that is old news."""
+    if watcher.on_piece is not None:  # before the first call, which would not be streamed otherwise
+        await LiveText(client.store, conversation_id).announce()
     if task.resumed_id is None:
         assert task.text is not None
         await client.submit(

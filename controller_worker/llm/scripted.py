@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from broker.clock import SystemClock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError
-from controller_worker.llm.llm import Completion, ModelRequest, Usage
+from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
 from controller_worker.llm.messages import ToolCall
 from controller_worker.llm.model_table import call_cost_usd
 
@@ -162,6 +163,9 @@ class ScriptedLLM:
         if turn.error is not None:
             self._fail(turn.error, (request.conversation_id, request.iteration if is_step else -1))
         usage = Usage(**turn.usage.model_dump())
+        if request.on_delta is not None:
+            for piece in re.findall(r"\S+\s*|\s+", turn.text):
+                request.on_delta(Delta("text", piece))
         return Completion(
             text=turn.text,
             tool_calls=tool_calls(turn.tool_calls, request.iteration, request.workspace),

@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from broker.events import Event
-from deckhands.rendering import Renderer, clean_line
+from broker.live_text import Piece
+from deckhands.rendering import Renderer, clean, clean_line
 from deckhands.runs import event_line
 from deckhands.summary import Summary
 
@@ -34,6 +35,7 @@ class EventPrinter:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._renderer = Renderer(is_coloured=sys.stdout.isatty())
+        self._call = self._kind = ""
 
     def event(self, event: Event) -> None:
         """Print an event; nothing for one that a reader does not need."""
@@ -42,6 +44,13 @@ class EventPrinter:
             return
         for line in self._renderer.lines(event):
             click.echo(line, color=True)  # the renderer has decided on colour
+
+    def piece(self, piece: Piece) -> None:
+        """Print what a model is writing, on standard error; the whole of it follows as an event."""
+        if piece.call != self._call or piece.kind != self._kind:
+            click.echo(self._renderer.styled(f"\n[{piece.call} {piece.kind}] ", "dim"), err=True, nl=False)
+            self._call, self._kind = piece.call, piece.kind
+        click.echo(clean(piece.text), err=True, nl=False)
 
     def summary(self, summary: Summary) -> None:
         """Print a summary: one line of JSON, or a few readable ones."""

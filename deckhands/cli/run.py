@@ -22,7 +22,7 @@ from deckhands.home import Home
 from deckhands.settings import FaceSettings
 from deckhands.summary import ExitCode
 
-OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "as_json"}
+OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream", "as_json"}
 
 
 @click.command()
@@ -36,6 +36,7 @@ OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "as_jso
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after so many seconds.")
 @click.option("--resume", "resumed_id", metavar="ID", help="Go on with a run that was killed, stopped or has settled.")
+@click.option("--stream", is_flag=True, help="Show the model's words as they come, on standard error.")
 @json_option
 def run(**options: Any) -> int:
     r"""Run one task on a directory, with a private store and workers, and show what happens.
@@ -46,7 +47,8 @@ def run(**options: Any) -> int:
     """
     settings = FaceSettings.from_env()
     printer = EventPrinter(as_json=options["as_json"])
-    ending = asyncio.run(_run(settings, _task(settings, options), printer))
+    task = _task(settings, options)
+    ending = asyncio.run(_run(settings, task, printer, is_streamed=options["stream"]))
     printer.summary(ending.summary)
     return int(ending.exit_code)
 
@@ -91,9 +93,9 @@ def _refuse_what_is_settled() -> None:
             )
 
 
-async def _run(settings: FaceSettings, task: Task, printer: EventPrinter) -> Ending:
+async def _run(settings: FaceSettings, task: Task, printer: EventPrinter, *, is_streamed: bool) -> Ending:
     home = Home(settings.home)
-    watcher = Watcher(on_event=printer.event, on_notice=note)
+    watcher = Watcher(on_event=printer.event, on_notice=note, on_piece=printer.piece if is_streamed else None)
     if sys.stdin.isatty():
         watcher.ask = ask_at_terminal
     watcher.on_start = lambda conversation_id: note(f"Conversation {conversation_id}")

@@ -1,0 +1,90 @@
+"""What a model is writing right now, for whoever looks on: a small stream beside the log that forgets.
+
+Keys: `…:live` (stream) has the latest pieces, `…:watched` (string) says that somebody looks on; both expire.
+
+Holds: nothing here is ever needed: the whole reply comes in the log, once; a piece that is lost is not missed; nothing
+is written for a conversation that nobody watches.
+Does not: keep pieces longer than a minute, or promise that a watcher sees the first ones of a call that had begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from broker.errors import OutcomeUnknown, StoreUnavailable
+from broker.store import Store
+
+WATCHED_SECONDS = 30.0
+KEPT_SECONDS = 60.0
+KEPT_PIECES = 512
+PIECE_LIMIT_CHARS = 16_384
+BLOCK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a reply that is on its way.
+
+    Attributes:
+        call: which call of which step: `<iteration>.<attempt>`, both from 1. A later one takes the place of all before.
+        kind: `text`, `thinking` or `call`.
+        text: what was added.
+    """
+
+    call: str
+    kind: str
+    text: str
+
+
+class LiveText:
+    """The pieces of one conversation."""
+
+    def __init__(self, store: Store, conversation_id: str) -> None:
+        keys = store.keys(conversation_id)
+        self._store = store
+        self._live, self._watched = keys.live, keys.watched
+
+    async def is_watched(self) -> bool:
+        """Say whether somebody looks on; not when the store cannot be reached."""
+        try:
+            return bool(await self._store.connection.call("EXISTS", self._watched))
+        except (StoreUnavailable, OutcomeUnknown):
+            return False
+
+    async def announce(self) -> None:
+        """Say that somebody looks on, for half a minute; `watch` goes on saying it."""
+        await self._store.connection.call("SET", self._watched, "1", "PX", int(WATCHED_SECONDS * 1000))
+
+    async def show(self, pieces: list[Piece]) -> None:
+        """Add pieces. What the store does not take is lost."""
+        commands = [("XADD", self._live, "MAXLEN", "~", KEPT_PIECES, "*", "p", _written(piece)) for piece in pieces]
+        with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+            await self._store.connection.call_many([*commands, ("PEXPIRE", self._live, int(KEPT_SECONDS * 1000))])
+
+    async def watch(self) -> AsyncGenerator[Piece]:
+        """Yield the pieces that are still kept, then those that come, without end.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: the store cannot be reached.
+        """
+        reader = self._store.connection.another(reply_timeout_seconds=2 * BLOCK_SECONDS)
+        try:
+            position = b"0-0"
+            while True:
+                await self.announce()
+                found = await reader.call(
+                    "XREAD", "COUNT", KEPT_PIECES, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._live, position
+                )
+                for entry_id, fields in found[0][1] if found else ():
+                    position = entry_id
+                    yield Piece(**json.loads(fields[1]))
+        finally:
+            await reader.aclose()
+
+
+def _written(piece: Piece) -> bytes:
+    text = piece.text[-PIECE_LIMIT_CHARS:]
+    return json.dumps({"call": piece.call, "kind": piece.kind, "text": text}).encode()

@@ -1,0 +1,104 @@
+"""Replies on their way: shown to who looks on, kept nowhere, and the same in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.live_text import LiveText, Piece
+from broker.store import Store, open_store
+from controller_worker.llm.llm import Delta, ModelRequest
+from controller_worker.llm.messages import Message, TextPart
+from controller_worker.shown_reply import shown
+from tests.integration.command_line import deckhands, environment, finish, script
+from tests.model_server.running_server import RunningModelServer
+
+pytest_plugins = ("tests.model_server.fixtures",)
+
+REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 2, "/w")
+
+
+async def watched(store: Store, count: int) -> list[Piece]:
+    """The next pieces of c1, to the limit of the test."""
+    async with contextlib.aclosing(LiveText(store, "c1").watch()) as pieces:
+        found: list[Piece] = []
+        async for piece in pieces:
+            found.append(piece)
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_who_looks_on_sees_pieces(valkey_store: Store) -> None:
+    live = LiveText(valkey_store, "c1")
+    await live.announce()
+    watching = asyncio.create_task(watched(valkey_store, 3))
+    async with shown(valkey_store, REQUEST, attempt=1) as request:
+        assert request.on_delta is not None
+        for delta in (Delta("thinking", "Hm."), Delta("text", "Good "), Delta("text", "day, 你"), Delta("call", "f {")):
+            request.on_delta(delta)
+    assert await asyncio.wait_for(watching, 20) == [
+        Piece("3.1", "thinking", "Hm."),
+        Piece("3.1", "text", "Good day, 你"),
+        Piece("3.1", "call", "f {"),
+    ]
+
+
+async def test_pieces_come_while_the_reply_is_on_its_way(valkey_store: Store) -> None:
+    await LiveText(valkey_store, "c1").announce()
+    watching = asyncio.create_task(watched(valkey_store, 1))
+    async with shown(valkey_store, REQUEST, attempt=2) as request:
+        assert request.on_delta is not None
+        request.on_delta(Delta("text", "first"))
+        assert await asyncio.wait_for(watching, 20) == [Piece("3.2", "text", "first")]
+        request.on_delta(Delta("text", "second"))
+
+
+async def test_nobody_looks_on(valkey_store: Store) -> None:
+    async with shown(valkey_store, REQUEST, attempt=1) as request:
+        assert request is REQUEST
+    assert await valkey_store.connection.call("EXISTS", valkey_store.keys("c1").live) == 0
+
+
+async def test_nothing_of_it_is_kept(valkey_store: Store) -> None:
+    live, keys = LiveText(valkey_store, "c1"), valkey_store.keys("c1")
+    await live.announce()
+    await live.show([Piece("1.1", "text", "x" * 100_000)] * 2_000)
+    assert await valkey_store.connection.call("XLEN", keys.live) <= 700
+    assert 0 < await valkey_store.connection.call("PTTL", keys.live) <= 60_000
+    assert 0 < await valkey_store.connection.call("PTTL", keys.watched) <= 30_000
+
+
+async def test_a_store_that_is_gone_costs_the_pieces_and_not_the_call(valkey_server, valkey_store: Store) -> None:
+    store = await open_store(valkey_server.url, patience_seconds=1.0)
+    await LiveText(store, "c1").announce()
+    async with shown(store, REQUEST, attempt=1) as request:
+        await store.aclose()
+        assert request.on_delta is not None
+        request.on_delta(Delta("text", "to nobody"))
+
+
+def test_a_run_shows_the_words_and_logs_them_once(
+    tmp_path: Path, model_server: Callable[..., RunningModelServer]
+) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    path = script(tmp_path / "m.json", finish("All is done now.")).removeprefix("scripted/")
+    turns = json.loads(Path(path).read_text())
+    turns["turns"][0]["text"] = "I think that I can finish."
+    Path(path).write_text(json.dumps(turns))
+    server = model_server("--script", path)
+    env = environment(tmp_path / "home", LLM_MODEL="openai/gpt-4o", LLM_BASE_URL=server.url + "/v1", LLM_API_KEY="k")
+    done = deckhands("run", "-t", "Do it.", "-w", workspace, "--sandbox", "none", "--stream", "--json", env=env)
+    assert done.code == 0, done
+    assert "[1.1 text] I think that I can finish." in done.err
+    assert "[1.1 call] finish {" in done.err
+    replies = [event for event in done.json if event.get("kind") == "model.reply"]
+    assert [reply["content"] for reply in replies] == ["I think that I can finish."]
+    assert [request["body"].get("stream") for request in server.requests()] == [True]
+    quiet = deckhands("run", "-t", "Do it.", "-w", workspace, "--sandbox", "none", "--json", env=env)
+    assert (quiet.code, "I think" in quiet.err) == (0, False)
+    assert [request["body"].get("stream") for request in server.requests()] == [True, None]
