@@ -266,6 +266,7 @@ class MCPObservation(Observation):
     kind: Literal["observation.mcp"] = "observation.mcp"
     name: str
     arguments: JsonObject = Field(default_factory=dict)
+    image_urls: tuple[str, ...] | None = None
 
 
 class ToolCallObservation(Observation):

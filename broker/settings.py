@@ -30,6 +30,7 @@ class BrokerSettings:
         node_dir: where workspaces, host sockets and journals live. Empty: `<home>/node`.
         pools: what this tool worker can do, separated by commas.
         tools: tools that this tool worker offers, `module:attribute`, separated by commas.
+        mcp: a file that names the MCP servers whose tools this tool worker offers.
         sandbox: strongest sandbox to use here: `auto`, `bwrap` or `none`.
         quotas: what providers let us call: the path of a TOML file, or the table itself; see docs/quotas.md.
         concurrency: actions a tool worker runs at once.
@@ -52,6 +53,7 @@ class BrokerSettings:
     node_dir: str = ""
     pools: str = "bash"
     tools: str = ""
+    mcp: str = ""
     sandbox: str = "auto"
     quotas: str = ""
     concurrency: int = 64

@@ -24,6 +24,8 @@ from broker.tool_offers import ToolOffers
 from broker.understudy import Understudy
 from tool_worker.executor import Executor
 from tool_worker.settings import ToolSettings
+from tool_worker.tools.mcp_launch import SandboxedLaunch
+from tool_worker.tools.mcp_tools import McpServers
 from tool_worker.tools.offered import OfferedTools, found_tools
 from tool_worker.workspaces import Workspaces
 
@@ -53,12 +55,16 @@ class ToolConsumer:
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )
+        servers = McpServers(settings.mcp_servers, self._offered, SandboxedLaunch(settings.sandbox, settings.node_dir))
+        offering = asyncio.create_task(servers.offer(ToolOffers(store).publish), name="offer mcp")
         try:
             while not stop.is_set():
                 incarnation = self.begin(store, workspaces)
                 with Understudy(settings.store_url, incarnation.membership) as understudy:
                     await incarnation.run(stop, on_beat=understudy.loop_turned)
         finally:
+            offering.cancel()
+            await servers.aclose()
             await workspaces.aclose()
             await store.aclose()
 

@@ -15,6 +15,7 @@ from broker.errors import UsageError
 from broker.failpoints import arm
 from broker.secrets import no_key, secret_key
 from broker.settings import BrokerSettings
+from tool_worker.tools.mcp_config import McpServerSpec, read_servers
 
 # The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
 NO_CHANGE_TIMEOUT = "NO_CHANGE_TIMEOUT_SECONDS"
@@ -33,6 +34,7 @@ class ToolSettings:
         node_dir: where workspaces, host sockets and journals live.
         pools: what this worker can do.
         tools: custom tools besides those of installed packages, as `module:attribute`.
+        mcp_servers: whose tools are offered.
         sandbox: `auto`, `bwrap` or `none`; a conversation may ask for less only if this is `none`.
         concurrency: actions run at once.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
@@ -50,6 +52,7 @@ class ToolSettings:
     node_dir: Path
     pools: tuple[str, ...]
     tools: tuple[str, ...]
+    mcp_servers: tuple[McpServerSpec, ...]
     sandbox: str
     concurrency: int
     workspace_ttl_seconds: float
@@ -76,6 +79,7 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         node_dir=Path(broker.node_dir) if broker.node_dir else broker.home / "node",
         pools=_words(broker.pools),
         tools=_words(broker.tools),
+        mcp_servers=read_servers(Path(broker.mcp).expanduser(), env) if broker.mcp else (),
         sandbox=broker.sandbox,
         concurrency=broker.concurrency,
         workspace_ttl_seconds=broker.workspace_ttl_seconds,

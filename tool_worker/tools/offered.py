@@ -12,6 +12,7 @@ import importlib
 import inspect
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import metadata
 from typing import Any, cast
 
@@ -31,6 +32,9 @@ UNKNOWN_TEXT = (
     "It may have taken effect: check before you repeat it."
 )
 
+EXPECTED_LIMIT_SECONDS = 60.0
+"""How long a call waits for tools that its worker, which has just started, does not know yet."""
+
 _log = logging.getLogger(__name__)
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
@@ -40,11 +44,22 @@ class OfferedTools:
 
     def __init__(self, tools: Iterable[CustomTool]) -> None:
         self._tools = {tool.offer.key: tool for tool in tools}
+        self._expected: dict[str, asyncio.Event] = {}
 
     @property
     def offers(self) -> tuple[ToolOffer, ...]:
         """What to publish."""
         return tuple(tool.offer for tool in self._tools.values())
+
+    def replace(self, tools: Iterable[CustomTool], *, prefix: str) -> None:
+        """Put these tools in the place of all whose key begins with the prefix."""
+        kept = {key: tool for key, tool in self._tools.items() if not key.startswith(prefix)}
+        self._tools = kept | {tool.offer.key: tool for tool in tools}
+        self.expect(prefix).set()
+
+    def expect(self, prefix: str) -> asyncio.Event:
+        """Say that tools under this prefix are about to be known; a call to one of them waits a while for that."""
+        return self._expected.setdefault(prefix, asyncio.Event())
 
     async def call(
         self, action: OfferedToolAction, claim: ActionClaimed | ActionReclaimed, conversation_id: str
@@ -53,7 +68,7 @@ class OfferedTools:
 
         Idempotent: as far as the tool's outcome policy says.
         """
-        tool = self._tools.get(action.tool or action.name)
+        tool = await self._found(action.tool or action.name)
         if tool is None:
             text = f"This worker has no tool {action.tool or action.name!r}. Go on without it, or tell the person."
             return ErrorObservation(content=text, error_id="no_such_tool")
@@ -82,6 +97,14 @@ class OfferedTools:
             _log.warning("the tool %s failed", action.name, exc_info=error)
             text = f"The tool {action.name} failed: {type(error).__name__}: {error}"
             return ErrorObservation(content=text, error_id=ToolFailed.code)
+
+    async def _found(self, key: str) -> CustomTool | None:
+        for prefix, is_known in self._expected.items():
+            if key.startswith(prefix):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(EXPECTED_LIMIT_SECONDS):
+                        await is_known.wait()
+        return self._tools.get(key)
 
 
 def found_tools(named: Iterable[str], pools: Iterable[str]) -> list[CustomTool]:

@@ -1,0 +1,63 @@
+"""An MCP server by the official SDK: `python tests/example_mcp_server.py`, or with a port for HTTP."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Image
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+
+server = MCPServer("example")
+DESCRIPTION = os.environ.get("EXAMPLE_DESCRIPTION", "Say something again.")
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63606060000000040001f61738550000"
+    "000049454e44ae426082"
+)
+
+
+@server.tool(description=DESCRIPTION, annotations=ToolAnnotations(read_only_hint=True))
+def echo(text: str) -> str:
+    return text
+
+
+@server.tool(description="Show a picture.")
+def picture() -> Image:
+    return Image(data=PIXEL, format="png")
+
+
+@server.tool(description="Fail.")
+def fail() -> str:
+    raise ToolError("the server's own error")
+
+
+@server.tool(description="Tell what the server sees.")
+def look(path: str) -> list[str]:
+    return sorted(os.listdir(path))  # noqa: PTH208
+
+
+@server.tool(description="Tell a variable of the server.")
+def variable(name: str) -> str:
+    return os.environ.get(name, "not there")
+
+
+@server.tool(description="Count a call, and answer when the gate is opened.")
+def count(trace: str, gate: str = "") -> str:
+    with Path(trace).open("a") as file:
+        file.write("counted\n")
+    return Path(gate).read_text() if gate else "at once"
+
+
+@server.tool(description="End.")
+def end() -> str:
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        server.run("streamable-http", port=int(sys.argv[1]))
+    else:
+        server.run("stdio")

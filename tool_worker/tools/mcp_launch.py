@@ -1,0 +1,57 @@
+"""How the program of an MCP server is started: in a sandbox of its own, with a directory of its own.
+
+Holds: it sees neither a workspace nor the tool worker's files, and an agent's programs see neither it nor its secrets.
+Differs: the original runs it in the agent's own sandbox, where every command can read what it was given.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tool_worker.sandbox.choice import named_sandbox
+from tool_worker.sandbox.sandbox import Enclosure, Sandbox
+from tool_worker.tools.mcp_config import McpServerSpec
+from tool_worker.tools.mcp_server import Launch
+
+MOUNT_AT = "/server"
+_FILTER_FD = 9
+
+
+class SandboxedLaunch:
+    """Starts servers as the node demands.
+
+    Args:
+        demanded: `auto`, `bwrap` or `none`, as for workspaces.
+        node_dir: Where the directories of servers are made.
+    """
+
+    def __init__(self, demanded: str, node_dir: Path) -> None:
+        self._demanded = demanded
+        self._node_dir = node_dir
+        self._sandbox: Sandbox | None = None
+
+    def __call__(self, spec: McpServerSpec) -> Launch:
+        """Return how to start a server; the first time this tries the sandbox, which takes a moment.
+
+        Raises:
+            SandboxUnavailable: the node's sandbox does not work here.
+        """
+        files = self._node_dir.absolute() / ".sandbox"
+        if self._sandbox is None:
+            self._sandbox = named_sandbox(self._demanded, files)
+        sandbox = self._sandbox
+        directory = files / "mcp" / spec.name
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = files / "mcp" / f"{spec.name}.log"
+        mount_at = MOUNT_AT if sandbox.is_confining else str(directory)
+        enclosure = Enclosure(directory, mount_at, has_network=spec.network, read_only=spec.read_only)
+        options = sandbox.options(enclosure)
+        program = [spec.command, *spec.args]
+        environment = {**sandbox.shell_environment(enclosure), "LOGNAME": "agent", **spec.env}
+        if not sandbox.system_call_filter:
+            return Launch(sandbox.command(program, options), environment, log)
+        filter_file = files / "mcp" / "filter"
+        filter_file.write_bytes(sandbox.system_call_filter)
+        # The SDK starts a command line and passes no descriptors: a shell opens the filter and becomes the sandbox.
+        opening = ["/bin/sh", "-c", f'exec {_FILTER_FD}<"$0"; exec "$@"', str(filter_file)]
+        return Launch([*opening, *sandbox.command(program, options, _FILTER_FD)], environment, log)
