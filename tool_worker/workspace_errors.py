@@ -7,6 +7,8 @@
     ├── WorkspaceRefused         a directory that may not be a workspace
     ├── WorkspaceConflict        asked for with another directory, sandbox or network than it was opened with
     ├── FileUnfit                a file that cannot be taken out of or put into a workspace
+    ├── WorkspaceTooLarge        holds more than may be saved or handed out
+    ├── CheckpointCorrupt        the saved copy is damaged
     ├── HostRefused              the host did not begin the action; carries the host's code
     └── SandboxError
         ├── SandboxUnavailable   does not work on this machine
@@ -62,6 +64,18 @@ class FileUnfit(WorkspaceError):
     """The file is of a kind or size that is not taken."""
 
     code = "file_unfit"
+
+
+class WorkspaceTooLarge(WorkspaceError):
+    """The workspace holds more than may be saved or handed out."""
+
+    code = "workspace_too_large"
+
+
+class CheckpointCorrupt(WorkspaceError):
+    """The saved copy of a workspace is damaged."""
+
+    code = "checkpoint_corrupt"
 
 
 class HostRefused(WorkspaceError):

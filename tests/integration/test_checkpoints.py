@@ -1,0 +1,200 @@
+"""Checkpoints of workspaces: whole, incremental, and safe against what a workspace or a store may hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+
+from tool_worker.checkpoints import PIECE_BYTES, Checkpoint, Checkpoints, SavedFiles
+from tool_worker.file_tree import TreeLimits
+from tool_worker.workspace_errors import CheckpointCorrupt, WorkspaceTooLarge
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/checkpoints"
+        return
+    yield f"memory://{tmp_path.name}"
+    fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
+
+
+@pytest.fixture
+def checkpoints(url: str) -> Checkpoints:
+    return Checkpoints(url)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A workspace with something of everything."""
+    path = tmp_path / "workspace"
+    (path / "src" / "deep").mkdir(parents=True)
+    (path / "src" / "a.py").write_text("print('a')\n")
+    (path / "src" / "deep" / "empty").touch()
+    (path / "run.sh").write_text("#!/bin/sh\n")
+    (path / "run.sh").chmod(0o755)
+    (path / "binary").write_bytes(bytes(range(256)) * 100)
+    (path / "link").symlink_to("src/a.py")
+    (path / "away").symlink_to("/etc/passwd")
+    (path / "nowhere").symlink_to("gone")
+    (path / "naïve name\n").write_text("x")
+    Path(os.fsdecode(os.fsencode(path) + b"/\xff\xfe")).write_text("y")
+    os.mkfifo(path / "fifo")
+    (path / "locked").mkdir()
+    (path / "locked" / "file").write_text("z")
+    (path / "locked").chmod(0o555)
+    for found in [path / "src" / "a.py", path / "binary"]:
+        os.utime(found, ns=(1_700_000_000_123_456_789, 1_600_000_000_987_654_321))
+    return path
+
+
+def content(path: Path) -> dict[str, object]:
+    """Return what a checkpoint should keep of a tree."""
+    found: dict[str, object] = {}
+    for entry in sorted(path.rglob("*")):
+        status, name = entry.lstat(), str(entry.relative_to(path))
+        if stat.S_ISLNK(status.st_mode):
+            found[name] = ("link", str(entry.readlink()))
+        elif stat.S_ISDIR(status.st_mode):
+            found[name] = ("directory", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+        elif stat.S_ISREG(status.st_mode):
+            found[name] = (entry.read_bytes(), stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+    return found
+
+
+def test_what_is_restored_is_what_was_saved(checkpoints: Checkpoints, workspace: Path, tmp_path: Path) -> None:
+    assert not checkpoints.has("conversation")
+    with pytest.raises(FileNotFoundError):
+        checkpoints.restore("conversation", tmp_path / "restored")
+    saved = checkpoints.save("conversation", workspace, SavedFiles())
+    assert checkpoints.has("conversation")
+    assert (saved.files, saved.size_bytes) == (13, saved.read_bytes)
+    restored = checkpoints.restore("conversation", tmp_path / "elsewhere" / "restored")
+    assert (restored.files, restored.size_bytes) == (saved.files, saved.size_bytes)
+    assert content(tmp_path / "elsewhere" / "restored") == content(workspace)
+    with pytest.raises(FileExistsError):
+        checkpoints.restore("conversation", tmp_path / "elsewhere" / "restored")
+
+
+def test_only_what_changed_is_read_and_written(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    workspace, known = tmp_path / "workspace", SavedFiles()
+    workspace.mkdir()
+    for number in range(20):
+        (workspace / f"file-{number}").write_text(f"content {number}\n" * 1000)
+    while len(known.pieces) < 20:  # files that are too young are read again
+        checkpoints.save("conversation", workspace, known)
+    again = checkpoints.save("conversation", workspace, known)
+    assert again.read_bytes == 0
+    (workspace / "file-7").write_text("changed")
+    (workspace / "file-8").unlink()
+    (workspace / "copy").write_bytes((workspace / "file-9").read_bytes())
+    changed = checkpoints.save("conversation", workspace, known)
+    assert changed.read_bytes == len("changed") + (workspace / "copy").stat().st_size
+    assert changed.written_bytes < 2_000
+    checkpoints.restore("conversation", tmp_path / "restored")
+    assert content(tmp_path / "restored") == content(workspace)
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    workspace, known = tmp_path / "workspace", SavedFiles()
+    workspace.mkdir()
+    (workspace / "file").write_text("one")
+    status = (workspace / "file").stat()
+    while not known.pieces:
+        checkpoints.save("conversation", workspace, known)
+    (workspace / "file").write_text("two")
+    os.utime(workspace / "file", ns=(status.st_atime_ns, status.st_mtime_ns))
+    checkpoints.save("conversation", workspace, known)
+    checkpoints.restore("conversation", tmp_path / "restored")
+    assert (tmp_path / "restored" / "file").read_text() == "two"
+
+
+def test_large_files_are_saved_in_pieces(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    text = bytes(range(256)) * (PIECE_BYTES // 256) + b"tail"
+    (workspace / "big").write_bytes(text)
+    checkpoints.save("conversation", workspace, SavedFiles())
+    checkpoints.restore("conversation", tmp_path / "restored")
+    assert (tmp_path / "restored" / "big").read_bytes() == text
+
+
+def test_a_fork_has_the_checkpoint_of_its_source(checkpoints: Checkpoints, workspace: Path, tmp_path: Path) -> None:
+    assert not checkpoints.copy("source", "fork")
+    checkpoints.save("source", workspace, SavedFiles())
+    assert checkpoints.copy("source", "fork")
+    (workspace / "run.sh").write_text("other")
+    checkpoints.save("source", workspace, SavedFiles())
+    checkpoints.restore("fork", tmp_path / "restored")
+    assert (tmp_path / "restored" / "run.sh").read_text() == "#!/bin/sh\n"
+
+
+def test_what_nobody_needs_any_more_is_dropped(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shared").write_text("shared")
+        (tmp_path / name / "own").write_text(name)
+        checkpoints.save(name, tmp_path / name, SavedFiles())
+    assert checkpoints.drop_unused() == 0
+    checkpoints.forget("one")
+    checkpoints.forget("one")
+    assert not checkpoints.has("one")
+    assert checkpoints.drop_unused() == 1
+    checkpoints.restore("two", tmp_path / "restored")
+    assert content(tmp_path / "restored") == content(tmp_path / "two")
+
+
+@pytest.mark.parametrize("limits", [TreeLimits(files=5), TreeLimits(bytes=1000)])
+def test_beyond_its_limits_the_last_checkpoint_stays(
+    url: str, workspace: Path, tmp_path: Path, limits: TreeLimits
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    (small / "file").write_text("small")
+    checkpoints = Checkpoints(url, limits=limits)
+    checkpoints.save("conversation", small, SavedFiles())
+    with pytest.raises(WorkspaceTooLarge):
+        checkpoints.save("conversation", workspace, SavedFiles())
+    assert checkpoints.restore("conversation", tmp_path / "restored") == Checkpoint(1, 5)
+
+
+def test_a_damaged_piece_is_not_restored(workspace: Path, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(f"file://{tmp_path}/checkpoints")
+    checkpoints.save("conversation", workspace, SavedFiles())
+    piece = max(
+        (tmp_path / "checkpoints" / "objects").rglob("*"), key=lambda path: path.stat().st_size * path.is_file()
+    )
+    for damage in (b"nonsense", zstandard.compress(b"other content")):
+        piece.write_bytes(damage)
+        with pytest.raises(CheckpointCorrupt):
+            checkpoints.restore("conversation", tmp_path / "restored")
+        assert not (tmp_path / "restored").exists()
+    assert [path.name for path in tmp_path.iterdir() if "restored" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["../out", "file", 420, 0, 0, []]],
+        [["/etc/out", "file", 420, 0, 0, []]],
+        [["a", "link", 511, 0, 0, "/etc"], ["a/out", "file", 420, 0, 0, []]],
+        [["a", "directory", 511, 0, 0, ""], ["a/../../out", "file", 420, 0, 0, []]],
+        [["missing/out", "file", 420, 0, 0, []]],
+        [["a", "device", 420, 0, 0, ""]],
+        [["a", "file"]],
+    ],
+)
+def test_a_manifest_that_leads_out_is_refused(tmp_path: Path, rows: list[object]) -> None:
+    (tmp_path / "checkpoints" / "checkpoints").mkdir(parents=True)
+    manifest = zstandard.compress(json.dumps({"version": 1, "entries": rows}).encode())
+    (tmp_path / "checkpoints" / "checkpoints" / "conversation").write_bytes(manifest)
+    with pytest.raises(CheckpointCorrupt):
+        Checkpoints(f"file://{tmp_path}/checkpoints").restore("conversation", tmp_path / "restored")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
