@@ -8,8 +8,9 @@ Does not: decide what a wait means for the conversation; see `gate`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,7 +23,7 @@ from broker.quotas import OWN_KEY, Pool, QuotaTable
 from broker.store import Store
 from controller_worker.gate import BUDGET, QUOTA
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import RateLimitError
+from controller_worker.llm.errors import LLMConfigError, RateLimitError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.request_size import prompt_tokens, worst_cost_usd
 from controller_worker.state import State
@@ -121,7 +122,7 @@ class CallGate:
         self._is_reserved = False
 
     async def knock(
-        self, state: State, config: LLMConfig | None, request: ModelRequest
+        self, state: State, config: LLMConfig | None, request: ModelRequest, prepare: Callable[[], Awaitable[object]]
     ) -> ModelCallDeferred | ModelCallAdmitted | None:
         """Ask for a call. Afterwards `is_shut` says whether to wait for a wake; else the call may be made.
 
@@ -129,6 +130,7 @@ class CallGate:
 
         Args:
             config: how the model is asked; None where that cannot be known, and the call will fail by itself.
+            prepare: makes the model's client; a seat that waited for it would be used later than the quota thinks.
 
         Returns:
             What the log is to be told: that a long wait begins, or that it is over.
@@ -138,6 +140,8 @@ class CallGate:
         self._priority, self._tenant = priority_of(state), state.tenancy.tenant
         pool = self._gates.governor.pool_of(config.model) if config is not None else None
         if config is not None and (pool is not None or self._accounts):
+            with contextlib.suppress(LLMConfigError):
+                await prepare()
             tokens = prompt_tokens(request)
             waits = await self._queue_up(pool, config, tokens) or await self._reserve(state, config, tokens)
             if waits is not None:
@@ -183,8 +187,7 @@ class CallGate:
         self._waits_for_budget = exhausted is not None
         if exhausted is None:
             return None
-        await self._give_back(self.seat, CallOutcome.UNSENT)
-        self.seat = Seat()
+        await self._vacate()
         return ModelCallDeferred(code=BUDGET, content=f"The budget of {exhausted.account} has no room for the call.")
 
     def _is_news(self, state: State, waits: ModelCallDeferred) -> bool:
@@ -225,19 +228,17 @@ class CallGate:
         await self._settle(seat, completion)
         return completion
 
-    async def charge(self, state: State, *, failure: ModelCallFailed | None = None, is_discarded: bool = False) -> None:
+    async def charge(self, state: State, result: Completion | ModelCallFailed | None) -> None:
         """Charge what the log has come to, once what the call brought is in it; give an unused seat back.
 
         Args:
-            failure: what it brought instead of a reply.
-            is_discarded: it may have brought a reply, which is not in the log.
+            result: what is in the log now; None if the call may have brought a reply that is not.
         """
-        seat, self.seat = self.seat, Seat()
-        await self._give_back(seat, CallOutcome.UNSENT)
+        await self._vacate()
         if not self._is_reserved:
             return
         self._is_reserved = False
-        is_lost = is_discarded or (failure is not None and failure.code in MAYBE_BILLED)
+        is_lost = result is None or (isinstance(result, ModelCallFailed) and result.code in MAYBE_BILLED)
         await self._gates.ledger.settle(self._ownership, self._accounts, total_usd=state.cost_usd, is_lost=is_lost)
 
     async def catch_up(self, state: State) -> None:
@@ -254,12 +255,20 @@ class CallGate:
         if self._waits_for_budget:
             await self._gates.ledger.withdraw(self._cid, self._accounts)
         self._queue, self._waits_for_budget, self.is_shut = None, False, False
-        await self.charge(state)
+        await self._vacate()
+        if self._is_reserved:
+            self._is_reserved = False
+            await self._gates.ledger.settle(self._ownership, self._accounts, total_usd=state.cost_usd)
 
     def abandon(self, state: State) -> None:
         """Note that the call under way was cancelled."""
         if self._is_reserved or self.seat.pool is not None:
-            self._gates.finish_later(self.charge(state, is_discarded=True))
+            self._gates.finish_later(self.charge(state, None))
+
+    async def _vacate(self) -> None:
+        """Give a seat back that no call was made with."""
+        seat, self.seat = self.seat, Seat()
+        await self._give_back(seat, CallOutcome.UNSENT)
 
     async def _settle(self, seat: Seat, completion: Completion) -> None:
         if seat.pool is None:

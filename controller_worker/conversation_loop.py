@@ -307,7 +307,8 @@ class ConversationLoop:
         if isinstance(question, CondensationAction):
             await self._commit(Append((question,)))
             return True
-        notice = await self._gate.knock(self.state, self._services.models.settings(question.llm), question.request)
+        models, llm = self._services.models, question.llm
+        notice = await self._gate.knock(self.state, models.settings(llm), question.request, lambda: models.of(llm))
         if notice is not None:
             await self._commit(Append((notice,)))
             return True
@@ -342,9 +343,8 @@ class ConversationLoop:
         assert agent is not None
         if self.state.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self._answer = None
-            await self._gate.charge(self.state, is_discarded=True)
+            await self._gate.charge(self.state, None)
             return
-        failure = answer.result if isinstance(answer.result, ModelCallFailed) else None
         if isinstance(answer.result, ModelCallFailed):
             events: tuple[Event, ...] = (answer.result,)
         else:
@@ -356,7 +356,7 @@ class ConversationLoop:
         await self._commit(Append(assessed(events, self.state.agent.confirmation, self.state.workspace)))
         if self.state.version > version:
             self._answer = None
-            await self._gate.charge(self.state, failure=failure)
+            await self._gate.charge(self.state, answer.result)
 
     async def _release(self, effect: Effect | None = None) -> None:
         """Give the conversation up, parked if it waits for a time; stay if there is news."""

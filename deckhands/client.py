@@ -19,6 +19,7 @@ from broker.errors import StoreUnavailable, UsageError
 from broker.event_log import Closed, EventLog
 from broker.events import AgentSpec, ConversationCreated, Event, EventSource, Limits, WorkspaceSpec
 from broker.ids import check_conversation_id, new_conversation_id
+from broker.specs import Tenancy
 from broker.standing import Standing
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
@@ -62,6 +63,7 @@ class Client:
         limits: Limits | None = None,
         tools: Sequence[str] = (),
         headless: bool = True,
+        tenancy: Tenancy | None = None,
         title: str = "",
         conversation_id: str | None = None,
         idempotency_key: str | None = None,
@@ -72,6 +74,7 @@ class Client:
             task: 1 to 100,000 characters.
             tools: what tool workers offer and the agent may use: keys, or patterns such as `github/*`.
             headless: nobody is there to be asked.
+            tenancy: who it is for: whose budget pays, and who goes first when a quota is short.
             title: for listings; the beginning of the task if empty.
             conversation_id: the id to give it; a new one, or the one that belongs to `idempotency_key`, if None.
             idempotency_key: the same key always means the same conversation, whatever else is passed.
@@ -94,6 +97,7 @@ class Client:
             limits=limits or Limits(),
             headless=headless,
             title=title or title_of(task),
+            tenancy=tenancy,
         )
         message = MessageAction(content=task, source=EventSource.USER)
         await self.log.create(created, [message], key=idempotency_key)

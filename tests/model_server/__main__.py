@@ -7,11 +7,13 @@ import asyncio
 import contextlib
 import json
 import signal
+import time
 from pathlib import Path
 
 from broker.errors import DeckhandsError
 from controller_worker.llm.scripted import Script
 from tests.model_server.faults import Fault, FaultPlan
+from tests.model_server.quota import Quota
 from tests.model_server.scripts import builtin_script
 from tests.model_server.server import ModelServer, serve
 
@@ -29,6 +31,9 @@ def main() -> None:
     parser.add_argument("--key", help="the only key it accepts; none: all")
     parser.add_argument("--faults", help="a plan as JSON: a list of faults, see tests/model_server/faults.py")
     parser.add_argument("--records", type=int, default=200, help="how many of the last requests are kept")
+    parser.add_argument("--requests-per-minute", type=float, default=0, help="of each key; 0: no limit")
+    parser.add_argument("--tokens-per-minute", type=float, default=0, help="of each key, in and out; 0: no limit")
+    parser.add_argument("--concurrency", type=int, default=0, help="calls of each key at once; 0: no limit")
     arguments = parser.parse_args()
     try:
         script = Script.load(arguments.script) if arguments.script else builtin_script(arguments.builtin)
@@ -46,6 +51,9 @@ async def _run(arguments: argparse.Namespace, script: Script, faults: list[dict[
         key=arguments.key,
         records=arguments.records,
         faults=None if faults is None else FaultPlan([Fault.model_validate(fault) for fault in faults]),
+        quota=Quota(
+            arguments.requests_per_minute, arguments.tokens_per_minute, arguments.concurrency, clock=time.monotonic
+        ),
     )
     serving = asyncio.current_task()
     assert serving is not None

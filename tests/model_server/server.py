@@ -22,6 +22,7 @@ from aiohttp import web
 from controller_worker.llm.scripted import Script
 from tests.model_server import chat_format, messages_format
 from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn, stopped
+from tests.model_server.quota import Quota, retry_after
 
 FORMATS: Mapping[str, ModuleType] = {module.PATH: module for module in (chat_format, messages_format)}
 REQUEST_LIMIT_BYTES = 64 * 1024 * 1024
@@ -77,6 +78,7 @@ class ModelServer:
         key: str | None = None,
         records: int = 200,
         faults: FaultPlan | None = None,
+        quota: Quota | None = None,
     ) -> None:
         self._script = script
         self._latency_seconds = script.latency_seconds if latency_seconds is None else latency_seconds
@@ -84,6 +86,7 @@ class ModelServer:
         self._key = key
         self._records: deque[Record] = deque(maxlen=records)
         self._plan = faults or FaultPlan.of_script(script)
+        self._quota = quota or Quota()
         self._bodies: dict[Asked, bytes] = {}
         self._counts = {"received": 0, "in_flight": 0, "answered": 0, "refused": 0, "disconnected": 0}
         self._changed = asyncio.Condition()
@@ -138,8 +141,15 @@ class ModelServer:
         fault = self._plan.next(number)
         record.fault = fault.kind if fault else None
         await self._notify()
-        latency = self._script.turn(number).latency_seconds
-        await asyncio.sleep(self._latency_seconds if latency is None else latency)
+        turn = self._script.turn(number)
+        key = request.headers.get("x-api-key") or request.headers.get("Authorization", "")
+        refused_for = self._quota.enter(key, turn.usage.prompt_tokens + turn.usage.completion_tokens)
+        if refused_for is not None:
+            return _refuse(wire, "rate_limit", retry_after=retry_after(refused_for))
+        try:
+            await asyncio.sleep(self._latency_seconds if turn.latency_seconds is None else turn.latency_seconds)
+        finally:
+            self._quota.leave(key)
         if fault is not None and fault.kind in STATUS_FAULTS:
             return _refuse(wire, fault.kind, fault.text, fault.retry_after)
         if fault is not None and fault.kind == "redirect":

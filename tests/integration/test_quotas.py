@@ -1,0 +1,197 @@
+"""Quotas and budgets with real controller workers, a provider that keeps its quota, and workers that die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.events import AgentSpec, Event, LLMSpec, ModelCallDeferred, ModelCallFailed, ModelReply, Tenancy
+from broker.ledger import Ledger, nano
+from broker.membership import members
+from broker.observations import AgentStateChangedObservation
+from tests.faults.harness import FaultCluster
+from tests.model_server.running_server import RunningModelServer
+
+pytest_plugins = ("tests.model_server.fixtures",)
+
+THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}]}
+PER_SECOND = 20
+
+
+class Crowd(FaultCluster):
+    """Conversations that ask one model on a local provider."""
+
+    def __init__(self, root: Path, provider: RunningModelServer) -> None:
+        super().__init__(root)
+        self.provider = provider
+
+    def start(self, name: str, quota: str = "", **environment: str) -> None:
+        """Start a controller worker that keeps a quota of the provider's model."""
+        table = f'[[quota]]\nmodel = "openai/*"\n{quota}' if quota else ""
+        self.start_controller(
+            name,
+            DECKHANDS_QUOTAS=table,
+            LLM_BASE_URL=f"{self.provider.url}/v1",
+            LLM_API_KEY="secret-key",
+            LLM_BACKEND="openai",
+            **environment,
+        )
+
+    async def begin(self, count: int, *, headless: bool = True, **tenancy: Any) -> list[str]:
+        agent = AgentSpec(llm=LLMSpec(model="openai/large"), enable_stuck_detection=False)
+        told = Tenancy(**tenancy) if tenancy else None
+        return list(
+            await asyncio.gather(
+                *(self.client.submit("task", agent=agent, headless=headless, tenancy=told) for _ in range(count))
+            )
+        )
+
+    async def logs(self, ids: Sequence[str]) -> list[list[Event]]:
+        return [await self.client.events(cid) for cid in ids]
+
+    async def until_replies(self, ids: Sequence[str], count: int, *, limit: float = 40.0) -> None:
+        async def there() -> bool:
+            rows = [await self.client.row(cid) for cid in ids]
+            return sum(int(row.fields.get("iterations", 0)) for row in rows) >= count
+
+        await self.until(there, limit=limit, what=f"{count} replies")
+
+
+def script(root: Path, turns: int) -> str:
+    """A script of `turns` thoughts and a finish, of which each reply is 100 tokens in and 100 out."""
+    usage = {"usage": {"prompt_tokens": 100, "completion_tokens": 100}}
+    path = root / "provider.json"
+    finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], **usage}
+    path.write_text(json.dumps({"turns": [THINK | usage] * turns + [finish]}))
+    return str(path)
+
+
+@pytest.fixture
+async def crowd(
+    tmp_path: Path, model_server: Callable[..., RunningModelServer], request: pytest.FixtureRequest
+) -> AsyncIterator[Crowd]:
+    """A store and a provider with the limits that the test's parameter names."""
+    turns, *limits = request.param
+    provider = model_server("--script", script(tmp_path, turns), *limits)
+    made = Crowd(tmp_path, provider)
+    async with made.running():
+        yield made
+
+
+LIMITED = (50, "--latency", "0.05", "--requests-per-minute", str(60 * PER_SECOND))
+
+
+@pytest.mark.parametrize("crowd", [LIMITED], indirect=True)
+async def test_a_provider_quota_is_used_up_and_not_passed(crowd: Crowd) -> None:
+    for name in ("c1", "c2"):
+        crowd.start(name, f"requests_per_minute = {60 * PER_SECOND}")
+    ids = await crowd.begin(40)
+    await crowd.until_replies(ids, 40)
+    before, began = crowd.provider.counts(), time.monotonic()
+    await crowd.until_replies(ids, 40 + 5 * PER_SECOND)
+    after, seconds = crowd.provider.counts(), time.monotonic() - began
+    assert after["refused"] <= 0.01 * after["received"]
+    used = (after["answered"] - before["answered"]) / (PER_SECOND * seconds)
+    assert used >= 0.9, f"{used:.0%} of the quota"
+
+
+@pytest.mark.parametrize("crowd", [LIMITED], indirect=True)
+async def test_without_a_table_the_provider_refuses(crowd: Crowd) -> None:
+    crowd.start("c1")
+    await crowd.begin(2 * PER_SECOND + 30)
+    await crowd.until(lambda: crowd.provider.counts()["refused"] >= 10, what="refusals")
+
+
+@pytest.mark.parametrize("crowd", [(0, "--latency", "1.0", "--concurrency", "1")], indirect=True)
+async def test_a_long_wait_shows_and_parks_and_ends_by_a_wake(crowd: Crowd) -> None:
+    crowd.start("c1", "concurrency = 1")
+    ids = await crowd.begin(8)
+    await crowd.settle(ids)
+    logs = await crowd.logs(ids)
+    deferred = [event for log in logs for event in log if isinstance(event, ModelCallDeferred)]
+    assert len(deferred) >= 1
+    assert {event.code for event in deferred} == {"rate_limit"}
+    for log in logs:
+        states = [event.agent_state.value for event in log if isinstance(event, AgentStateChangedObservation)]
+        waited = any(isinstance(event, ModelCallDeferred) for event in log)
+        assert states == (["running", "rate_limited", "running", "finished"] if waited else ["running", "finished"])
+        assert not any(isinstance(event, ModelCallFailed) for event in log)
+    assert crowd.provider.counts()["refused"] == 0
+
+
+@pytest.mark.parametrize("crowd", [(0, "--latency", "0.3", "--concurrency", "2")], indirect=True)
+async def test_a_person_overtakes_a_crowd(crowd: Crowd) -> None:
+    crowd.start("c1", "concurrency = 2")
+    batch = await crowd.begin(100)
+    await crowd.until_replies(batch, 4)
+    began = time.monotonic()
+    (person,) = await crowd.begin(1, headless=False)
+    await crowd.settle([person])
+    assert time.monotonic() - began < 3.0
+    rows = [await crowd.client.row(cid) for cid in batch]
+    assert sum(row.state == "finished" for row in rows) < 60  # a hundred would take fifteen seconds
+
+
+@pytest.mark.parametrize("crowd", [(0, "--latency", "1000")], indirect=True)
+async def test_a_killed_worker_leaks_no_reservation(crowd: Crowd) -> None:
+    crowd.start("c1", "concurrency = 4")
+    await crowd.begin(12)
+    await crowd.until(lambda: crowd.provider.counts()["in_flight"] == 4, what="four calls")
+    crowd.start("c2", "concurrency = 4")
+    (first,) = [member.worker_id for member in await members(crowd.client.store)]
+
+    async def is_served_by_two() -> bool:
+        found = [member.worker_id for member in await members(crowd.client.store)]
+        return len(found) == 2 and first in found
+
+    await crowd.until(is_served_by_two, what="the second worker")
+    crowd.kill("c1")
+    await crowd.until(lambda: crowd.provider.counts()["in_flight"] == 0, what="the end of its calls")
+    killed = time.monotonic()
+    await crowd.until(lambda: crowd.provider.counts()["in_flight"] == 4, what="calls in its places")
+    assert time.monotonic() - killed < 5.0
+    assert crowd.provider.counts()["received"] == 8
+
+
+BUDGET = (30, "--latency", "0.05")
+PRICES = {"LLM_INPUT_COST_PER_TOKEN": "0.0001", "LLM_OUTPUT_COST_PER_TOKEN": "0.0001", "LLM_MAX_OUTPUT_TOKENS": "100"}
+CALL_USD = 0.02
+
+
+@pytest.mark.parametrize("crowd", [BUDGET], indirect=True)
+async def test_a_budget_holds_under_kills_and_a_top_up_resumes(crowd: Crowd) -> None:
+    ledger = Ledger(crowd.client.store)
+    await ledger.set_limit("tenant:acme", 2.0)
+    for name in ("c1", "c2"):
+        crowd.start(name, **PRICES)
+    ids = await crowd.begin(20, tenant="acme", experiment="swe")
+    await crowd.until_replies(ids, 20)
+    crowd.kill("c1")
+    crowd.start("c3", **PRICES)
+
+    async def all_wait() -> bool:
+        rows = [await crowd.client.row(cid) for cid in ids]
+        return all(row.wait_reason == "waiting_for_budget" and row.owner == "" for row in rows)
+
+    await crowd.until(all_wait, what="the end of the budget", limit=60.0)
+    tenant = await ledger.account("tenant:acme")
+    spent = sum(reply_costs(await crowd.logs(ids)))
+    assert nano(tenant.spent_usd) == spent
+    assert tenant.reserved_usd == 0.0
+    assert tenant.spent_usd + tenant.lost_usd > 1.0
+    assert tenant.spent_usd <= 2.0 + CALL_USD
+    await ledger.top_up("tenant:acme", 50.0)
+    await crowd.settle(ids)
+    assert nano((await ledger.account("tenant:acme")).spent_usd) == sum(reply_costs(await crowd.logs(ids)))
+    assert nano((await ledger.account("experiment:acme/swe")).spent_usd) == nano(20 * 31 * CALL_USD)
+
+
+def reply_costs(logs: Sequence[Sequence[Event]]) -> list[int]:
+    """What each conversation's replies have cost, in billionths."""
+    return [nano(sum(event.cost_usd or 0.0 for event in log if isinstance(event, ModelReply))) for log in logs]
