@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from broker.codec import event_from_wire
 from broker.errors import CorruptEntry
 from broker.events import Event
+from broker.export import event_from_export, event_line
 from deckhands.summary import Summary, summarize
 
 
@@ -82,26 +82,6 @@ class Recording:
         """Write the next event through to the kernel."""
         self._file.write(event_line(event) + "\n")
         self._file.flush()
-
-
-def event_line(event: Event) -> str:
-    """Return an event as one line of JSON in ASCII."""
-    return json.dumps(event.export())
-
-
-def event_from_export(fields: Any) -> Event:
-    """Turn the object that `Event.export` made back into the event.
-
-    Raises:
-        CorruptEntry: fields are missing or do not fit.
-        UnknownKind: this version does not know the kind.
-    """
-    if not isinstance(fields, dict) or not isinstance(fields.get("id"), int):
-        raise CorruptEntry("It is no object with an id.")
-    wire = dict(fields)
-    event_id = wire.pop("id")
-    wire["cause"] = wire.pop("cause_id", None)
-    return event_from_wire({name: value for name, value in wire.items() if value is not None}, event_id)
 
 
 def _event(line: str, number: int, file: Path) -> Event:

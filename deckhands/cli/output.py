@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from broker.events import Event
+from broker.export import event_line
 from broker.live_text import Piece
 from deckhands.rendering import Renderer, clean, clean_line
-from deckhands.runs import event_line
 from deckhands.summary import Summary
 
 

@@ -12,12 +12,13 @@ import click
 
 from broker.conversations import ConversationRow
 from broker.errors import CorruptEntry, UsageError
+from broker.export import event_line
 from deckhands.cli.options import json_option
 from deckhands.cli.output import EventPrinter, note, print_json, summary_lines, table
 from deckhands.cli.reach import NoCluster, RunIsOver, cluster_client, conversation_client, read_events, read_summary
 from deckhands.home import Home
 from deckhands.rendering import clean
-from deckhands.runs import RunFolder, event_line
+from deckhands.runs import RunFolder
 from deckhands.settings import FaceSettings
 from deckhands.summary import Tally
 

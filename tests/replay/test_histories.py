@@ -28,6 +28,7 @@ from broker.standing import standing
 from controller_worker.controller import AwaitTools, CallModel, Effect, Park, Rest, fold, next_effect
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.conversation_memory import ConversationMemory
+from controller_worker.replay import replay
 from controller_worker.state import State, snapshot_of, state_from
 from tests.controller_parts import CID, Core, answer, bash, call, finish, think
 
@@ -241,6 +242,7 @@ class History(RuleBasedStateMachine):
         assert violations(core.events, conversation_id=CID) == []
         self.check_snapshots()
         self.check_remembering()
+        self.check_replay()
 
     def has_moved_on(self, effect: Effect) -> bool:
         if isinstance(effect, AwaitTools):
@@ -255,8 +257,12 @@ class History(RuleBasedStateMachine):
             state = fold(state, [event])
             restored = state_from(snapshot_of(state))
             assert restored == state
-            if at % 10 == 0:
-                assert fold(restored, self.core.events[at:]) == self.core.state
+            assert fold(restored, self.core.events[at:]) == self.core.state
+
+    def check_replay(self) -> None:
+        """Deciding the log anew leads to the same log."""
+        found = replay(self.core.events)
+        assert found.divergence is None, found.divergence.lines()
 
     def check_remembering(self) -> None:
         """Asking at every event changes nothing."""

@@ -1,0 +1,284 @@
+"""Replay: decide again, offline, whatever a log says was decided, and compare byte by byte.
+
+What people, tools and models brought is taken from the log as it is: messages, requests, observations of actions,
+replies, failed calls, condensations. Everything else the controller decided, and it is decided anew: by the core's
+next effect, by what an agent makes of a reply, by what a person's answer leads to. The time of a decision is that of
+the event it led to.
+
+Holds: no model, no store and no clock are asked; the first event that would be another one today is named, with both.
+Does not: judge the words of a system message, which are the agent's and not a decision; repeat what a fork's origin
+decided; foresee an error of the shell's surroundings (it is taken as recorded, and only its consequences are checked).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from broker.actions import (
+    AgentFinishAction,
+    AgentRejectAction,
+    AgentThinkAction,
+    ChangeAgentStateAction,
+    CondensationRequestAction,
+    LoopRecoveryAction,
+    MessageAction,
+    RecallAction,
+    RiskyAction,
+    SystemMessageAction,
+    TaskTrackingAction,
+)
+from broker.agent_state import AgentState
+from broker.errors import DeckhandsError, UsageError
+from broker.events import ConversationCreated, Event, EventSource, ModelReply, Observation
+from broker.export import events_from_lines
+from broker.observations import (
+    AgentStateChangedObservation,
+    AgentThinkObservation,
+    ErrorObservation,
+    FinishRefusedObservation,
+    LoopDetectionObservation,
+    NullObservation,
+    RecallObservation,
+    TaskTrackingObservation,
+    UserRejectObservation,
+)
+from controller_worker.agents.agent import Agent
+from controller_worker.agents.registry import create_agent
+from controller_worker.commit import greeting
+from controller_worker.confirmation import carried_out
+from controller_worker.controller import apply, end_in_error, next_effect
+from controller_worker.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Park, Rest
+from controller_worker.security.assessment import assessed
+from controller_worker.state import State
+
+DECIDED = (
+    SystemMessageAction,
+    RecallAction,
+    RecallObservation,
+    NullObservation,
+    AgentStateChangedObservation,
+    AgentThinkAction,
+    AgentThinkObservation,
+    AgentFinishAction,
+    AgentRejectAction,
+    CondensationRequestAction,
+    TaskTrackingAction,
+    TaskTrackingObservation,
+    LoopDetectionObservation,
+    FinishRefusedObservation,
+    RiskyAction,
+)
+"""Kinds that nobody but the controller writes, whoever they name as their source."""
+
+KNOWN_EFFECTS = (Append, Greet, CarryOut, CallModel, AwaitTools, Park, Rest)
+"""What came of any other effect is taken from the log as it is."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first event that would be another one today.
+
+    Attributes:
+        recorded: the event in the log; None when the log ends before it.
+        decided: what is decided in its place; None when nothing is.
+        wanted: what the core wants there.
+    """
+
+    event_id: int
+    recorded: Event | None
+    decided: Event | None
+    wanted: str
+
+    def lines(self) -> list[str]:
+        """Return what differs, as a unified diff of both events."""
+        recorded, decided = _shown(self.recorded), _shown(self.decided)
+        diff = difflib.unified_diff(recorded, decided, "recorded", "decided now", lineterm="", n=2)
+        return [f"event {self.event_id}: {self.wanted}", *diff]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay found.
+
+    Attributes:
+        events: how many events of the log were gone through.
+        decided: how many of them were decided anew and are the same to the byte.
+        is_waiting: the log ends where the controller would go on at once: it was cut off, or nobody owned it.
+    """
+
+    events: int
+    decided: int
+    is_waiting: bool
+    state: State
+    divergence: Divergence | None = None
+
+    def report(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        divergence = self.divergence
+        return {
+            "replay": True,
+            "conversation_id": self.state.conversation_id,
+            "events": self.events,
+            "decided": self.decided,
+            "is_waiting": self.is_waiting,
+            "state": self.state.agent_state.value,
+            "is_same": divergence is None,
+            "divergence": None if divergence is None else {"event_id": divergence.event_id, "diff": divergence.lines()},
+        }
+
+
+class Replay:
+    """One replay under way."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        created = events[0] if events else None
+        if not isinstance(created, ConversationCreated):
+            raise UsageError("The log does not begin with the creation of its conversation.", remedy="Export it whole.")
+        self._events = events
+        self._state = State()
+        self._agent: Agent = create_agent(created.agent)
+        self._expected: list[Event] = []
+        self._decided = 0
+        self._given_until = forked_at(created)
+
+    def run(self) -> Replayed:
+        """Go through the log, up to its end or to the first divergence."""
+        for event in self._events:
+            now = event.timestamp or EPOCH
+            if event.id > self._given_until and not self._is_accounted_for(event, now):
+                decided = self._expected[0] if self._expected else None
+                wanted = _wanted(next_effect(self._state, now))
+                return self._replayed(False, Divergence(event.id, event, _as_recorded(decided, event), wanted))
+            self._state = apply(self._state, event)
+        last = self._events[-1]
+        if self._expected:
+            divergence = Divergence(last.id + 1, None, self._expected[0], "the log ends within an append")
+            return self._replayed(False, divergence)
+        effect = next_effect(self._state, last.timestamp or EPOCH)
+        return self._replayed(isinstance(effect, Append | Greet | CarryOut))
+
+    def _replayed(self, is_waiting: bool, divergence: Divergence | None = None) -> Replayed:
+        return Replayed(self._state.version, self._decided, is_waiting, self._state, divergence)
+
+    def _is_accounted_for(self, event: Event, now: datetime) -> bool:
+        """Say whether an event is what is decided, or what somebody else may bring at any time."""
+        if self._expected:  # an append is written whole: nothing comes between its events
+            return self._takes(event)
+        effect = next_effect(self._state, now)
+        self._expected = self._wanted_events(effect)
+        if self._expected and self._takes(event):
+            return True
+        if self._is_given(event) or not isinstance(effect, KNOWN_EFFECTS):
+            self._expected = self._led_to_by(event)
+            return True
+        failed = self._expected
+        self._expected = self._error_of_the_shell(event)
+        if self._expected and self._takes(event):
+            return True
+        self._expected = failed
+        return False
+
+    def _takes(self, event: Event) -> bool:
+        decided = _as_recorded(self._expected[0], event)
+        if decided is None or decided.export() != event.export():
+            return False
+        del self._expected[0]
+        self._decided += 1
+        return True
+
+    def _wanted_events(self, effect: Effect) -> list[Event]:
+        """Return the events that are to be appended now; none when something else is wanted."""
+        if isinstance(effect, Greet):
+            effect = greeting(self._agent, self._state)
+        elif isinstance(effect, CarryOut):
+            action, answer = self._events[effect.action_id - 1], self._events[effect.answer_id - 1]
+            assert isinstance(action, RiskyAction)
+            assert isinstance(answer, ChangeAgentStateAction)
+            effect = carried_out(self._state, action, answer)
+        return list(effect.events) if isinstance(effect, Append) else []
+
+    def _is_given(self, event: Event) -> bool:
+        """Say whether somebody else than the controller may have written an event."""
+        if isinstance(event, ModelReply) and event.service == "agent":
+            return event.iteration == self._state.iteration + 1
+        if isinstance(event, Observation) and event.cause and self._events[event.cause - 1].runnable:
+            return any(pending.id == event.cause for pending in self._state.pending)
+        if isinstance(event, MessageAction | ChangeAgentStateAction | LoopRecoveryAction):
+            return event.source is not EventSource.AGENT
+        return not isinstance(event, (*DECIDED, ErrorObservation, UserRejectObservation))
+
+    def _led_to_by(self, event: Event) -> list[Event]:
+        """Return what the controller appends together with an event that was brought to it."""
+        if not isinstance(event, ModelReply) or event.service != "agent":
+            return []
+        led_to = self._agent.events_of(event, self._state.task_list)
+        return list(assessed(led_to, self._state.agent.confirmation, self._state.workspace))
+
+    def _error_of_the_shell(self, event: Event) -> list[Event]:
+        """Return what ends the work when something failed that the log does not know, if it is that which follows."""
+        follows = self._events[event.id - 1 : event.id + len(self._state.pending)]
+        for announced in follows:
+            if isinstance(announced, AgentStateChangedObservation) and announced.agent_state is AgentState.ERROR:
+                if announced is event:
+                    return [announced]
+                return list(end_in_error(self._state, announced.reason, code=announced.code).events)
+        return []
+
+
+def replay(events: Sequence[Event]) -> Replayed:
+    """Decide a log anew.
+
+    Args:
+        events: whole events from the first on, without gaps.
+
+    Raises:
+        UsageError: it does not begin with the conversation's creation, or names an agent that this version lacks.
+    """
+    return Replay(events).run()
+
+
+def forked_at(created: ConversationCreated) -> int:
+    """Return up to which event a conversation was taken over from another one; 1 for none: the creation itself."""
+    _, _, at = (created.forked_from or "").rpartition("@")
+    return int(at) if at.isdigit() else 1
+
+
+def _as_recorded(decided: Event | None, event: Event) -> Event | None:
+    """Return a decided event with what the append or the agent's words add to it; None if it is of another kind."""
+    if decided is None or type(decided) is not type(event):
+        return decided
+    update: dict[str, Any] = {"id": event.id, "timestamp": event.timestamp}
+    if isinstance(event, SystemMessageAction):
+        update |= {"content": event.content, "tools": event.tools}
+    return decided.model_copy(update=update)
+
+
+def _wanted(effect: Effect) -> str:
+    if isinstance(effect, CallModel):
+        return f"the controller wants to ask the model for step {effect.iteration}"
+    return f"the controller wants: {type(effect).__name__}"
+
+
+def _shown(event: Event | None) -> list[str]:
+    return json.dumps(event.export(), indent=1, ensure_ascii=False).splitlines() if event is not None else []
+
+
+def main() -> None:
+    """Replay the log on standard input, one event a line, and print the report as JSON."""
+    try:
+        report = replay(events_from_lines(sys.stdin, source="the log")).report()
+    except DeckhandsError as error:
+        report = {"replay": True, "error": error.message, "remedy": error.remedy, "code": error.code}
+    sys.stdout.write(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()

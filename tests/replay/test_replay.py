@@ -1,0 +1,141 @@
+"""A log decided anew, offline: recorded conversations come out the same to the byte, and a difference is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.errors import CorruptEntry, UsageError
+from broker.events import Event, ModelReply, with_id
+from broker.export import event_line, events_from_lines
+from broker.observations import AgentStateChangedObservation
+from controller_worker.replay import replay
+from tests.controller_parts import Core, bash, finish, started
+
+GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.jsonl"))
+
+
+def recorded(path: Path) -> list[Event]:
+    return events_from_lines(path.read_text().splitlines(), source=path.name)
+
+
+def finished() -> list[Event]:
+    """A command and a finish; 12 events."""
+    core = started()
+    core.reply(bash())
+    core.observe(8)
+    core.reply(finish())
+    assert len(core.events) == 12
+    return core.events
+
+
+def changed(events: Sequence[Event], event_id: int, **fields: Any) -> list[Event]:
+    return [event.model_copy(update=fields) if event.id == event_id else event for event in events]
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_a_golden_log_is_decided_as_it_was(path: Path) -> None:
+    """Recorded by earlier versions from real workers; a version that decides otherwise must say so in docs/replay.md."""
+    events = recorded(path)
+    found = replay(events)
+    assert found.divergence is None, "\n".join(found.divergence.lines())
+    assert found.events == len(events)
+    assert found.decided > len(events) / 3
+    assert not found.is_waiting
+
+
+def test_there_are_golden_logs() -> None:
+    assert len(GOLDEN) >= 3
+
+
+def test_a_decision_that_would_be_another_one_is_named_with_both() -> None:
+    found = replay(changed(finished(), 11, final_thought="not done at all"))
+    assert found.divergence is not None
+    assert (found.events, found.divergence.event_id) == (10, 11)
+    lines = found.divergence.lines()
+    assert lines[0] == "event 11: the controller wants to ask the model for step 3"
+    assert '- "final_thought": "not done at all",' in lines
+    assert '+ "final_thought": "done",' in lines
+
+
+def test_an_end_that_nobody_decided_is_found() -> None:
+    events = finished()[:9]
+    events.append(with_id(AgentStateChangedObservation(agent_state="finished", timestamp=events[-1].timestamp), 10))
+    found = replay(events)
+    assert found.divergence is not None
+    assert found.divergence.event_id == 10
+    assert found.divergence.decided is None
+    assert found.divergence.lines()[0] == "event 10: the controller wants to ask the model for step 2"
+
+
+def test_a_second_reply_to_one_step_is_found() -> None:
+    events = finished()
+    again = with_id(events[9], 13)
+    assert isinstance(again, ModelReply)
+    found = replay([*events, again])
+    assert found.divergence is not None
+    assert found.divergence.event_id == 13
+
+
+def test_a_log_that_ends_within_an_append_is_found() -> None:
+    found = replay(finished()[:10])
+    assert found.divergence is not None
+    assert (found.divergence.event_id, found.divergence.recorded) == (11, None)
+
+
+def test_what_comes_before_the_controller_has_acted_is_no_difference() -> None:
+    core = Core()
+    core.say("one more thing")
+    core.run()
+    core.ask("paused")
+    core.say("and on")
+    core.run()
+    assert replay(core.events).divergence is None
+
+
+def test_a_log_that_nobody_went_on_with_is_waiting() -> None:
+    core = Core()
+    assert replay(core.events).is_waiting
+
+
+def test_what_a_fork_took_over_is_not_decided_again() -> None:
+    events = finished()
+    cut = [events[0].model_copy(update={"forked_from": "another@10"}), *events[1:10]]
+    found = replay(cut)
+    assert found.divergence is None
+    assert found.decided == 0
+    assert replay(changed(cut, 5, agent_state="paused")).divergence is None
+
+
+def test_a_log_without_its_beginning_is_refused() -> None:
+    with pytest.raises(UsageError):
+        replay(finished()[1:])
+
+
+def test_a_line_that_is_missing_is_named() -> None:
+    lines = [event_line(event) for event in finished()]
+    with pytest.raises(CorruptEntry, match="Line 3 of x holds event 4"):
+        events_from_lines([*lines[:2], *lines[3:]], source="x")
+
+
+def test_as_a_process_it_reads_lines_and_prints_a_report() -> None:
+    lines = "\n".join(map(event_line, finished()))
+    done = subprocess.run(
+        [sys.executable, "-m", "controller_worker.replay"], input=lines, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == {
+        "replay": True,
+        "conversation_id": "conversation-1",
+        "events": 12,
+        "decided": 7,
+        "is_waiting": False,
+        "state": "finished",
+        "is_same": True,
+        "divergence": None,
+    }
