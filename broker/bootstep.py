@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from celery import Celery, bootsteps, signals
 
+from broker.seclusion import seclude
+
 HAND_BACK_SECONDS = 3.0
 """How long a silent store is waited for: others take over without being told, when the heartbeat lapses."""
 STOP_LIMIT_SECONDS = 15.0
@@ -116,6 +118,7 @@ def add_loop(app: Celery, service: LoopService) -> LoopThread:
         requires = ("celery.worker.components:Pool",)
 
         def start(self, _worker: Any) -> None:
+            seclude()  # for workers that Celery's own command started; ours have done so before
             thread.start()
 
         def stop(self, _worker: Any) -> None:

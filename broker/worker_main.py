@@ -1,4 +1,4 @@
-"""How a worker process starts: logging, a clear error for bad settings, then Celery's own worker."""
+"""How a worker process starts: closed to others, logging, a clear error for bad settings, then Celery's own worker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 
 from broker.celery_app import WORKER_FLAGS
 from broker.errors import DeckhandsError
+from broker.seclusion import seclude
 
 EXIT_USAGE = 2
 
@@ -20,6 +21,7 @@ def run_worker(app_module: str, role: str) -> None:
         app_module: has `app`, a Celery application.
         role: names the worker in Flower and `celery inspect`: `<role>-<pid>@<host>`.
     """
+    seclude()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         app = importlib.import_module(app_module).app

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from broker.action_queue import ActionDelivery, ActionQueue, ControlDelivery
-from broker.errors import OwnershipLost
+from broker.errors import DeckhandsError, OwnershipLost
 from broker.event_log import EventLog
 from broker.failpoints import failpoint
 from broker.ids import new_worker_id
@@ -57,12 +57,14 @@ class ToolConsumer:
         )
         servers = McpServers(settings.mcp_servers, self._offered, SandboxedLaunch(settings.sandbox, settings.node_dir))
         offering = asyncio.create_task(servers.offer(ToolOffers(store).publish), name="offer mcp")
+        announcing = asyncio.create_task(_announce_sandbox(workspaces))
         try:
             while not stop.is_set():
                 incarnation = self.begin(store, workspaces)
                 with Understudy(settings.store_url, incarnation.membership) as understudy:
                     await incarnation.run(stop, on_beat=understudy.loop_turned)
         finally:
+            announcing.cancel()
             offering.cancel()
             await servers.aclose()
             await workspaces.aclose()
@@ -181,3 +183,14 @@ async def _cancel_when(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> 
     await stop.wait()
     for task in tasks:
         task.cancel()
+
+
+async def _announce_sandbox(workspaces: Workspaces) -> None:
+    """Say in the log which sandbox is in force and what it leaves open, before the first command needs it."""
+    try:
+        sandbox = await workspaces.demanded_sandbox()
+    except DeckhandsError as error:
+        _log.error("no sandbox is in force, so commands of agents are refused: %s", error)
+    else:
+        # As a warning, because nothing less gets into the log of a worker.
+        _log.warning("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)

@@ -185,6 +185,14 @@ class Workspaces:
                     attached.connection = await self._attach(folder, attached.binding)
             return OpenWorkspace(self, conversation_id, attached.connection)
 
+    async def demanded_sandbox(self) -> Sandbox:
+        """Return the sandbox of conversations that ask for none in particular, tried out before.  Idempotent.
+
+        Raises:
+            SandboxError: it does not work here or does not hold; opening a workspace would fail for the same reason.
+        """
+        return await self._sandbox(AUTO)
+
     async def interrupt(self, conversation_id: str, action_id: int | None) -> bool:
         """Stop an action, or with None whatever runs in the shell; return whether anything ran.
 

@@ -45,6 +45,7 @@ class FaultCluster:
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.client: Client
         self.url_for_workers = ""
+        self.started_by: tuple[str, ...] = ()
         self._scripts = 0
 
     @contextlib.asynccontextmanager
@@ -180,7 +181,7 @@ class FaultCluster:
         }
         with (self.root / f"{name}.log").open("ab") as log:
             worker = subprocess.Popen(
-                [sys.executable, "-m", module],
+                [*self.started_by, sys.executable, "-m", module],
                 env=env | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

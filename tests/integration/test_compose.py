@@ -14,13 +14,17 @@ import pytest
 import yaml
 
 from broker.settings import BrokerSettings
+from tool_worker.sandbox.seccomp import REFUSED
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"
-BWRAP = ROOT / "deploy" / "compose.bwrap.yaml"
+NO_SANDBOX = ROOT / "deploy" / "compose.none.yaml"
+SYSTEM_CALLS = ROOT / "deploy" / "seccomp.json"
 PASSWORDS = {"ADMIN_PASSWORD", "WORKER_PASSWORD", "QUEUE_PASSWORD", "FLOWER_PASSWORD"}
 STAYING = {"store", "queue", "controller", "tools", "flower"}
 PASSING = {"setup", "cli"}
+ORDINARY = ["no-new-privileges:true"]
+FOR_BUBBLEWRAP = [*ORDINARY, "seccomp=deploy/seccomp.json", "apparmor=unconfined", "systempaths=unconfined"]
 
 
 def services() -> dict[str, Any]:
@@ -37,7 +41,7 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
     assert service["user"] == "10001:10001"
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["security_opt"] == (FOR_BUBBLEWRAP if name == "tools" else ORDINARY)
     assert not {"privileged", "cap_add", "devices", "ipc", "network_mode", "pid", "userns_mode"} & set(service)
     assert all(volume.partition(":")[0] in {"log", "queue", "node"} for volume in service.get("volumes", []))
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
@@ -92,14 +96,22 @@ def test_every_setting_is_known(name: str) -> None:
     BrokerSettings.from_env({key: value for key, value in environment.items() if key.startswith("DECKHANDS_")})
 
 
-def test_the_sandbox_is_named_and_bubblewrap_is_one_file_away() -> None:
-    assert services()["tools"]["environment"]["DECKHANDS_SANDBOX"] == "none"
-    assert yaml.safe_load(BWRAP.read_text())["services"] == {
-        "tools": {
-            "security_opt": ["seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined"],
-            "environment": {"DECKHANDS_SANDBOX": "bwrap"},
-        }
+def test_every_conversation_has_a_sandbox_of_its_own_unless_somebody_says_otherwise() -> None:
+    assert services()["tools"]["environment"]["DECKHANDS_SANDBOX"] == "bwrap"
+    text = NO_SANDBOX.read_text()
+    assert "security_opt: !override [" in text  # or the engine's filters would stay off
+    assert yaml.safe_load(text.replace("!override", ""))["services"] == {
+        "tools": {"security_opt": ORDINARY, "environment": {"DECKHANDS_SANDBOX": "none"}}
     }
+
+
+def test_the_container_s_filter_refuses_what_the_sandbox_does_but_for_what_makes_the_sandbox() -> None:
+    profile = json.loads(SYSTEM_CALLS.read_text())
+    assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
+    assert {rule["action"] for rule in profile["syscalls"]} == {"SCMP_ACT_ERRNO"}
+    names = [name for rule in profile["syscalls"] for name in rule["names"]]
+    assert len(names) == len(set(names))
+    assert set(REFUSED) - set(names) == {"mount", "umount2", "pivot_root", "unshare", "sethostname"}
 
 
 def test_the_image_holds_no_secrets() -> None:

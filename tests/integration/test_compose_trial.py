@@ -109,8 +109,16 @@ def _write_scripts(folder: Path) -> None:
     scripts.mkdir()
     finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
     commands = {
-        "short": ["id -u; echo one > a.txt", "cat a.txt"],
-        "long": ["hostname; echo began >> a.txt", "sleep 600; echo never >> a.txt", "hostname; cat a.txt"],
+        "short": ["echo one > a.txt", "cat a.txt"],
+        "long": ["echo began >> a.txt", "sleep 600; echo never >> a.txt", "cat a.txt"],
+        "prying": [
+            "id -u",
+            "cat /proc/[0-9]*/environ 2>/dev/null | grep -c redis://",
+            "ls /var/lib/deckhands",
+            "(echo >/dev/tcp/store/6379) 2>/dev/null || echo no way to the store",
+            "unshare --map-root-user true 2>/dev/null || echo no namespaces",
+            "echo x 2>/dev/null >/proc/sys/kernel/core_pattern || echo no kernel settings",
+        ],
     }
     for name, lines in commands.items():
         calls = [{"name": "execute_bash", "arguments": {"command": line, "timeout": 900}} for line in lines]
@@ -163,7 +171,22 @@ def test_a_conversation_is_carried_out(project: Project) -> None:
         for event in project.events(conversation_id)
         if event["kind"] in ("observation.run", "observation.error", "observation.outcome_unknown")
     ]
-    assert observations == [("observation.run", "10001"), ("observation.run", "one")]
+    assert observations == [("observation.run", ""), ("observation.run", "one")]
+
+
+def test_a_conversation_reaches_nothing_but_its_workspace(project: Project) -> None:
+    conversation_id = project.submit("prying")
+    project.deckhands("logs", "-f", conversation_id)
+    assert _outputs(project.events(conversation_id)) == [
+        "1000",
+        "0",
+        "ls: cannot access '/var/lib/deckhands': No such file or directory",
+        "no way to the store",
+        "no namespaces",
+        "no kernel settings",
+    ]
+    held = "the sandbox is bwrap; commands of agents reach their own workspace"
+    assert project.compose("logs", "tools").count(held) == 2
 
 
 async def test_killed_containers_lose_nothing(project: Project) -> None:
@@ -181,10 +204,7 @@ async def test_killed_containers_lose_nothing(project: Project) -> None:
     try:
         project.deckhands("logs", "-f", conversation_id)
         events = project.events(conversation_id)
-        before, after = (content.splitlines() for content in _outputs(events))
-        assert tools.startswith(before[0])
-        assert after[1:] == ["began"]
-        assert after[0] != before[0]
+        assert _outputs(events) == ["", "began"]
         assert [event["kind"] for event in events].count("observation.outcome_unknown") == 1
         assert [event["id"] for event in events] == list(range(1, len(events) + 1))
     finally:

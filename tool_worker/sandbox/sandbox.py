@@ -120,6 +120,11 @@ class Sandbox(Protocol):
         ...
 
     @property
+    def reach(self) -> str:
+        """What of the machine programs in it can reach all the same, as the end of a sentence."""
+        ...
+
+    @property
     def system_call_filter(self) -> bytes:
         """What a filter of system calls, as a program for the kernel, refuses to all in it; empty: no filter."""
         ...

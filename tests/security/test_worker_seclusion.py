@@ -1,0 +1,99 @@
+"""A worker's own secrets, and which sandbox it says is in force.
+
+Workers have none of root's rights here, as in a container, and so the commands that agents run without a sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.membership import members
+from tests.faults.harness import FaultCluster
+
+NO_CAPABILITIES = ("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.getuid() == 0 else ()
+LOOK = """
+import os, sys
+for name, look in (("environ", open), ("mem", open), ("fd/0", os.readlink), ("cwd", os.readlink)):
+    try:
+        look(f"/proc/{sys.argv[1]}/{name}")
+        print("open", end=" ")
+    except PermissionError:
+        print("closed", end=" ")
+"""
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
+    async with FaultCluster(tmp_path).running() as running:
+        yield running
+
+
+def seen_by_a_program_of_the_same_user(pid: int) -> list[str]:
+    look = [*NO_CAPABILITIES, sys.executable, "-I", "-S", "-c", LOOK, str(pid)]
+    return subprocess.run(look, check=True, capture_output=True, text=True).stdout.split()
+
+
+async def until_at_work(cluster: FaultCluster) -> None:
+    async def all_beat() -> bool:
+        return len(await members(cluster.client.store)) == len(cluster.workers)
+
+    await cluster.until(all_beat)
+
+
+async def test_workers_are_closed_to_programs_of_their_user(cluster: FaultCluster) -> None:
+    cluster.started_by = NO_CAPABILITIES
+    started = [cluster.start_controller(), cluster.start_tool()]
+    await until_at_work(cluster)
+    assert [seen_by_a_program_of_the_same_user(worker.pid) for worker in started] == [["closed"] * 4] * 2
+    with subprocess.Popen([*NO_CAPABILITIES, "cat"], stdin=subprocess.PIPE) as ordinary:
+        assert seen_by_a_program_of_the_same_user(ordinary.pid) == ["open"] * 4
+        ordinary.communicate()
+
+
+async def test_a_command_without_a_sandbox_finds_the_worker_s_secrets_nowhere(cluster: FaultCluster) -> None:
+    secret, sign = secrets.token_hex(16), secrets.token_hex(16)
+    cluster.started_by = NO_CAPABILITIES
+    cluster.start_controller(GUARDED=secret)
+    cluster.start_tool(GUARDED=secret, SANDBOX_ENV_SIGN=sign)
+    await until_at_work(cluster)
+    # In two halves, or the search would find itself.
+    halves = [f"{value[:16]}''{value[16:]}" for value in (secret, sign)]
+    search = "; ".join(f"cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep -c {half}" for half in halves)
+    command = f"env | grep -c {halves[0]}; {search}"
+    finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
+    turns = [{"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]}, finish]
+    ids = await cluster.submit(turns)
+    await cluster.settle(ids)
+    (found,) = [event.content for event in await cluster.client.events(ids[0]) if event.kind == "observation.run"]
+    in_own, in_others, sign_in_others = (int(line) for line in found.split())
+    assert (in_own, in_others) == (0, 0)
+    assert sign_in_others > 0  # the search does find what can be found
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "line"),
+    [
+        (
+            "bwrap",
+            "WARNING tool_worker.consumer: the sandbox is bwrap; commands of agents reach their own workspace, and ",
+        ),
+        ("none", "WARNING tool_worker.consumer: the sandbox is none; commands of agents reach all that this worker's "),
+        (
+            "docker",
+            "ERROR tool_worker.consumer: no sandbox is in force, so commands of agents are refused: There is no ",
+        ),
+    ],
+)
+async def test_a_tool_worker_says_at_once_which_sandbox_is_in_force(
+    cluster: FaultCluster, sandbox: str, line: str
+) -> None:
+    cluster.start_tool(DECKHANDS_SANDBOX=sandbox)
+    await cluster.until(lambda: line in cluster.log_of("t1"))
+    await until_at_work(cluster)
