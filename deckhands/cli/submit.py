@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
+from broker.errors import UsageError
 from broker.ids import new_conversation_id
+from broker.specs import Tenancy
 from deckhands.cli.options import agent_of, json_option, limits_of, read_task, task_options, workspace_of
 from deckhands.cli.output import print_json
 from deckhands.cli.reach import cluster_client
@@ -32,6 +35,13 @@ from deckhands.settings import FaceSettings
     multiple=True,
     metavar="NAME",
     help="Give the variable NAME of this environment to commands that name it, and hide its value everywhere.",
+)
+@click.option("--tenant", default="", help="Whose budget pays, and who shares a model's quota with others.")
+@click.option("--experiment", default="", help="A piece of the tenant's work with a budget of its own.")
+@click.option(
+    "--priority",
+    type=click.Choice(["interactive", "batch"]),
+    help="Who goes first when a model's quota is short; batch if not given.",
 )
 @click.option("--idempotency-key", help="The same key always gives the same conversation.")
 @json_option
@@ -63,7 +73,19 @@ async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) ->
             workspace=workspace_of(options, path, "auto"),
             limits=limits_of(options),
             tools=options["tools"],
+            tenancy=_tenancy(options),
             title=options["title"],
             conversation_id=conversation_id,
             idempotency_key=options["idempotency_key"],
         )
+
+
+def _tenancy(options: dict[str, Any]) -> Tenancy | None:
+    given = {name: options[name] for name in ("tenant", "experiment", "priority") if options[name]}
+    try:
+        return Tenancy(**given) if given else None
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        raise UsageError(
+            f"--{name} is {given[str(name)]!r}.", remedy="Use up to 64 letters, digits, '.', '_' and '-'."
+        ) from None
