@@ -33,6 +33,7 @@ class BrokerSettings:
         mcp: a file that names the MCP servers whose tools this tool worker offers.
         sandbox: strongest sandbox to use here: `auto`, `bwrap` or `none`.
         quotas: what providers let us call: the path of a TOML file, or the table itself; see docs/quotas.md.
+        hooks: a file that names what a controller worker does before and after what happens; see docs/hooks.md.
         concurrency: actions a tool worker runs at once.
         max_conversations: conversations a controller worker holds at once.
         idle_seconds: how long a conversation that only waits is kept in memory.
@@ -56,6 +57,7 @@ class BrokerSettings:
     mcp: str = ""
     sandbox: str = "auto"
     quotas: str = ""
+    hooks: str = ""
     concurrency: int = 64
     max_conversations: int = 2_000
     idle_seconds: float = 30.0

@@ -57,8 +57,9 @@ def after_start(state: State, action: Action) -> State:
 
 
 def after_refusal(state: State) -> State:
-    """Return the state after the agent was told."""
-    return replace(state, acceptance=Acceptance(refusals=state.acceptance.refusals))
+    """Return the state after the agent was told; a hook tells it at once, before the finish has led to anything."""
+    ending = None if state.ending is AgentState.FINISHED else state.ending
+    return replace(state, ending=ending, acceptance=Acceptance(refusals=state.acceptance.refusals))
 
 
 def after_check(state: State, result: Observation) -> State:

@@ -23,6 +23,7 @@ from broker.store import Store, open_store
 from broker.understudy import Understudy
 from broker.wakeups import Mailbox, ReadyStream
 from controller_worker.conversation_loop import ConversationLoop
+from controller_worker.hook_table import load_hooks
 from controller_worker.model_call import Models
 from controller_worker.services import Services
 from controller_worker.settings import ControllerSettings
@@ -57,13 +58,22 @@ class ControllerConsumer:
                 with Understudy(settings.store_url, incarnation.membership) as understudy:
                     await incarnation.run(stop, on_beat=understudy.loop_turned)
         finally:
+            await services.hooks.aclose()
             await services.gates.aclose()
             await services.models.aclose()
             await store.aclose()
 
     def services(self, store: Store) -> Services:
         """Return what the conversations of this worker share, on a store."""
-        return Services(store, EventLog(store), Owners(store), Models(self._settings.model_env), self._settings.quotas)
+        settings = self._settings
+        return Services(
+            store,
+            EventLog(store),
+            Owners(store),
+            Models(settings.model_env),
+            settings.quotas,
+            load_hooks(settings.hooks),
+        )
 
     async def begin(self, services: Services) -> Incarnation:
         """Begin a life under a new name; `run` does, and simulations do on a store of their own."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from broker import codec
 from broker.actions import CondensationAction
@@ -23,7 +22,7 @@ from broker.agent_state import AgentState, is_settled
 from broker.clock import to_millis
 from broker.errors import DeckhandsError
 from broker.event_log import Appended, Closed, Conflict, Duplicate
-from broker.events import Event, ModelCallFailed
+from broker.events import Event
 from broker.failpoints import failpoint
 from broker.ownership import Claimed, DispatchOutcome
 from controller_worker.agents.agent import Agent
@@ -44,13 +43,10 @@ from controller_worker.controller import (
     next_effect,
 )
 from controller_worker.gate import is_at_gate
-from controller_worker.llm.llm import Completion
 from controller_worker.memory.recollection import Recollection
-from controller_worker.model_call import ask, reply_of
+from controller_worker.model_answer import ModelAnswer, asked
 from controller_worker.question import Question, next_question
-from controller_worker.security.assessment import assessed
 from controller_worker.services import Services as Services  # noqa: PLC0414  (whoever makes a loop makes its services)
-from controller_worker.shown_reply import shown
 from controller_worker.state import State, snapshot_of, state_from
 
 SNAPSHOT_EVERY_EVENTS = 50
@@ -61,15 +57,6 @@ MAX_ROUNDS_A_VERSION = 16
 """A log that does not grow needs one or two; more means that the same thing is wanted again and again."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a model call brought."""
-
-    call: CallModel
-    question: Question
-    result: Completion | ModelCallFailed
 
 
 class _Gone(Exception):
@@ -94,7 +81,7 @@ class ConversationLoop:
         self._task: asyncio.Task[None] | None = None
         self._call: asyncio.Task[None] | None = None
         self._gate = CallGate(services.gates, claimed.ownership)
-        self._answer: _Answer | None = None
+        self._answer: ModelAnswer | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._dispatched: set[int] = set()
         self._snapshot_version = 0
@@ -237,6 +224,7 @@ class ConversationLoop:
     async def _take_in(self, events: list[Event], state: State) -> None:
         """Go on to the state after these events, and remember them for the next prompt."""
         await self._recollection.take_in(events)
+        self._services.hooks.tell(self.state, events)
         if events:
             self.waiting_since = self._services.store.clock.monotonic()
         self.state = state
@@ -321,23 +309,14 @@ class ConversationLoop:
 
     async def _ask_model(self, effect: CallModel, question: Question) -> None:
         """Call the model once and leave the answer for the loop."""
-        services = self._services
-        async with shown(services.store, question.request, attempt=effect.attempt) as request:
-            result = await ask(
-                services.models,
-                question.llm,
-                request,
-                attempt=effect.attempt,
-                clock=services.store.clock,
-                gate=self._gate,
-            )
+        answer = await asked(self._services, self._gate, self.state, effect, question)
         if self._call is not asyncio.current_task():
             return  # cancelled too late to notice; nobody waits for the answer any more
         self._call = None
-        self._answer = _Answer(effect, question, result)
+        self._answer = answer
         self.wake(has_news=False)
 
-    async def _take_answer(self, answer: _Answer) -> None:
+    async def _take_answer(self, answer: ModelAnswer) -> None:
         """Append what the model answered, unless the conversation was stopped meanwhile."""
         version, agent = self.state.version, self._agent
         assert agent is not None
@@ -345,15 +324,7 @@ class ConversationLoop:
             self._answer = None
             await self._gate.charge(self.state, None)
             return
-        if isinstance(answer.result, ModelCallFailed):
-            events: tuple[Event, ...] = (answer.result,)
-        else:
-            question = answer.question
-            reply = reply_of(
-                answer.result, iteration=answer.call.iteration, seen_id=question.seen_id, event_id=version + 1
-            )
-            events = question.events_of(reply, agent, self.state)
-        await self._commit(Append(assessed(events, self.state.agent.confirmation, self.state.workspace)))
+        await self._commit(await self._services.hooks.reviewed(self.state, answer.events(self.state, agent)))
         if self.state.version > version:
             self._answer = None
             await self._gate.charge(self.state, answer.result)

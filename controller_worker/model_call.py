@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from pydantic import SecretStr
@@ -106,19 +106,29 @@ class Models:
 
 
 async def ask(
-    models: Models, spec: LLMSpec, request: ModelRequest, *, attempt: int, clock: Clock, gate: CallGate | None = None
+    models: Models,
+    spec: LLMSpec,
+    request: ModelRequest,
+    *,
+    attempt: int,
+    clock: Clock,
+    gate: CallGate | None = None,
+    admit: Callable[[str], Awaitable[None]] | None = None,
 ) -> Completion | ModelCallFailed:
     """Make one attempt: ask the model and, while it fails, its fallbacks.
 
     Args:
         attempt: which attempt of this step it is, from 1.
         gate: where the call was granted; None for none.
+        admit: told the model before it is asked; raises if it may not be.
 
     Returns:
         The reply, or what went wrong and when to try again.
     """
     try:
         llm, config = await models.of(spec, key_env=None if gate is None else gate.seat.key_env)
+        if admit is not None:
+            await admit(config.model)
         try:
             return await (llm.complete(request) if gate is None else gate.complete(llm, config, request))
         except ModelError as error:

@@ -9,6 +9,7 @@ from broker.ownership import Owners
 from broker.quotas import QuotaTable
 from broker.store import Store
 from controller_worker.call_gate import Gates
+from controller_worker.hooks import Hooks
 from controller_worker.model_call import Models
 
 
@@ -18,6 +19,7 @@ class Services:
 
     Attributes:
         quotas: of models, for the whole cluster; empty for none.
+        hooks: what the operator does before and after what happens here.
         gates: made of the quotas, and of the store's budgets.
     """
 
@@ -26,6 +28,7 @@ class Services:
     owners: Owners
     models: Models
     quotas: QuotaTable = QuotaTable()
+    hooks: Hooks = field(default_factory=Hooks)
     gates: Gates = field(init=False)
 
     def __post_init__(self) -> None:

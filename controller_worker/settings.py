@@ -22,6 +22,7 @@ class ControllerSettings:
         idle_seconds: how long a conversation that only waits is kept in memory.
         model_env: the environment that model settings (`LLM_*`) are read from.
         quotas: of models, for the whole cluster.
+        hooks: the file that names the hooks; empty for none.
     """
 
     store_url: str
@@ -31,6 +32,7 @@ class ControllerSettings:
     idle_seconds: float
     model_env: Mapping[str, str]
     quotas: QuotaTable
+    hooks: str
 
 
 def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettings:
@@ -49,4 +51,5 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
         idle_seconds=broker.idle_seconds,
         model_env=dict(env),
         quotas=QuotaTable.of_setting(broker.quotas),
+        hooks=broker.hooks,
     )

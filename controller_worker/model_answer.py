@@ -1,0 +1,52 @@
+"""What a model was asked and what it answered, from the call to the events of a turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from broker.events import Event, ModelCallFailed
+from controller_worker.agents.agent import Agent
+from controller_worker.call_gate import CallGate
+from controller_worker.effects import CallModel
+from controller_worker.llm.llm import Completion
+from controller_worker.model_call import ask, reply_of
+from controller_worker.question import Question
+from controller_worker.security.assessment import assessed
+from controller_worker.services import Services
+from controller_worker.shown_reply import shown
+from controller_worker.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """What one call brought."""
+
+    call: CallModel
+    question: Question
+    result: Completion | ModelCallFailed
+
+    def events(self, state: State, agent: Agent) -> tuple[Event, ...]:
+        """Return what it leads to, with the risk of each action; to be appended behind `state.version`."""
+        if isinstance(self.result, ModelCallFailed):
+            return (self.result,)
+        reply = reply_of(
+            self.result, iteration=self.call.iteration, seen_id=self.question.seen_id, event_id=state.version + 1
+        )
+        events = self.question.events_of(reply, agent, state)
+        return assessed(events, state.agent.confirmation, state.workspace)
+
+
+async def asked(services: Services, gate: CallGate, state: State, call: CallModel, question: Question) -> ModelAnswer:
+    """Make one call; a failure is an answer too."""
+    async with shown(services.store, question.request, attempt=call.attempt) as request:
+        result = await ask(
+            services.models,
+            question.llm,
+            request,
+            attempt=call.attempt,
+            clock=services.store.clock,
+            gate=gate,
+            admit=partial(services.hooks.admit, state, request.service),
+        )
+    return ModelAnswer(call, question, result)

@@ -1,0 +1,197 @@
+"""Hooks of a controller worker: what they are told, what a veto leads to, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.errors import UsageError
+from broker.events import Event
+from broker.invariants import violations
+from broker.observations import ErrorObservation, FinishRefusedObservation
+from controller_worker.hook_table import load_hooks
+from controller_worker.hooks import Hook, HookPoint, Hooks, command_hook, function_hook
+from tests.conversation_hands import CID, Hands
+
+BASH = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "rm -rf /"}}]}
+FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
+
+
+class Told:
+    """A hook that keeps what it is told and answers from a list, then None."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.calls: list[Mapping[str, Any]] = []
+        self.answers = list(answers)
+
+    def hook(self, point: HookPoint, **options: Any) -> Hook:
+        return Hook(point, "told", self.ask, **options)
+
+    async def ask(self, told: Mapping[str, Any]) -> str | None:
+        self.calls.append(json.loads(json.dumps(told)))
+        return self.answers.pop(0) if self.answers else None
+
+
+def give(hands: Hands, *hooks: Hook) -> Hooks:
+    found = Hooks(hooks)
+    object.__setattr__(hands.services, "hooks", found)
+    return found
+
+
+async def logged(hands: Hands) -> list[Event]:
+    events = await hands.events()
+    assert violations(events, conversation_id=CID, last_event_id=len(events)) == []
+    return events
+
+
+async def test_a_vetoed_action_does_not_run_and_the_model_is_told_why(hands: Hands) -> None:
+    told = Told("not on my machine")
+    give(hands, told.hook(HookPoint.BEFORE_ACTION))
+    await hands.begin(BASH, FINISH)
+    await hands.go()
+    events = await logged(hands)
+    (error,) = [event for event in events if isinstance(event, ErrorObservation)]
+    assert error.content == "The action was not carried out: not on my machine"
+    assert error.error_id == "AGENT_ERROR$HOOK_VETO"
+    assert error.tool_call_metadata is not None
+    (action_id,) = [event.id for event in events if event.kind == "action.run"]
+    assert error.cause == action_id
+    assert events[-1].kind == "observation.agent_state_changed"
+    assert [call["event"]["command"] for call in told.calls] == ["rm -rf /"]
+    assert told.calls[0] | {"event": None} == {
+        "point": "before_action",
+        "conversation_id": CID,
+        "iteration": 0,
+        "event": None,
+    }
+    assert told.calls[0]["event"]["id"] == action_id
+
+
+async def test_a_vetoed_finish_sends_the_agent_back_to_work(hands: Hands) -> None:
+    give(hands, Told("write the changelog first").hook(HookPoint.BEFORE_FINISH))
+    await hands.begin(FINISH, FINISH)
+    await hands.go()
+    events = await logged(hands)
+    (refused,) = [event for event in events if isinstance(event, FinishRefusedObservation)]
+    assert refused.content == "Your finish was not accepted: write the changelog first"
+    assert [event.kind for event in events].count("action.finish") == 2
+    assert (await hands.events())[-1].wire()["agent_state"] == "finished"
+
+
+async def test_a_vetoed_call_is_never_made_and_the_conversation_ends_in_an_error(hands: Hands) -> None:
+    told = Told("out of office hours")
+    give(hands, told.hook(HookPoint.BEFORE_MODEL))
+    await hands.begin(FINISH)
+    loop = await hands.go()
+    events = await logged(hands)
+    assert "model.reply" not in [event.kind for event in events]
+    assert events[-1].wire()["agent_state"] == "error"
+    assert loop.state.last_error.startswith("HookVeto: out of office hours")
+    assert told.calls[0]["service"] == "agent"
+    assert told.calls[0]["model"].startswith("scripted/")
+
+
+async def test_replies_and_observations_are_told_and_nothing_waits_for_it(hands: Hands) -> None:
+    after_reply, after_result = Told("ignored"), Told("ignored")
+    hooks = give(
+        hands,
+        after_reply.hook(HookPoint.AFTER_MODEL),
+        after_result.hook(HookPoint.AFTER_OBSERVATION, kinds=frozenset({"observation.run"})),
+    )
+    await hands.begin(BASH, FINISH)
+    loop = await hands.go()
+    (action,) = [event for event in await hands.events() if event.kind == "action.run"]
+    await hands.observe(action.id, "gone")
+    loop.wake()
+    await hands.at_rest(loop)
+    await hooks.aclose()
+    assert [call["event"]["kind"] for call in after_reply.calls] == ["model.reply", "model.reply"]
+    assert [call["event"]["content"] for call in after_result.calls] == ["gone"]
+    assert (await logged(hands))[-1].wire()["agent_state"] == "finished"
+
+
+async def test_a_hook_that_fails_or_hangs_vetoes(hands: Hands) -> None:
+    async def broken(_: Mapping[str, Any]) -> str | None:
+        raise ValueError("oops")
+
+    async def hanging(_: Mapping[str, Any]) -> str | None:
+        await asyncio.Event().wait()
+        return None
+
+    give(
+        hands,
+        Hook(HookPoint.BEFORE_ACTION, "broken", broken),
+        Hook(HookPoint.BEFORE_FINISH, "hanging", hanging, timeout_seconds=0.05, kinds=frozenset({"action.finish"})),
+    )
+    await hands.begin(BASH, FINISH, {"text": "I stop."})
+    await hands.go()
+    contents = [getattr(event, "content", "") for event in await logged(hands)]
+    assert "The action was not carried out: the hook broken failed" in contents
+    assert "Your finish was not accepted: the hook hanging did not answer in time" in contents
+
+
+async def test_a_command_vetoes_by_exit_code_2_and_says_why(hands: Hands, tmp_path: Path) -> None:
+    program = (
+        "import json, sys; command = json.load(sys.stdin)['event']['command']; "
+        "print('no ' + command, file=sys.stderr); sys.exit(2)"
+    )
+    give(hands, Hook(HookPoint.BEFORE_ACTION, "program", command_hook([sys.executable, "-c", program])))
+    await hands.begin(BASH, FINISH)
+    await hands.go()
+    (error,) = [event for event in await logged(hands) if isinstance(event, ErrorObservation)]
+    assert error.content == "The action was not carried out: no rm -rf /"
+
+
+async def test_a_synchronous_function_runs_beside_the_loop(hands: Hands) -> None:
+    give(hands, Hook(HookPoint.BEFORE_ACTION, "sync", function_hook(lambda told: f"no {told['point']}")))
+    await hands.begin(BASH, FINISH)
+    await hands.go()
+    (error,) = [event for event in await logged(hands) if isinstance(event, ErrorObservation)]
+    assert error.content == "The action was not carried out: no before_action"
+
+
+async def test_a_file_names_functions_and_commands(
+    hands: Hands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "guard_of_the_test.py").write_text("async def check(told):\n    return 'guarded ' + told['point']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "hooks.toml").write_text(
+        '[[hook]]\non = "before_action"\npython = "guard_of_the_test:check"\nkinds = ["action.run"]\n'
+        '[[hook]]\non = "before_finish"\ncommand = ["true"]\ntimeout_seconds = 5\n'
+    )
+    object.__setattr__(hands.services, "hooks", load_hooks(str(tmp_path / "hooks.toml")))
+    await hands.begin(BASH, FINISH)
+    await hands.go()
+    events = await logged(hands)
+    (error,) = [event for event in events if isinstance(event, ErrorObservation)]
+    assert error.content == "The action was not carried out: guarded before_action"
+    assert events[-1].wire()["agent_state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[hook]]\non = 'before_lunch'\ncommand = ['x']\n", "hook.0.on: Input should be"),
+        ("[[hook]]\non = 'before_model'\n", "needs `command` or `python`, and not both"),
+        ("[[hook]]\non = 'before_model'\npython = 'no_such_module_here:x'\n", "cannot be imported"),
+        ("[[hook]]\non = 'before_model'\npython = 'json:__name__'\n", "is a str, not a function"),
+        ("[[hook]]\non = 'before_model'\ncomand = ['x']\n", "hook.0.comand: Extra inputs are not permitted"),
+        ("hooks", "is not TOML"),
+    ],
+)
+def test_what_cannot_be_used_is_said_at_the_start(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "hooks.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        load_hooks(str(path))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"The file of hooks .*nowhere.toml cannot be read"):
+        load_hooks(str(tmp_path / "nowhere.toml"))
