@@ -33,7 +33,6 @@ VERBS = {
     "reject": ("deckhands.cli.confirming", "Refuse the action that a conversation asks about."),
     "cancel": ("deckhands.cli.control", "Stop a conversation: what runs is ended."),
     "budget": ("deckhands.cli.budget", "Budgets: what tenants and experiments may spend, and have spent."),
-    "budget": ("deckhands.cli.budget", "Budgets: what tenants and experiments may spend, and have spent."),
     "up": ("deckhands.cli.serve", "Keep a cluster up on this machine, for other terminals to use."),
     "secret": ("deckhands.cli.secret", "Give commands a secret that nobody can read; list or remove it."),
     "doctor": ("deckhands.cli.doctor", "Say what this machine can do, and whether the store serves."),
