@@ -64,7 +64,8 @@ class LLMConfig(BaseModel):
     """One model's settings. `model`, `timeout` and the names told to OpenRouter differ from OpenHands: see below.
 
     Attributes:
-        model: as litellm names it (`anthropic/claude-…`, `openai/…`, `gemini/…`), bare, or `scripted/FILE`.
+        model: as litellm names it (`anthropic/claude-…`, `openai/…`, `gemini/…`), bare, `scripted/FILE` or
+            `replay/FILE`.
         num_retries: attempts in all, the first one included.
         retry_multiplier: seconds of the first wait; each further wait is twice as long, between `retry_min_wait` and
             `retry_max_wait` seconds.
@@ -80,6 +81,9 @@ class LLMConfig(BaseModel):
         safety_settings: sent to Mistral and Gemini only.
         modify_params: whether litellm may repair requests for its providers; counts for the whole worker.
         for_routing: offered to routers; see `router`.
+        cache_dir: a directory of kept replies (see `cache`); None keeps none.
+        cache_scope: replies are kept apart by it: one for each sample of the same question, say.
+        cache_ttl_seconds: for how long a kept reply is used.
         drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
         native_tool_calling: None decides by model.
         native_tool_calling: whether tools are the provider's business; False puts them into the prompt as text (see
@@ -104,7 +108,7 @@ class LLMConfig(BaseModel):
     # Differs: the original tells OpenRouter that it is OpenHands, which we are not.
     openrouter_site_url: str | None = None
     openrouter_app_name: str | None = None
-    backend: Literal["auto", "anthropic", "openai", "litellm", "scripted"] = "auto"
+    backend: Literal["auto", "anthropic", "openai", "litellm", "scripted", "replay"] = "auto"
 
     num_retries: int = Field(default=5, ge=1)
     retry_multiplier: float = Field(default=8, gt=0)
@@ -118,6 +122,9 @@ class LLMConfig(BaseModel):
 
     fallbacks: tuple[Fallback, ...] = ()
     for_routing: bool = False
+    cache_dir: str | None = None
+    cache_scope: str = ""
+    cache_ttl_seconds: float = Field(default=30 * 86_400.0, gt=0)
 
     max_message_chars: int = Field(default=30_000, ge=1)
     temperature: float | None = Field(default=0.0, ge=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from controller_worker.llm.anthropic_backend import AnthropicLLM
+from controller_worker.llm.cache import CachedLLM
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.litellm_backend import LitellmLLM
@@ -15,11 +16,14 @@ from controller_worker.llm.llm import LLM
 from controller_worker.llm.model_features import features_of, sees_images
 from controller_worker.llm.model_table import providers
 from controller_worker.llm.openai_backend import COMPATIBLE_PROVIDERS, OpenAICompatibleLLM
+from controller_worker.llm.replayed import PREFIX as REPLAY_PREFIX
+from controller_worker.llm.replayed import ReplayedLLM
 from controller_worker.llm.scripted import PREFIX as SCRIPTED_PREFIX
 from controller_worker.llm.scripted import ScriptedLLM
 from controller_worker.llm.text_tools import TextToolsLLM
 from controller_worker.llm.without_images import WithoutImagesLLM
 
+LOCAL_BACKENDS = frozenset({"scripted", "replay"})
 OPENHANDS_PREFIX = "openhands/"
 OPENHANDS_URL = "https://llm-proxy.app.all-hands.dev/"
 
@@ -39,14 +43,19 @@ def create_llm(config: LLMConfig) -> LLM:
         config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
     backend = backend_of(config)
     llm = _create(backend, config)
-    if backend != "scripted" and not shows_images(config):
+    if backend not in LOCAL_BACKENDS and not shows_images(config):
         llm = WithoutImagesLLM(llm)
+    llm = _with_text_tools(llm, backend, config)
+    return llm if config.cache_dir is None else CachedLLM(llm, config)
+
+
+def _with_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:
     if config.native_tool_calling is False:
         return TextToolsLLM(llm, config)
-    if config.native_tool_calling is None and backend != "scripted" and not features_of(config.model).function_calling:
-        logger.info("%s is not known to call tools natively: they go into the prompt as text.", config.model)
-        return TextToolsLLM(llm, config)
-    return llm
+    if backend in LOCAL_BACKENDS or config.native_tool_calling or features_of(config.model).function_calling:
+        return llm
+    logger.info("%s is not known to call tools natively: they go into the prompt as text.", config.model)
+    return TextToolsLLM(llm, config)
 
 
 def shows_images(config: LLMConfig) -> bool:
@@ -57,6 +66,8 @@ def shows_images(config: LLMConfig) -> bool:
 def _create(backend: str, config: LLMConfig) -> LLM:
     if backend == "scripted":
         return ScriptedLLM(config)
+    if backend == "replay":
+        return ReplayedLLM(config)
     if backend == "anthropic":
         return AnthropicLLM(config)
     if backend == "openai":
@@ -84,6 +95,8 @@ def backend_of(config: LLMConfig) -> str:
         return config.backend
     if is_script:
         return "scripted"
+    if config.model.startswith(REPLAY_PREFIX):
+        return "replay"
     first, _, rest = config.model.partition("/")
     provider = config.custom_llm_provider or (first if rest else "")
     if provider == "anthropic" or (not provider and config.model.startswith("claude")):

@@ -1,0 +1,120 @@
+"""Replies kept for requests that are exactly the same: for evaluations that are run again.
+
+One file a reply, named after the SHA-256 of everything that the provider would see; a directory that all workers share
+serves a whole cluster.
+
+Holds: a file is whole or not there; only whole replies are kept, never errors; a key is in no file and no name; a kept
+reply costs nothing.
+Does not: guess: one character more in a prompt, another parameter or another `cache_scope` is another request. Nor
+delete: what is older than `cache_ttl_seconds` is asked anew and overwritten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from broker.clock import SystemClock
+from broker.ids import new_key
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest, Usage
+from controller_worker.llm.messages import ToolCall
+
+FORMAT_VERSION = 1
+_NOT_PART_OF_A_REQUEST = frozenset({
+    *("api_key", "aws_access_key_id", "aws_secret_access_key", "num_retries", "retry_multiplier", "retry_min_wait"),
+    *("retry_max_wait", "timeout", "connect_timeout", "first_byte_timeout", "read_timeout", "fallbacks", "for_routing"),
+    *("max_message_chars", "input_cost_per_token", "output_cost_per_token", "backend", "cache_dir"),
+    *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name"),
+})  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+
+class CachedLLM:
+    """A model that is asked only for what it was not asked before."""
+
+    def __init__(self, inner: LLM, config: LLMConfig) -> None:
+        assert config.cache_dir is not None
+        self._inner = inner
+        self._folder = Path(config.cache_dir).expanduser()
+        self._ttl_seconds = config.cache_ttl_seconds
+        self._settings = config.model_dump(mode="json", exclude=set(_NOT_PART_OF_A_REQUEST))
+        self._clock = SystemClock()
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Ask once, or answer from the cache. See `LLM.complete`."""
+        began = self._clock.monotonic()
+        path = await asyncio.to_thread(self._path, request)
+        kept = await asyncio.to_thread(self._read, path)
+        if kept is not None:
+            if request.on_delta is not None and kept.text:
+                request.on_delta(Delta("text", kept.text))
+            return replace(kept, cost_usd=0.0, latency_seconds=self._clock.monotonic() - began)
+        completion = await self._inner.complete(request)
+        await asyncio.to_thread(self._write, path, completion)
+        return completion
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._inner.aclose()
+
+    def _path(self, request: ModelRequest) -> Path:
+        asked = {
+            "version": FORMAT_VERSION,
+            "settings": self._settings,
+            "messages": [asdict(message) for message in request.messages],
+            "tools": [[tool.name, tool.description, tool.parameters] for tool in request.tools],
+            "temperature": request.temperature,
+            "stop": request.stop,
+        }
+        name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=_plain).encode()).hexdigest()
+        return self._folder / name[:2] / f"{name}.json"
+
+    def _read(self, path: Path) -> Completion | None:
+        try:
+            age = self._clock.now().timestamp() - path.stat().st_mtime
+            return _completion(json.loads(path.read_bytes())) if age <= self._ttl_seconds else None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            logger.warning("the kept reply %s cannot be used: %r", path, error)
+            return None
+
+    def _write(self, path: Path, completion: Completion) -> None:
+        """Keep a reply; a disk that is full costs the cache and not the call."""
+        beside = path.with_suffix(f".{new_key()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps(asdict(completion), default=_plain), encoding="utf-8", errors="replace")
+            os.replace(beside, path)  # noqa: PTH105  (one step: whoever reads sees the old file or the new one)
+        except OSError as error:
+            logger.warning("a reply cannot be kept in %s: %s", path.parent, error)
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+
+
+def _completion(fields: Mapping[str, Any]) -> Completion:
+    return Completion(
+        **dict(fields)
+        | {
+            "tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"]),
+            "thinking_blocks": tuple(fields["thinking_blocks"]),
+            "usage": Usage(**fields["usage"]),
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a value of ours."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is part of no request")
