@@ -39,6 +39,8 @@ class BrokerSettings:
         idle_seconds: how long a conversation that only waits is kept in memory.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
         workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
+        checkpoints: where workspaces are saved: a directory's `file://` URL, or any that fsspec knows. Empty: nowhere.
+        checkpoint_every: after how many actions that may change files a workspace is saved.
         secret_key: encrypts the secrets of conversations: 32 bytes in base64, the same for all workers and clients.
         secret_key_file: a file that holds it. Neither: `<home>/secret.key`, made when the first secret is kept.
         debug: tracebacks instead of one-line errors.
@@ -63,6 +65,8 @@ class BrokerSettings:
     idle_seconds: float = 30.0
     workspace_ttl_seconds: float = 3_600.0
     workspace_idle_seconds: float = 300.0
+    checkpoints: str = ""
+    checkpoint_every: int = 10
     secret_key: str = ""
     secret_key_file: str = ""
     debug: bool = False

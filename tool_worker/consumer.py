@@ -22,7 +22,9 @@ from broker.secrets import Secrets
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
 from broker.understudy import Understudy
+from tool_worker.checkpoints import Checkpoints
 from tool_worker.executor import Executor
+from tool_worker.safekeeping import Safekeeping
 from tool_worker.settings import ToolSettings
 from tool_worker.tools.mcp_launch import SandboxedLaunch
 from tool_worker.tools.mcp_tools import McpServers
@@ -112,7 +114,9 @@ class Incarnation:
             about={"node": settings.node, "pools": ",".join(settings.pools)},
         )
         log = EventLog(store, Secrets(store, settings.secret_key))
-        self._executor = Executor(log, workspaces, worker_id=self.worker_id, offered=offered)
+        checkpoints = Checkpoints(settings.checkpoints) if settings.checkpoints else None
+        keeping = Safekeeping(log, settings.node_dir, checkpoints, every=settings.checkpoint_every)
+        self._executor = Executor(log, workspaces, worker_id=self.worker_id, offered=offered, keeping=keeping)
         self._room = asyncio.Semaphore(settings.concurrency)
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:

@@ -24,9 +24,11 @@ from broker.failpoints import failpoint
 from broker.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.tool_specs import OutcomePolicy, outcome_policy
 from tool_worker.host.protocol import NEVER_STARTED
+from tool_worker.safekeeping import Safekeeping
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest, answering
+from tool_worker.workspace_errors import WorkspaceLost
 from tool_worker.workspaces import OpenWorkspace, Workspaces
 
 MAX_ATTEMPTS = 3
@@ -47,12 +49,19 @@ class Executor:
     """Carries out what a tool worker is handed."""
 
     def __init__(
-        self, log: EventLog, workspaces: Workspaces, *, worker_id: str, offered: OfferedTools | None = None
+        self,
+        log: EventLog,
+        workspaces: Workspaces,
+        *,
+        worker_id: str,
+        offered: OfferedTools | None = None,
+        keeping: Safekeeping | None = None,
     ) -> None:
         self._log = log
         self._workspaces = workspaces
         self._offered = offered or OfferedTools(())
         self._worker_id = worker_id
+        self._keeping = keeping
 
     async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome) -> None:
         """Run a claimed action and append its observation.
@@ -73,6 +82,8 @@ class Executor:
                 delivery, instead.model_copy(update={"tool_call_metadata": observation.tool_call_metadata})
             )
         failpoint("tool.after_append")
+        if self._keeping is not None and delivery.workspace.path is None:
+            await self._keeping.note_result(delivery.conversation_id, observation.kind)
 
     async def _append(self, delivery: ActionDelivery, observation: Observation) -> None:
         await self._log.append_observation(
@@ -83,6 +94,8 @@ class Executor:
         """Stop a running action, or end a workspace.  Idempotent."""
         if order.order == "close":
             await self._workspaces.close(order.conversation_id)
+            if self._keeping is not None:
+                await self._keeping.save_changed(order.conversation_id)
         elif order.order == "cancel":
             await self._workspaces.interrupt(order.conversation_id, order.action_id)
 
@@ -120,6 +133,10 @@ class Executor:
         if not isinstance(request, HostRequest):
             return request
         spec = delivery.workspace
+        if self._keeping is not None and spec.path is None:
+            notice = await self._keeping.recover(delivery.conversation_id, action.id)
+            if notice is not None:
+                return ErrorObservation(content=notice, error_id=WorkspaceLost.code)
         host = await self._workspaces.open(
             delivery.conversation_id, path=spec.path, sandbox=spec.sandbox, network=spec.network
         )

@@ -41,6 +41,8 @@ class ToolSettings:
         workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
         no_change_timeout_seconds: after how much silence a command is answered; `NO_CHANGE_TIMEOUT_SECONDS`.
         environment: variables of every shell: `X` for each `SANDBOX_ENV_X`.
+        checkpoints: where workspaces are saved, as fsspec knows it; empty: nowhere.
+        checkpoint_every: after how many actions that may change files.
         secret_key: returns what opens the secrets of conversations.
         search_path: our own `PATH`, for shells without a sandbox.
     """
@@ -60,6 +62,8 @@ class ToolSettings:
     no_change_timeout_seconds: float
     environment: Mapping[str, str]
     search_path: str
+    checkpoints: str = ""
+    checkpoint_every: int = 10
     secret_key: Callable[[], bytes | None] = no_key
 
 
@@ -87,6 +91,8 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
         environment=_shell_variables(env),
         search_path=env.get("PATH", ""),
+        checkpoints=broker.checkpoints,
+        checkpoint_every=broker.checkpoint_every,
         secret_key=partial(secret_key, broker),
     )
 

@@ -1,0 +1,134 @@
+"""Workspaces on a node that does not have them: restored or said to be lost, and never an empty directory unawares."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from broker import codec
+from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery
+from broker.actions import CmdRunAction
+from broker.event_log import EventLog
+from broker.events import ConversationCreated, Event, WorkspaceSpec
+from broker.observations import CmdOutputObservation, ErrorObservation
+from broker.store import Store
+from tests.integration.workspace_hosts import opened
+from tool_worker.checkpoints import Checkpoints
+from tool_worker.executor import Executor
+from tool_worker.safekeeping import LOST, RESTORED, Safekeeping
+
+CID = "conversation"
+
+
+class Node:
+    """A node with a tool worker on it."""
+
+    def __init__(self, log: EventLog, executor: Executor, keeping: Safekeeping) -> None:
+        self.log, self.executor, self.keeping = log, executor, keeping
+
+    async def run(self, command: str, *, spec: WorkspaceSpec | None = None, conversation_id: str = CID) -> Event:
+        await self.log.append(conversation_id, [CmdRunAction(command=command)])
+        action = (await self.log.read(conversation_id))[-1]
+        delivery = ActionDelivery(conversation_id, action.id, codec.encode(action.wire()), spec or WorkspaceSpec(), "")
+        await self.executor.execute(delivery, ActionClaimed(1))
+        return (await self.log.read(conversation_id))[-1]
+
+
+@pytest.fixture
+async def log(memory_store: Store) -> EventLog:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id=CID))
+    return log
+
+
+@asynccontextmanager
+async def node(log: EventLog, root: Path, place: Path | None, *, every: int = 2) -> AsyncIterator[Node]:
+    checkpoints = Checkpoints(f"file://{place}") if place is not None else None
+    keeping = Safekeeping(log, root, checkpoints, every=every)
+    async with opened(root, sandbox="bwrap") as workspaces:
+        yield Node(log, Executor(log, workspaces, worker_id="tool-1", keeping=keeping), keeping)
+
+
+def content(event: Event) -> str:
+    assert isinstance(event, CmdOutputObservation)
+    return event.content
+
+
+async def test_another_node_goes_on_from_the_last_checkpoint(log: EventLog, tmp_path: Path) -> None:
+    async with node(log, tmp_path / "one", tmp_path / "place") as one:
+        assert content(await one.run("echo first > file")) == ""
+        await one.run("echo second >> file")
+        await one.run("echo third >> file")
+    async with node(log, tmp_path / "two", tmp_path / "place") as two:
+        told = await two.run("cat file; touch effect")
+        assert isinstance(told, ErrorObservation)
+        assert (told.content, told.error_id) == (RESTORED.format(of_whom=""), "workspace_lost")
+        assert content(await two.run("cat file; ls")) == "first\nsecond\nfile"
+
+
+async def test_what_nobody_saved_is_said_to_be_lost(log: EventLog, tmp_path: Path) -> None:
+    async with node(log, tmp_path / "one", None) as one:
+        await one.run("echo first > file")
+    async with node(log, tmp_path / "two", None) as two:
+        told = await two.run("touch effect")
+        assert isinstance(told, ErrorObservation)
+        assert (told.content, told.error_id) == (LOST, "workspace_lost")
+        assert content(await two.run("ls")) == ""
+    async with node(log, tmp_path / "one", None) as one:
+        assert content(await one.run("cat file")) == "first"
+
+
+async def test_closing_saves_what_changed(log: EventLog, tmp_path: Path) -> None:
+    async with node(log, tmp_path / "one", tmp_path / "place", every=100) as one:
+        await one.run("echo only > file")
+        await one.executor.obey(ControlDelivery(CID, 0, "close", ""))
+    async with node(log, tmp_path / "two", tmp_path / "place") as two:
+        await two.run("true")
+        assert content(await two.run("cat file")) == "only"
+
+
+async def test_whoever_takes_over_after_a_crash_says_the_same(log: EventLog, tmp_path: Path) -> None:
+    async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
+        await one.run("echo first > file")
+    async with node(log, tmp_path / "two", tmp_path / "place") as two:
+        await log.append(CID, [CmdRunAction(command="touch effect")])
+        action = (await log.read(CID))[-1]
+        assert await two.keeping.recover(CID, action.id) == RESTORED.format(of_whom="")  # and then it dies
+        delivery = ActionDelivery(CID, action.id, codec.encode(action.wire()), WorkspaceSpec(), "")
+        await two.executor.execute(delivery, ActionReclaimed(2, "tool-1"))
+        assert (await log.read(CID))[-1].content == RESTORED.format(of_whom="")
+        assert content(await two.run("ls")) == "file"
+
+
+async def test_a_fork_begins_with_the_files_of_its_source(log: EventLog, tmp_path: Path) -> None:
+    async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
+        await one.run("echo first > file")
+        last = await log.last_id(CID)
+        await log.fork(CID, ConversationCreated(conversation_id="fork", forked_from=CID), at=last)
+        told = await one.run("ls", conversation_id="fork")
+        assert told.content == RESTORED.format(of_whom=" of the conversation that this one is a fork of")
+        assert content(await one.run("cat file; echo more >> file", conversation_id="fork")) == "first"
+        assert content(await one.run("cat file")) == "first"
+
+
+async def test_a_directory_of_the_user_is_not_copied(log: EventLog, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
+        await one.run("echo mine > file", spec=WorkspaceSpec(path=str(project)))
+        await one.executor.obey(ControlDelivery(CID, 0, "close", ""))
+    assert (project / "file").read_text() == "mine\n"
+    assert not (tmp_path / "place").exists()
+
+
+async def test_a_place_that_does_not_work_fails_no_action(
+    log: EventLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "place").write_text("not a directory")
+    async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
+        assert content(await one.run("echo fine")) == "fine"
+        assert content(await one.run("echo still")) == "still"
+    assert f"the workspace of {CID} was not saved" in caplog.text

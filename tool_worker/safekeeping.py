@@ -1,0 +1,178 @@
+"""When workspaces are saved, and how they come back on a node that does not have them.
+
+Holds:
+    - A workspace that is not on this node is restored, or said to be lost: the first action that needs it is not run
+      but answered with what became of it. Nothing runs in an empty directory, or an older one, unawares.
+    - One workspace is saved by one at a time; saving blocks no other conversation.
+Does not: save directories that somebody gave us by their path; they are not ours to copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.event_log import EventLog
+from broker.events import ConversationCreated, Observation
+from tool_worker.checkpoints import Checkpoint, Checkpoints, SavedFiles
+from tool_worker.workspace_errors import CheckpointCorrupt, WorkspaceError
+
+MUTATING = frozenset({"observation.run", "observation.edit", "observation.write", "observation.run_ipython"})
+OF_A_WORKSPACE = MUTATING | {"observation.read"}
+REMEMBERED_WORKSPACES = 500
+
+RESTORED = (
+    "The files of this workspace are those of the last checkpoint{of_whom}: what was changed since is gone, and so are "
+    "the shell's variables and everything that was running. The action was not carried out here."
+)
+LOST = (
+    "The files of this workspace are gone, and there is no checkpoint of them. The workspace is empty now. "
+    "The action was not carried out here."
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is remembered of a workspace between two checkpoints."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    files: SavedFiles = field(default_factory=SavedFiles)
+    changes: int = 0
+
+
+class Safekeeping:
+    """Saves and restores the workspaces of one node.
+
+    Args:
+        root: Directory of the node's workspaces.
+        checkpoints: None: nothing is saved, and what is not here is lost.
+        every: after how many actions that may change files a workspace is saved.
+    """
+
+    def __init__(self, log: EventLog, root: Path, checkpoints: Checkpoints | None, *, every: int) -> None:
+        self._log = log
+        self._root = root
+        self._checkpoints = checkpoints
+        self._every = every
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    async def recover(self, conversation_id: str, action_id: int) -> str | None:
+        """Make sure that a workspace is what its conversation believes.
+
+        Returns:
+            None if it is, or what the action is to be answered with instead of being carried out. Said once.
+            Idempotent.
+        """
+        directory = self._directory(conversation_id)
+        told = directory.with_name("recovery.json")
+        if directory.exists():
+            return _told_to(action_id, told)
+        notice = await self._recovered(conversation_id, action_id, told)
+        # From here on it is a workspace like any other, empty as it may be.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return notice
+
+    async def _recovered(self, conversation_id: str, action_id: int, told: Path) -> str | None:
+        created = (await self._log.read(conversation_id, until=1))[0]
+        source_id = created.forked_from if isinstance(created, ConversationCreated) else None
+        restored = RESTORED.format(of_whom=" of the conversation that this one is a fork of" if source_id else "")
+        # What is to be said is noted before anything is there: whoever takes the action over after a crash says it too.
+        _note(told, action_id, restored)
+        if await self._restore(conversation_id, source_id):
+            return restored
+        earlier = await self._log.read(conversation_id, until=action_id)
+        is_used = any(isinstance(event, Observation) and event.kind in OF_A_WORKSPACE for event in earlier)
+        notice = LOST if is_used else None
+        _note(told, action_id, notice)
+        return notice
+
+    async def note_result(self, conversation_id: str, kind: str) -> None:
+        """Count an observation that may mean a change, and save the workspace when it is time.
+
+        A failure is logged: the actions themselves have succeeded, and the next one tries again.
+        """
+        if self._checkpoints is None or kind not in MUTATING:
+            return
+        kept = self._remembered(conversation_id)
+        kept.changes += 1
+        if kept.changes < self._every or kept.turn.locked():
+            return
+        try:
+            await self.save(conversation_id)
+        except (OSError, WorkspaceError) as error:
+            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+
+    async def save(self, conversation_id: str) -> Checkpoint | None:
+        """Save a workspace now; None: it is not ours to save, or nothing is saved here.
+
+        Raises:
+            WorkspaceTooLarge, OSError: see `Checkpoints.save`.
+        """
+        directory = self._directory(conversation_id)
+        if self._checkpoints is None or not directory.is_dir():
+            return None
+        kept = self._remembered(conversation_id)
+        async with kept.turn:
+            changes = kept.changes
+            saved = await asyncio.to_thread(self._checkpoints.save, conversation_id, directory, kept.files)
+            kept.changes -= changes
+        return saved
+
+    async def save_changed(self, conversation_id: str) -> None:
+        """Save a workspace that has changed since its last checkpoint, as far as we know."""
+        kept = self._kept.get(conversation_id)
+        if kept is not None and kept.changes:
+            try:
+                await self.save(conversation_id)
+            except (OSError, WorkspaceError) as error:
+                _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+
+    async def _restore(self, conversation_id: str, source_id: str | None) -> bool:
+        if self._checkpoints is None:
+            return False
+        try:
+            return await asyncio.to_thread(self._restored, self._checkpoints, conversation_id, source_id)
+        except FileExistsError:
+            return True  # another worker of this node was faster
+        except (OSError, CheckpointCorrupt) as error:
+            _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
+            return False
+
+    def _restored(self, checkpoints: Checkpoints, conversation_id: str, source_id: str | None) -> bool:
+        if not checkpoints.has(conversation_id) and (
+            source_id is None or not checkpoints.copy(source_id, conversation_id)
+        ):
+            return False
+        checkpoints.restore(conversation_id, self._directory(conversation_id))
+        return True
+
+    def _directory(self, conversation_id: str) -> Path:
+        return self._root / conversation_id / "workspace"
+
+    def _remembered(self, conversation_id: str) -> _Kept:
+        kept = self._kept.pop(conversation_id, None) or _Kept()
+        self._kept[conversation_id] = kept
+        while len(self._kept) > REMEMBERED_WORKSPACES:
+            self._kept.popitem(last=False)
+        return kept
+
+
+def _note(told: Path, action_id: int, notice: str | None) -> None:
+    told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    told.write_text(json.dumps({"action_id": action_id, "notice": notice}))
+
+
+def _told_to(action_id: int, told: Path) -> str | None:
+    """Return what an action was answered with by a worker that died before it could append it."""
+    try:
+        said = json.loads(told.read_text())
+    except (OSError, ValueError):
+        return None
+    notice: str | None = said["notice"] if said["action_id"] == action_id else None
+    return notice
