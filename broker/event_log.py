@@ -302,10 +302,23 @@ class EventLog:
                 remedy=f"Choose an event from 1 to {len(events)}.",
             )
         whole = [await self.blobs.whole(source_id, event) for event in events[1:]]
+        return await self.adopt(target, whole, key=f"fork:{source_id}@{at}")
+
+    async def adopt(self, created: ConversationCreated, events: Sequence[Event], *, key: str) -> Appended | Duplicate:
+        """Begin a conversation with events that another log has, in this store or elsewhere.
+
+        Idempotent: the same id and key give the same conversation.
+
+        Args:
+            events: whole, in order, with the ids from 2 on.
+
+        Raises:
+            UsageError: the id cannot be used, or is taken by another conversation.
+        """
         runnable = {event.id for event in events if event.runnable}
-        # What has run in the source must not run again here.
-        answers = {n: event.cause for n, event in enumerate(whole, 1) if event.cause in runnable}
-        return await self._create([target, *whole], key=f"fork:{source_id}@{at}", answers=answers)
+        # What has run there must not run again here.
+        answers = {n: event.cause for n, event in enumerate(events, 1) if event.cause in runnable}
+        return await self._create([created, *events], key=key, answers=answers)
 
     async def _append(
         self,

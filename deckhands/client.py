@@ -23,6 +23,7 @@ from broker.specs import Tenancy
 from broker.standing import Standing
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
+from deckhands.forking import Point, fork_of
 from deckhands.summary import Summary, Tally, summarize
 
 MAX_TASK_CHARS = 100_000
@@ -102,6 +103,34 @@ class Client:
         message = MessageAction(content=task, source=EventSource.USER)
         await self.log.create(created, [message], key=idempotency_key)
         return conversation_id
+
+    async def fork(
+        self,
+        conversation_id: str,
+        *,
+        at: int | None = None,
+        model: str | None = None,
+        workspace: WorkspaceSpec | None = None,
+        title: str = "",
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Begin a conversation with the events of another, go on from there, and return its id.
+
+        Idempotent under the same `idempotency_key`. What ran in the origin does not run again; see `forking`.
+
+        Args:
+            at: the last event to take over; None: all there are.
+            model: another model; the origin's if None.
+            workspace: where to work; files are no part of a log. As the origin's if None.
+
+        Raises:
+            UsageError: no such conversation or event.
+        """
+        events = Point(conversation_id, at).cut(await self.events(conversation_id, is_whole=True))
+        fork_id = conversation_id_of(idempotency_key) if idempotency_key else new_conversation_id()
+        created = fork_of(events, fork_id, model=model, workspace=workspace, title=title)
+        await self.log.adopt(created, events[1:], key=f"fork:{created.forked_from}")
+        return fork_id
 
     async def send_message(self, conversation_id: str, text: str, *, idempotency_key: str | None = None) -> None:
         """Say something to the agent; it goes on, whatever state it is in.

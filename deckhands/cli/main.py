@@ -25,6 +25,7 @@ VERBS = {
     "show": ("deckhands.cli.reading", "Show what came of a conversation."),
     "logs": ("deckhands.cli.reading", "Show the events of a conversation; -f follows it."),
     "export": ("deckhands.cli.reading", "Write the events of a conversation, one JSON object a line."),
+    "fork": ("deckhands.cli.fork", "Go on from any event of a conversation, otherwise than it did."),
     "replay": ("deckhands.cli.replay", "Decide a recorded conversation anew, offline, and compare."),
     "message": ("deckhands.cli.control", "Say something to the agent; it goes on."),
     "pause": ("deckhands.cli.control", "Pause a conversation: nothing new is begun."),

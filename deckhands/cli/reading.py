@@ -16,11 +16,12 @@ from broker.export import event_line
 from deckhands.cli.options import json_option
 from deckhands.cli.output import EventPrinter, note, print_json, summary_lines, table
 from deckhands.cli.reach import NoCluster, RunIsOver, cluster_client, conversation_client, read_events, read_summary
+from deckhands.forking import Point
 from deckhands.home import Home
 from deckhands.rendering import clean
 from deckhands.runs import RunFolder
 from deckhands.settings import FaceSettings
-from deckhands.summary import Tally
+from deckhands.summary import Tally, summarize
 
 HEAD = ("CONVERSATION", "STATE", "STEPS", "COST", "UPDATED (UTC)", "TITLE")
 
@@ -60,11 +61,18 @@ def ls(*, limit: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("conversation_id")
+@click.argument("point", metavar="ID[@EVENT]")
 @json_option
-def show(*, conversation_id: str, as_json: bool) -> None:
-    """Show what came of a conversation."""
-    summary = asyncio.run(read_summary(FaceSettings.from_env(), conversation_id))
+def show(*, point: str, as_json: bool) -> None:
+    """Show what came of a conversation, or with @EVENT how it stood after that event."""
+    settings, asked = FaceSettings.from_env(), Point.parse(point)
+    if asked.at is None:
+        summary = asyncio.run(read_summary(settings, asked.conversation_id))
+    else:
+        events = asked.cut(asyncio.run(read_events(settings, asked.conversation_id)))
+        summary = summarize(events)
+        if not as_json:
+            EventPrinter(as_json=False).event(events[-1])
     if as_json:
         print_json(summary.as_json())
         return

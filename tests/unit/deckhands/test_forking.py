@@ -1,0 +1,43 @@
+"""Points of a conversation, and what a fork of it begins with."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import UsageError
+from broker.events import AgentSpec, ConversationCreated, LLMSpec, WorkspaceSpec, with_id
+from deckhands.forking import Point, fork_of
+from tests.controller_parts import said
+
+
+def test_a_point_is_a_conversation_and_perhaps_an_event() -> None:
+    assert Point.parse("abc") == Point("abc", None)
+    assert Point.parse("abc@12") == Point("abc", 12)
+
+
+@pytest.mark.parametrize("text", ["abc@", "abc@0", "abc@x", "abc@-1", "abc@1.5", "abc@٣"])
+def test_what_is_no_event_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no event"):
+        Point.parse(text)
+
+
+def test_a_point_behind_the_end_is_refused() -> None:
+    events = [with_id(said("a"), 1), with_id(said("b"), 2)]
+    assert Point("abc", 1).cut(events) == events[:1]
+    assert Point("abc").cut(events) == events
+    with pytest.raises(UsageError, match="has 2 events; there is no event 3"):
+        Point("abc", 3).cut(events)
+
+
+def test_a_fork_is_as_its_origin_but_for_what_is_asked() -> None:
+    agent = AgentSpec(llm=LLMSpec(model="acme/small", temperature=0.5), tool_concurrency=3)
+    created = ConversationCreated(
+        conversation_id="abc", agent=agent, title="Mend it", workspace=WorkspaceSpec(path="/a")
+    )
+    events = [with_id(created, 1), with_id(said("a"), 2)]
+    plain = fork_of(events, "new")
+    assert (plain.conversation_id, plain.forked_from, plain.title) == ("new", "abc@2", "Mend it @2")
+    assert (plain.agent, plain.workspace) == (agent, created.workspace)
+    other = fork_of(events[:1], "new", model="acme/large", workspace=WorkspaceSpec(), title="Another try")
+    assert (other.agent.llm, other.agent.tool_concurrency) == (LLMSpec(model="acme/large"), 3)
+    assert (other.forked_from, other.title, other.workspace) == ("abc@1", "Another try", WorkspaceSpec())
