@@ -263,7 +263,11 @@ class CallGate:
     def abandon(self, state: State) -> None:
         """Note that the call under way was cancelled."""
         if self._is_reserved or self.seat.pool is not None:
-            self._gates.finish_later(self.charge(state, None))
+            # What it had is taken out at once: whatever the conversation does next must not give it back as unused.
+            left = CallGate(self._gates, self._ownership)
+            left.seat, left._accounts, left._is_reserved = self.seat, self._accounts, self._is_reserved
+            self.seat, self._is_reserved = Seat(), False
+            self._gates.finish_later(left.charge(state, None))
 
     async def _vacate(self) -> None:
         """Give a seat back that no call was made with."""

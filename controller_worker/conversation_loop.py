@@ -301,7 +301,7 @@ class ConversationLoop:
             await self._commit(Append((notice,)))
             return True
         if self._gate.is_shut:
-            return False
+            return self.state.gate is not None
         await self._mark(is_stepping=False)
         failpoint("controller.model_thinking")
         self._call = asyncio.create_task(self._ask_model(effect, question), name=f"model {self.conversation_id}")

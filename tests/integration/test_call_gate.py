@@ -1,0 +1,198 @@
+"""The gate before model calls, in the shell of a conversation: what it costs, what it tells, what it gives back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from broker.events import ModelCallAdmitted, ModelCallDeferred, ModelReply, Tenancy
+from broker.governor import CallOutcome, Granted
+from broker.ledger import Ledger
+from broker.quotas import Pool, QuotaTable
+from controller_worker.conversation_loop import ConversationLoop
+from controller_worker.services import Services
+from tests.conversation_hands import CID, Hands
+from tests.polling import until
+
+THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}], "cost_usd": 0.25}
+FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], "cost_usd": 0.25}
+ACME = Tenancy(tenant="acme", experiment="swe")
+
+
+def limit(hands: Hands, table: str) -> Pool:
+    """Give the worker a quota table for every scripted model."""
+    quotas = QuotaTable.parse(f'[[quota]]\nmodel = "scripted/*"\n{table}')
+    old = hands.services
+    hands.services = Services(old.store, old.log, old.owners, old.models, quotas)
+    return quotas.pools[0]
+
+
+async def occupy(hands: Hands, pool: Pool, *, others: int = 0) -> None:
+    """Let somebody else hold the only seat, and so many others wait for it."""
+    governor = hands.services.gates.governor
+    for n in range(1 + others):
+        answer = await governor.reserve(pool, f"other-{n}", "controller-2", input_tokens=1, output_tokens=1)
+        assert isinstance(answer, Granted) == (n == 0)
+
+
+async def free(hands: Hands, pool: Pool, cid: str = "other-0") -> None:
+    await hands.services.gates.governor.settle(pool, cid, "controller-2", CallOutcome.OK, took_seconds=2.0)
+
+
+async def is_at_rest(hands: Hands, loop: ConversationLoop) -> None:
+    await until(lambda: loop.is_idle or hands.gone, what="rest")
+
+
+def trips(hands: Hands) -> dict[str, int]:
+    return {name: count for name, count in hands.wire.counts.items() if name.startswith(("deck_quota", "deck_budget"))}
+
+
+async def test_without_a_quota_and_without_a_tenant_it_costs_nothing(hands: Hands) -> None:
+    await hands.begin(THINK, FINISH)
+    await is_at_rest(hands, await hands.go())
+    assert (await hands.kinds())[-1] == "observation.agent_state_changed"
+    assert trips(hands) == {}
+
+
+async def test_a_quota_costs_two_trips_a_call(hands: Hands) -> None:
+    limit(hands, "concurrency = 3")
+    await hands.services.gates.governor.publish()
+    await hands.begin(THINK, THINK, FINISH)
+    await is_at_rest(hands, await hands.go())
+    assert trips(hands) == {"deck_quota_publish": 1, "deck_quota_reserve": 3, "deck_quota_settle": 3}
+
+
+async def test_a_budget_costs_two_trips_a_call(hands: Hands) -> None:
+    await hands.begin(THINK, THINK, FINISH, tenancy=ACME)
+    await is_at_rest(hands, await hands.go())
+    assert trips(hands) == {"deck_budget_reserve": 3, "deck_budget_settle": 3}
+    account = await Ledger(hands.store).account("experiment:acme/swe")
+    assert (account.spent_usd, account.reserved_usd, account.calls) == (0.75, 0.0, 3)
+
+
+async def test_a_short_wait_leaves_no_trace(hands: Hands) -> None:
+    pool = limit(hands, "concurrency = 1")
+    await occupy(hands, pool)
+    await hands.begin(FINISH)
+    loop = await hands.go()
+    assert hands.gone == []
+    assert (await hands.kinds())[-1] == "observation.recall"
+    await free(hands, pool)
+    loop.wake()
+    await until(lambda: bool(hands.gone), what="the end")
+    kinds = await hands.kinds()
+    assert kinds[-1] == "observation.agent_state_changed"
+    assert not any(kind in ("model.deferred", "model.admitted") for kind in kinds)
+
+
+async def test_a_long_wait_is_told_and_gives_the_conversation_up(hands: Hands) -> None:
+    pool = limit(hands, "concurrency = 1")
+    await occupy(hands, pool, others=10)
+    await hands.begin(FINISH)
+    await hands.go()
+    assert hands.gone == [CID]
+    deferred = (await hands.events())[-2]
+    assert isinstance(deferred, ModelCallDeferred)
+    assert (deferred.code, deferred.content) == (
+        "rate_limit",
+        "The quota of scripted/* has no room for the call.",
+    )
+    assert deferred.expected_at is not None
+    row = await hands.log.read(CID)
+    assert row[-1].wire()["agent_state"] == "rate_limited"
+
+
+async def test_whoever_is_woken_after_a_long_wait_goes_on(hands: Hands) -> None:
+    pool = limit(hands, "concurrency = 1")
+    await occupy(hands, pool, others=6)
+    await hands.begin(FINISH)
+    await hands.go()
+    governor = hands.services.gates.governor
+    for n in range(1, 7):
+        await free(hands, pool, f"other-{n - 1}")
+        await governor.reserve(pool, f"other-{n}", "controller-2", input_tokens=1, output_tokens=1)
+    await free(hands, pool, "other-6")
+    hands.gone.clear()
+    await is_at_rest(hands, await hands.go())
+    kinds = [event.kind for event in await hands.events()]
+    assert kinds[kinds.index("model.deferred") :] == [
+        *("model.deferred", "observation.agent_state_changed", "model.admitted", "observation.agent_state_changed"),
+        *("model.reply", "action.finish", "observation.agent_state_changed"),
+    ]
+
+
+async def test_a_pause_leaves_the_queue(hands: Hands) -> None:
+    pool = limit(hands, "concurrency = 1")
+    await occupy(hands, pool)
+    await hands.begin(FINISH)
+    loop = await hands.go()
+    await hands.ask("paused")
+    loop.wake()
+    await until(lambda: bool(hands.gone), what="release")
+    await free(hands, pool)
+    governor = hands.services.gates.governor
+    answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
+    assert isinstance(answer, Granted)
+
+
+async def test_a_stop_gives_the_seat_back_and_loses_the_money(hands: Hands) -> None:
+    pool = limit(hands, "concurrency = 1")
+    await hands.begin(THINK, latency=60.0, tenancy=ACME)
+    loop = await hands.claim()
+    loop.wake(has_news=False)
+    await until(lambda: any(task.get_name() == f"model {CID}" for task in asyncio.all_tasks()), what="the call")
+    await hands.ask("stopped")
+    loop.wake()
+    await until(lambda: bool(hands.gone), what="release")
+    await hands.services.gates.aclose()
+    governor = hands.services.gates.governor
+    answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
+    assert isinstance(answer, Granted)
+    account = await Ledger(hands.store).account("tenant:acme")
+    assert (account.reserved_usd, account.lost_calls) == (0.0, 1)
+
+
+async def test_a_budget_that_is_used_up_waits_and_a_top_up_resumes(hands: Hands) -> None:
+    ledger = Ledger(hands.store)
+    await ledger.set_limit("experiment:acme/swe", 0.25)
+    await hands.begin(THINK, FINISH, tenancy=ACME)
+    await hands.go()
+    assert hands.gone == [CID]
+    events = await hands.events()
+    assert isinstance(events[-1], ModelCallDeferred)
+    assert (events[-1].code, events[-1].expected_at) == ("waiting_for_budget", None)
+    assert sum(isinstance(event, ModelReply) for event in events) == 1
+    hands.gone.clear()
+    await hands.go()  # woken for nothing
+    assert await hands.kinds() == [event.kind for event in events]
+    await ledger.top_up("experiment:acme/swe", 1.0)
+    hands.gone.clear()
+    await is_at_rest(hands, await hands.go())
+    after = (await hands.events())[len(events) :]
+    assert isinstance(after[0], ModelCallAdmitted)
+    assert [event.kind for event in after[1:]] == [
+        *("model.reply", "action.finish", "observation.agent_state_changed"),
+    ]
+    assert (await ledger.account("tenant:acme")).spent_usd == 0.5
+
+
+async def test_the_next_owner_charges_what_the_last_one_had_not(hands: Hands) -> None:
+    await hands.begin(THINK, FINISH, tenancy=ACME)
+    await is_at_rest(hands, await hands.go())
+    ledger = Ledger(hands.store)
+    root = hands.store.all_shards[0].root
+    for key in await hands.store.connection.call("KEYS", f"{root}:budget*"):
+        await hands.store.connection.call("DEL", key)
+    assert (await ledger.account("tenant:acme")).spent_usd == 0.0
+    await hands.say()
+    await is_at_rest(hands, await hands.go())
+    assert (await ledger.account("tenant:acme")).spent_usd >= 0.5
+
+
+async def test_a_key_that_is_not_set_is_an_error_of_the_conversation(hands: Hands) -> None:
+    limit(hands, 'key_env = "KEY_A"')
+    await hands.begin(FINISH)
+    await is_at_rest(hands, await hands.go())
+    last = (await hands.events())[-1].wire()
+    assert last["agent_state"] == "error"
+    assert "KEY_A" in json.dumps(last)
