@@ -26,12 +26,13 @@ from broker.events import (
 )
 from broker.ids import jitter
 from controller_worker.call_gate import CallGate
-from controller_worker.llm.config import Fallback, LLMConfig
+from controller_worker.llm.config import PRIMARY, Fallback, LLMConfig
 from controller_worker.llm.errors import LLMConfigError, ModelError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.profiles import Profiles
 from controller_worker.llm.registry import create_llm
 from controller_worker.llm.retry import next_wait_seconds
+from controller_worker.llm.router import RouterLLM, router_of
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS
 
 _log = logging.getLogger(__name__)
@@ -92,7 +93,16 @@ class Models:
             if not key:
                 raise LLMConfigError(f"The quota table names the key {key_env}, which is not set.")
             config = config.model_copy(update={"api_key": SecretStr(key)})
-        return create_llm(config), config
+        return self._create_whole(config), config
+
+    def _create_whole(self, config: LLMConfig) -> LLM:
+        """Create a model and, if it is a router, those that it may choose."""
+        if config.router is None:
+            return create_llm(config)
+        assert self._profiles is not None
+        choices = {name: self._profiles.named(name) for name in sorted(config.router.profiles)}
+        router = router_of(config.router, choices)
+        return RouterLLM(router, {PRIMARY: create_llm(config)} | {name: create_llm(of) for name, of in choices.items()})
 
     def _config(self, spec: LLMSpec) -> LLMConfig:
         if self._profiles is None:

@@ -28,6 +28,8 @@ ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
 DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
 SAME_ELSEWHERE = frozenset({"context_window", "content_policy", "bad_request"})
 """Errors that another model or key is likely to give too: a fallback is for them only where it says so."""
+PRIMARY = "primary"
+"""What a router calls the model of its own profile."""
 AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 """No fetching of prices, and no `.env` file of whatever directory we happen to run in."""
@@ -60,6 +62,61 @@ class Fallback(BaseModel):
         return code in self.on if self.on else code not in SAME_ELSEWHERE
 
 
+class RouteRule(BaseModel):
+    """When a router takes a model: all conditions that are set must hold.
+
+    Attributes:
+        use: a profile.
+        images: whether there is an image in the prompt.
+        min_tokens: the prompt has at least about so many.
+        service: what the reply is for: `agent` or `condenser`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    use: str = Field(min_length=1)
+    images: bool | None = None
+    min_tokens: int | None = Field(default=None, ge=0)
+    service: Literal["agent", "condenser"] | None = None
+
+
+class RouterSpec(BaseModel):
+    """How a profile chooses among others for each call; its own model is the `primary`.
+
+    Attributes:
+        kind: `multimodal`, `rules`, `random` or `class`; see `router`.
+        secondary: of `multimodal`: the profile for prompts without images that fit it.
+        rules: of `rules`: the first that holds is taken, the primary if none does.
+        weights: of `random`: profiles, or `primary`, with their shares.
+        path: of `class`: `module:Class`.
+        choices: of `class`: the profiles that it may name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["multimodal", "rules", "random", "class"]
+    secondary: str | None = None
+    rules: tuple[RouteRule, ...] = ()
+    weights: dict[str, float] = Field(default_factory=dict)
+    path: str | None = None
+    choices: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> Self:
+        needed = {"multimodal": "secondary", "rules": "rules", "random": "weights", "class": "path"}[self.kind]
+        if not getattr(self, needed):
+            raise ValueError(f"a router of the kind {self.kind!r} needs {needed!r}")
+        if any(weight < 0 for weight in self.weights.values()) or (self.weights and not sum(self.weights.values())):
+            raise ValueError("weights are positive numbers")
+        return self
+
+    @property
+    def profiles(self) -> frozenset[str]:
+        """The profiles that may be chosen, besides the primary."""
+        named = {*(rule.use for rule in self.rules), *self.weights, *self.choices, *filter(None, [self.secondary])}
+        return frozenset(named - {PRIMARY})
+
+
 class LLMConfig(BaseModel):
     """One model's settings. `model`, `timeout` and the names told to OpenRouter differ from OpenHands: see below.
 
@@ -80,7 +137,7 @@ class LLMConfig(BaseModel):
         completion_kwargs: fields of the request that win over all others.
         safety_settings: sent to Mistral and Gemini only.
         modify_params: whether litellm may repair requests for its providers; counts for the whole worker.
-        for_routing: offered to routers; see `router`.
+        router: how to choose among profiles for each call; None asks this model.
         cache_dir: a directory of kept replies (see `cache`); None keeps none.
         cache_scope: replies are kept apart by it: one for each sample of the same question, say.
         cache_ttl_seconds: for how long a kept reply is used.
@@ -121,7 +178,7 @@ class LLMConfig(BaseModel):
     read_timeout: float = Field(default=300.0, gt=0)
 
     fallbacks: tuple[Fallback, ...] = ()
-    for_routing: bool = False
+    router: RouterSpec | None = None
     cache_dir: str | None = None
     cache_scope: str = ""
     cache_ttl_seconds: float = Field(default=30 * 86_400.0, gt=0)
@@ -196,7 +253,7 @@ class LLMConfig(BaseModel):
             prefixes = (ENV_PREFIX, ENV_FALLBACK_PREFIX) if name in ENV_FALLBACK_FIELDS else (ENV_PREFIX,)
             value = next((found for prefix in prefixes if (found := env.get(prefix + name.upper(), "").strip())), None)
             if value is not None:
-                is_plain = not any(kind in str(field.annotation) for kind in ("dict", "tuple"))
+                is_plain = not any(kind in str(field.annotation) for kind in ("dict", "tuple", "RouterSpec"))
                 fields[name] = value if is_plain else _from_text(value)
         _warn_of_misspelt(env)
         fields |= {name: value for name, value in overrides.items() if value is not None}

@@ -98,10 +98,6 @@ class Profiles:
             raise LLMConfigError(f"There is no model profile {name!r}.", remedy=hint)
         return self.config(name)
 
-    def for_routing(self) -> dict[str, LLMConfig]:
-        """Return the profiles that routers may choose from."""
-        return {name: self.config(name) for name in self._named if self._named[name].get("for_routing") is True}
-
     def _filled(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._value(name, value) for name, value in fields.items()}
 

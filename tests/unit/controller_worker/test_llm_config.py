@@ -35,7 +35,7 @@ def test_the_defaults_are_those_of_openhands() -> None:
         "first_byte_timeout": None,
         "read_timeout": 300.0,
         "fallbacks": (),
-        "for_routing": False,
+        "router": None,
         "cache_dir": None,
         "cache_scope": "",
         "cache_ttl_seconds": 2_592_000.0,

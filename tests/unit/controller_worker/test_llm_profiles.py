@@ -25,7 +25,6 @@ api_key = "${SECOND_KEY}"
 model = "openai/my-own"
 base_url = "http://127.0.0.1:8000/v1"
 api_key = "none"
-for_routing = true
 """
 ENV = {"FIRST_KEY": "key-1", "SECOND_KEY": "key-2"}
 
@@ -56,7 +55,6 @@ def test_a_profile_is_the_base_and_its_own(tmp_path: Path) -> None:
         "claude-sonnet-4-5", 3, ("key-2",), 0.5,
     )  # fmt: skip
     assert (local.model, local.base_url, local.num_retries) == ("openai/my-own", "http://127.0.0.1:8000/v1", 3)
-    assert list(found.for_routing()) == ["local"]
 
 
 def test_the_environment_wins_over_the_base_and_reaches_no_profile(tmp_path: Path) -> None:
