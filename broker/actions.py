@@ -261,12 +261,25 @@ class AgentRejectAction(Action):
 
 
 class AgentDelegateAction(Action):
-    """Hand a task to another agent."""
+    """Hand a task to another agent.
+
+    Attributes:
+        inputs: `task` says what is to be done.
+        background: go on at once; the result is told when it is there.
+        join: of several in one turn, whether the next step waits for all of them or for any.
+    """
 
     kind: Literal["action.delegate"] = "action.delegate"
     source: EventSource = EventSource.AGENT
     agent: str
     inputs: JsonObject = Field(default_factory=dict)
+    background: bool = False
+    join: Literal["all", "any"] = "all"
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"Delegating to {self.agent}: {self.inputs.get('task', '')}"
 
 
 class RecallAction(Action):

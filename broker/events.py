@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from broker.agent_state import AgentState
 from broker.specs import AgentSpec as AgentSpec  # noqa: PLC0414  (an event holds them, so whoever has events has them)
 from broker.specs import Limits as Limits  # noqa: PLC0414
 from broker.specs import LLMSpec as LLMSpec  # noqa: PLC0414
@@ -213,6 +214,14 @@ class TokenUsage(Part):
     cache_write_tokens: int = 0
 
 
+class Parent(Part):
+    """Whose delegate a conversation is: the conversation and the action that asked for it; `level` 1 for the first."""
+
+    conversation_id: str
+    delegate_id: int
+    level: int = 1
+
+
 class ConversationCreated(Event):
     """The first event of every conversation: what it is, as data."""
 
@@ -225,11 +234,39 @@ class ConversationCreated(Event):
     title: str = ""
     forked_from: str | None = None
     tenancy: Tenancy | None = None
+    parent: Parent | None = None
 
     @property
     def sentence(self) -> str:
         """One line for a person."""
         return f"Conversation {self.conversation_id} ({self.agent.name})"
+
+
+class DelegateEnded(Event):
+    """A delegate reports to its parent's log that it has ended, how, and what it has used up.
+
+    Attributes:
+        delegate_id: the action that asked for it.
+        content: its result, in words for the parent's model.
+    """
+
+    kind: Literal["conversation.delegate_ended"] = "conversation.delegate_ended"
+    source: EventSource = EventSource.AGENT
+    delegate_id: int
+    conversation_id: str
+    agent_state: AgentState
+    content: str = ""
+    outputs: JsonObject = Field(default_factory=dict)
+    iterations: int = 0
+    cost_usd: float = 0.0
+    has_unknown_cost: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"Delegate {self.conversation_id} has ended: {self.agent_state}"
 
 
 class ModelReply(Event):

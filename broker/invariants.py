@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from broker.actions import AgentDelegateAction
 from broker.agent_state import AgentState
 from broker.events import Action, ConfirmationStatus, ConversationCreated, Event, Observation
 from broker.observations import AgentStateChangedObservation
@@ -123,7 +124,8 @@ def _observations_by_cause(events: Sequence[Event]) -> Counter[int]:
 def _wants_observation(action: Action) -> bool:
     status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
     # An action that waits for a confirmation is written again, under another id, when it is given or refused.
-    return action.runnable and status != ConfirmationStatus.AWAITING_CONFIRMATION
+    waits = status == ConfirmationStatus.AWAITING_CONFIRMATION
+    return isinstance(action, AgentDelegateAction) or (action.runnable and not waits)
 
 
 def _terminal(stands: Standing) -> Iterator[Violation]:

@@ -207,10 +207,22 @@ class FileEditObservation(Observation):
 
 
 class AgentDelegateObservation(Observation):
-    """What a delegate brought back."""
+    """What a delegate brought back.
+
+    Attributes:
+        delegate_id: the action that asked for it; its cause too, unless that was answered when it was started.
+        conversation_id: the conversation that the delegate is.
+    """
 
     kind: Literal["observation.delegate"] = "observation.delegate"
     outputs: JsonObject = Field(default_factory=dict)
+    delegate_id: int | None = None
+    conversation_id: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return self.content
 
 
 class AgentStateChangedObservation(Observation):

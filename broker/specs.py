@@ -189,6 +189,8 @@ class AgentSpec(Part):
         condenser: how a long history is shortened for the model.
         enable_history_truncation: when a prompt does not fit the model, condense and go on; otherwise it is an error.
         enable_condensation_request: offer the model a tool that asks for a condensation.
+        enable_delegation: offer the model a tool that hands tasks to other agents.
+        delegates: what those agents are, by name; an agent that is not named here is this one under that name.
         tools: what it may use besides its own tools, as it was offered when the conversation began.
     """
 
@@ -206,6 +208,8 @@ class AgentSpec(Part):
     enable_history_truncation: bool = True
     condenser: AnyCondenserSpec = DEFAULT_CONDENSER
     goal: GoalSpec | None = None
+    enable_delegation: bool = False
+    delegates: dict[str, AgentSpec] = Field(default_factory=dict)
     tool_concurrency: int = Field(default=1, ge=1, le=16)
     tools: tuple[ToolOffer, ...] = ()
     system_prompt_suffix: str = ""
@@ -247,9 +251,11 @@ class Limits(Part):
     Attributes:
         max_tokens: of all model calls, in and out.
         max_seconds: how long it may work, from when it was begun or a person went on with it.
+        max_delegate_level: how deep delegates of delegates may go; 0: none at all.
     """
 
     max_iterations: int = Field(default=500, ge=1)
     max_budget_usd: float | None = Field(default=None, gt=0)
     max_tokens: int | None = Field(default=None, ge=1)
     max_seconds: float | None = Field(default=None, gt=0)
+    max_delegate_level: int = Field(default=3, ge=0)

@@ -47,6 +47,18 @@ def announce(
                 )
             )
         cancels = tuple(action.id for action in state.pending)
+        for delegate in state.delegates:
+            if not delegate.is_answered:
+                answers.append((len(events), delegate.id))
+                events.append(
+                    ErrorObservation(
+                        content=text,
+                        error_id=error_id,
+                        source=EventSource.AGENT,
+                        cause=delegate.id,
+                        tool_call_metadata=delegate.tool_call_metadata,
+                    )
+                )
     if wanted is not AgentState.ERROR:
         reason = code = ""
     events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason, code=code))

@@ -12,6 +12,7 @@ from broker.event_log import Closed, Conflict, EventLog, Fenced
 from broker.observations import AgentStateChangedObservation
 from broker.ownership import Owners, Ownership
 from controller_worker.announcement import end_in_error
+from controller_worker.delegates import report_breakdown
 from controller_worker.effects import Append
 from controller_worker.failures import code_of
 from controller_worker.model_call import last_error_of
@@ -35,6 +36,7 @@ async def rest_in_error(
         for _ in range(MAX_ROUNDS):
             if await _has_rested(log, owners, ownership, state, error=error):
                 break
+        await report_breakdown(log, ownership.conversation_id, last_error_of(error))
     except Exception:  # noqa: BLE001  (the outermost edge: a conversation must not end its neighbours)
         _log.exception("conversation %s: its error could not be recorded", ownership.conversation_id)
 

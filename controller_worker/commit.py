@@ -95,6 +95,8 @@ def _wait_reason(state: State) -> str:
         return ""
     if state.pending:
         return "tool"
+    if any(not delegate.is_answered for delegate in state.delegates):
+        return "delegate"
     if state.gate is not None:
         return state.gate.reason
     return state.wait.reason if state.wait is not None else ""

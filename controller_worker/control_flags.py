@@ -47,8 +47,9 @@ def with_limits(state: State, limits: Limits) -> State:
 
 def limit_reached(state: State) -> Refusal | None:
     """Return why the next step would pass a limit, None if it would not."""
-    if _is_used_up(state.iteration, state.max_iterations):
-        text = f"iteration. Current iteration: {state.iteration}, max iteration: {state.max_iterations}"
+    steps = state.iteration + state.delegated_iterations
+    if _is_used_up(steps, state.max_iterations):
+        text = f"iteration. Current iteration: {steps}, max iteration: {state.max_iterations}"
         return Refusal("max_iterations", REACHED + text)
     if state.max_budget_usd is not None and state.cost_usd >= state.max_budget_usd:
         budget = f"Current budget: {state.cost_usd:.2f}, max budget: {state.max_budget_usd:.2f}"
@@ -78,7 +79,7 @@ def after_start(state: State, was: AgentState, change: AgentStateChangedObservat
         state = replace(state, deadline=change.timestamp + timedelta(seconds=limits.max_seconds))
     if was is not AgentState.ERROR:
         return state
-    if not state.headless and _is_used_up(state.iteration, state.max_iterations):
+    if not state.headless and _is_used_up(state.iteration + state.delegated_iterations, state.max_iterations):
         state = replace(state, max_iterations=state.max_iterations + limits.max_iterations)
     if limits.max_budget_usd is not None and _is_used_up(state.cost_usd, state.max_budget_usd):
         state = replace(state, max_budget_usd=state.cost_usd + limits.max_budget_usd)

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from broker.actions import (
+    AgentDelegateAction,
     AgentFinishAction,
     AgentRejectAction,
     ChangeAgentStateAction,
@@ -35,6 +36,7 @@ from broker.agent_state import TERMINAL_STATES, AgentState
 from broker.events import (
     Action,
     ConversationCreated,
+    DelegateEnded,
     Event,
     EventSource,
     ModelCallAdmitted,
@@ -51,12 +53,12 @@ from broker.observations import (
     NullObservation,
 )
 from broker.standing import ANSWERS, REQUESTABLE_STATES
-from controller_worker import acceptance
+from controller_worker import acceptance, delegation
 from controller_worker.announcement import announce, end_in_error
 from controller_worker.condensation import after_condenser_reply, after_overflow, is_overflow
 from controller_worker.confirmation import after_answer, answered_otherwise, may_run, with_runnable
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
-from controller_worker.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Park, Rest
+from controller_worker.effects import Append, AwaitDelegates, AwaitTools, CallModel, CarryOut, Effect, Greet, Park, Rest
 from controller_worker.failures import failure_of
 from controller_worker.gate import after_deferral, at_gate, is_at_gate
 from controller_worker.loop_recovery import STOP, after_choice, after_detection, loop_of, recover, respond
@@ -73,6 +75,7 @@ from controller_worker.stuck_detector import (
 
 __all__ = [
     "Append",
+    "AwaitDelegates",
     "AwaitTools",
     "CallModel",
     "CarryOut",
@@ -124,6 +127,8 @@ def apply(state: State, event: Event) -> State:
             return after_deferral(state, event)
         case ModelCallAdmitted():
             return replace(state, gate=None)
+        case DelegateEnded():
+            return delegation.after_end(state, event)
         case ModelSwitched(model=model):
             llm = state.agent.llm.model_copy(update={"model": model})
             return replace(state, agent=state.agent.model_copy(update={"llm": llm}))
@@ -135,6 +140,8 @@ def apply(state: State, event: Event) -> State:
                 workspace=event.workspace,
                 tenancy=event.tenancy or state.tenancy,
                 headless=event.headless,
+                parent=event.parent,
+                delegate_level=event.parent.level if event.parent else 0,
             )
             return with_limits(state, event.limits)
     return state
@@ -160,6 +167,9 @@ def next_effect(state: State, now: datetime) -> Effect:
         return CarryOut(state.asked_id, state.answer_id)
     if state.requested is not None:
         return announce(state, state.requested)
+    told = delegation.told(state) if state.delegates else None
+    if told is not None:
+        return told
     if state.ending is not None and _has_ended(state):
         if acceptance.wants_check(state):
             return acceptance.check(state) if state.agent_state is AgentState.RUNNING else Rest()
@@ -180,6 +190,8 @@ def next_effect(state: State, now: datetime) -> Effect:
     if state.pending:
         ready = may_run(state)
         return AwaitTools(ready[: state.agent.tool_concurrency]) if ready else _ask_for_confirmation(state)
+    if delegation.unanswered(state):
+        return AwaitDelegates(delegation.unanswered(state))
     if state.last_message_id == 0:
         return Rest()
     if state.acceptance.is_refused:
@@ -193,6 +205,8 @@ def next_effect(state: State, now: datetime) -> Effect:
     refusal = limit_reached(state)
     if refusal is not None:
         return announce(state, AgentState.ERROR, refusal.text, code=refusal.code)
+    if state.delegates and delegation.steps_used(state) + delegation.steps_reserved(state) >= state.max_iterations:
+        return AwaitDelegates(())
     if state.wants_condensation:
         return Append((CondensationRequestAction(),))
     return CallModel(state.iteration + 1, state.attempt + 1)
@@ -211,6 +225,8 @@ def _after_action(state: State, action: Action) -> State:
     if trace is not None:
         state = replace(state, recent=with_action(state.recent, action, trace, state.agent.loop_policy))
     match action:
+        case AgentDelegateAction():
+            return delegation.with_delegate(state, action)
         case MessageAction(source=EventSource.USER):
             return _after_message(state, action)
         case MessageAction(wait_for_response=True):
@@ -237,6 +253,8 @@ def _after_action(state: State, action: Action) -> State:
 
 
 def _after_observation(state: State, observation: Observation) -> State:
+    if state.delegates:
+        state = delegation.after_observation(state, observation)
     settled = next((action for action in state.pending if action.id == observation.cause), None)
     if settled is not None:
         state = without_pending(state, settled.id)
@@ -298,7 +316,7 @@ def _after_state_change(state: State, change: AgentStateChangedObservation) -> S
     state = replace(state, agent_state=now)
     if state.requested is now or (state.requested in ANSWERS and now in ANSWERS):
         state = replace(state, requested=None)
-    state = replace(state, asked_id=change.action_id)
+    state = delegation.after_state_change(replace(state, asked_id=change.action_id), was, now)
     if now not in (AgentState.RUNNING, AgentState.RATE_LIMITED):
         state = replace(state, gate=None)
     if now is state.ending or now in TERMINAL_STATES:
@@ -324,7 +342,7 @@ def _end_turn(state: State, ending: AgentState) -> State:
     """
     if state.is_reply_outdated or state.message is not None:
         return state
-    return replace(state, ending=ending)
+    return replace(state, ending=ending, result_id=state.version)
 
 
 def _ask_for_confirmation(state: State) -> Append:
@@ -336,7 +354,7 @@ def _has_ended(state: State) -> bool:
     """Say whether the end of the turn can be announced: unless it is an error, the turn's other calls come first."""
     if state.agent_state not in (AgentState.RUNNING, AgentState.PAUSED):
         return False
-    return state.ending is AgentState.ERROR or not state.pending
+    return state.ending is AgentState.ERROR or not (state.pending or delegation.unanswered(state))
 
 
 def _wait_for_retry(state: State, now: datetime) -> Park | None:

@@ -31,17 +31,9 @@ from controller_worker.answering import answered
 from controller_worker.breakdown import rest_in_error
 from controller_worker.call_gate import CallGate
 from controller_worker.commit import Commit, greeting, index_fields, settle
-from controller_worker.controller import (
-    Append,
-    AwaitTools,
-    CallModel,
-    CarryOut,
-    Effect,
-    Greet,
-    Park,
-    fold,
-    next_effect,
-)
+from controller_worker.controller import fold, next_effect
+from controller_worker.delegates import Delegates
+from controller_worker.effects import Append, AwaitDelegates, AwaitTools, CallModel, CarryOut, Effect, Greet, Park
 from controller_worker.gate import is_at_gate
 from controller_worker.memory.recollection import Recollection
 from controller_worker.model_answer import ModelAnswer, asked
@@ -75,6 +67,7 @@ class ConversationLoop:
         self._on_gone = on_gone
         self._agent: Agent | None = None
         self._recollection = Recollection(services.log, claimed.ownership.conversation_id)
+        self._delegates = Delegates(services.log, services.store.clock)
         self._is_gone = False
         self._is_restored = False
         self._has_news = False
@@ -169,6 +162,7 @@ class ConversationLoop:
         if self._answer is not None:
             await self._take_answer(self._answer)
             return True
+        await self._delegates.tell(self.state)
         effect = next_effect(self.state, self._services.store.clock.now())
         if isinstance(effect, Append):
             await self._commit(effect)
@@ -177,6 +171,10 @@ class ConversationLoop:
             await self._commit(greeting(self._agent, self.state))
         elif isinstance(effect, CarryOut):
             await self._commit(await answered(self._services.log, self.state, effect))
+        elif isinstance(effect, AwaitDelegates):
+            wanted = await self._delegates.start(self.state, effect.delegate_ids)
+            await (self._commit(wanted) if wanted else self._mark(is_stepping=False))
+            return wanted is not None
         elif isinstance(effect, AwaitTools):
             return not await self._has_dispatched(effect)
         elif isinstance(effect, CallModel):
@@ -333,6 +331,7 @@ class ConversationLoop:
         """Give the conversation up, parked if it waits for a time; stay if there is news."""
         if self.state.version > self._snapshot_version:
             await self._save_snapshot()
+        await self._delegates.report(self.state)
         failpoint("controller.before_release")
         due_ms = to_millis(effect.until) + 1 if isinstance(effect, Park) else None
         # Somebody must ask again for an action whose entry is lost, and for a call whose wake is.

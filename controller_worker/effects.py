@@ -36,6 +36,13 @@ class CarryOut:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitDelegates:
+    """See to it that these delegates exist, then wait for the end of them that the step waits for."""
+
+    delegate_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitTools:
     """See to it that these actions are with a tool worker, then wait for their observations."""
 
@@ -63,4 +70,4 @@ class Rest:
     """Nothing to do until somebody speaks up."""
 
 
-Effect = Append | Greet | CarryOut | AwaitTools | CallModel | Park | Rest
+Effect = Append | Greet | CarryOut | AwaitDelegates | AwaitTools | CallModel | Park | Rest

@@ -42,6 +42,8 @@ def respond(state: State, loop: Loop) -> Append:
     policy = state.agent.loop_policy
     step = state.loops_met
     response = policy.responses[step] if step < len(policy.responses) else LoopResponse.FAIL
+    if response is LoopResponse.PARK and state.parent is not None and state.headless:
+        response = LoopResponse.FAIL  # a delegate that nobody looks after would keep its parent waiting
     if response is LoopResponse.FAIL:
         return announce(state, AgentState.ERROR, STUCK, code=STUCK_CODE)
     found = _found(state, loop)

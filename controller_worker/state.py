@@ -6,6 +6,7 @@ Does not: hold what the model sees; that is read from the log (`memory`).
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,10 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from broker.actions import TaskItem
 from broker.agent_state import AgentState
-from broker.events import AgentSpec, Limits, Tenancy, ToolCallMetadata, WorkspaceSpec
+from broker.events import AgentSpec, Limits, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 8
+SNAPSHOT_VERSION = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,54 @@ class PendingAction:
     tool_call_metadata: ToolCallMetadata | None = None
     trace: Trace | None = None
     is_awaiting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateEnd:
+    """What a delegate has brought back, until it is told."""
+
+    conversation_id: str
+    content: str
+    outputs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    """A conversation that this one has begun for a part of its work, until its end is told.
+
+    Attributes:
+        id: the action that asks for it.
+        turn_id: the reply that holds that action.
+        is_any: the step waits for any of the turn's delegates only.
+        is_answered: the action has its observation; no step waits for it.
+        refusal: why it is not started, or empty.
+        iterations, budget_usd, tokens: what it may use up.
+    """
+
+    id: int
+    agent: str
+    tool_call_metadata: ToolCallMetadata | None
+    turn_id: int
+    is_background: bool = False
+    is_any: bool = False
+    is_answered: bool = False
+    refusal: str = ""
+    iterations: int = 0
+    budget_usd: float | None = None
+    tokens: int | None = None
+    end: DelegateEnd | None = None
+
+    def but(self, **changes: Any) -> Delegate:
+        """Return the delegate with other values in some of its fields."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the delegates are to be told, and the event of the parent's log because of which."""
+
+    state: AgentState
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +154,11 @@ class State:
         asked_id: the action that a person is asked to confirm.
         answer_id: the event in which a person answered.
         confirmed_id: the copy that runs because it was confirmed.
+        parent: whose delegate it is; at `delegate_level` 0 nobody's.
+        delegates: those whose end is not told yet.
+        delegated_iterations: steps of delegates that have ended.
+        order: what the delegates are to be told.
+        result_id: the action that ended the latest turn.
     """
 
     version: int = 0
@@ -147,6 +201,12 @@ class State:
     asked_id: int | None = None
     answer_id: int = 0
     confirmed_id: int = 0
+    parent: Parent | None = None
+    delegate_level: int = 0
+    delegates: tuple[Delegate, ...] = ()
+    delegated_iterations: int = 0
+    order: Order | None = None
+    result_id: int = 0
     acceptance: Acceptance = Acceptance()
 
 

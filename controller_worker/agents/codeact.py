@@ -24,6 +24,7 @@ class CodeActAgent:
             (spec.enable_cmd, tool_schemas.EXECUTE_BASH),
             (spec.enable_think, tool_schemas.THINK),
             (spec.enable_finish, tool_schemas.FINISH),
+            (spec.enable_delegation, tool_schemas.DELEGATE),
             (can_condense, tool_schemas.REQUEST_CONDENSATION),
             (spec.enable_plan_mode, TASK_TRACKER),
             (spec.enable_editor, tool_schemas.STR_REPLACE_EDITOR),

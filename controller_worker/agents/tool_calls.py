@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from broker.actions import (
+    AgentDelegateAction,
     AgentFinishAction,
     AgentThinkAction,
     CmdRunAction,
@@ -202,6 +203,15 @@ def _think(arguments: Mapping[str, Any]) -> Action:
     return AgentThinkAction(thought=required_text(arguments, "thought", "think"))
 
 
+def _delegate(arguments: Mapping[str, Any]) -> Action:
+    return AgentDelegateAction(
+        agent=required_text(arguments, "agent", "delegate"),
+        inputs={"task": required_text(arguments, "task", "delegate")},
+        background=arguments.get("background", False),
+        join=arguments.get("join", "all"),
+    )
+
+
 def _finish(arguments: Mapping[str, Any]) -> Action:
     return AgentFinishAction(final_thought=required_text(arguments, "message", "finish"))
 
@@ -211,6 +221,7 @@ _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
     "str_replace_editor": _edit,
     "think": _think,
     "finish": _finish,
+    "delegate": _delegate,
     "request_condensation": lambda _: CondensationRequestAction(),
     "task_tracker": task_tracking_action,
     "grep": grep_action,

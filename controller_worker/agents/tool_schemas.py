@@ -74,6 +74,32 @@ REQUEST_CONDENSATION = ToolSpec(
     parameters={"type": "object", "properties": {}, "required": []},
 )
 
+DELEGATE = ToolSpec(
+    name="delegate",
+    description=(
+        "Hand a task to another agent, which works on it by itself and reports its result. It sees the workspace but "
+        "nothing of this conversation: the task must say everything it needs. Several calls in one turn work at the "
+        "same time."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "agent": {"type": "string", "description": "The agent's name, such as CodeActAgent."},
+            "task": {"type": "string", "description": "What is to be done, and what is to be reported."},
+            "background": {
+                "type": "boolean",
+                "description": "true: go on at once; the result is told when it is there. Default false.",
+            },
+            "join": {
+                "type": "string",
+                "enum": ["all", "any"],
+                "description": "Of several calls in one turn: wait for all of them (default), or for the first.",
+            },
+        },
+        "required": ["agent", "task"],
+    },
+)
+
 STR_REPLACE_EDITOR = ToolSpec(
     name="str_replace_editor",
     description=(

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from broker import codec
 from broker.actions import CmdRunAction, CondensationAction, MCPAction, MessageAction
 from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
-from broker.events import Event, Part, plain_json, replace_surrogates
+from broker.events import AgentSpec, Event, Part, plain_json, replace_surrogates
 from broker.loop_policy import LoopPolicy
 from broker.observations import CmdOutputObservation, FileReadObservation, MCPObservation
 from broker.specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, GoalSpec, NoOpCondenserSpec
@@ -75,6 +75,8 @@ def _parts(part: type) -> st.SearchStrategy[Any]:
         "max_iterations": st.integers(1, 10**6),
         "max_budget_usd": st.none() | st.floats(0.01, 1e6),
         "condenser": st.sampled_from([DEFAULT_CONDENSER, NoOpCondenserSpec(), AmortizedForgettingCondenserSpec()]),
+        "max_delegate_level": st.integers(0, 9),
+        "delegates": st.sampled_from([{}, {"Helper": AgentSpec(name="CodeActAgent")}]),
         "max_tokens": st.none() | st.integers(1, 10**9),
         "max_seconds": st.none() | st.floats(0.01, 1e6),
         "goal": st.none() | st.just(GoalSpec(check="make test", max_refusals=0, timeout_seconds=1.5)),
@@ -105,7 +107,7 @@ for _part in Part.__subclasses__():
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 50
+    assert len(KINDS) == 51
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 

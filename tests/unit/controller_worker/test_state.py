@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from broker.actions import TaskItem
 from broker.agent_state import AgentState
-from broker.events import AgentSpec, Limits, LLMSpec, Tenancy, ToolCallMetadata, WorkspaceSpec
+from broker.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.state import (
     SNAPSHOT_VERSION,
+    Delegate,
+    DelegateEnd,
     Acceptance,
     Gate,
+    Order,
     PendingAction,
     State,
     UnansweredMessage,
@@ -71,6 +74,12 @@ FULL = State(
     asked_id=38,
     answer_id=41,
     confirmed_id=39,
+    parent=Parent(conversation_id="conversation-0", delegate_id=9),
+    delegate_level=1,
+    delegates=(Delegate(7, "CodeActAgent", METADATA, 6, iterations=5, end=DelegateEnd("d1", "done", {"a": 1})),),
+    delegated_iterations=4,
+    order=Order(AgentState.PAUSED, 8),
+    result_id=36,
     acceptance=Acceptance(check_id=41, refusals=1, is_refused=True, is_accepted=True),
 )
 
@@ -123,7 +132,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        8,
+        11,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
@@ -140,7 +149,8 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             ),
             *("task_list", "prompt_tokens", "completion_tokens"),
             *("reply_id", "recent", "loop", "loops_met", "recovery"),
-            *("asked_id", "answer_id", "confirmed_id", "acceptance"),
+            *("asked_id", "answer_id", "confirmed_id"),
+            *("parent", "delegate_level", "delegates", "delegated_iterations", "order", "result_id", "acceptance"),
         ],
     )
 

@@ -1,0 +1,183 @@
+"""A parent and three delegates on different workers, each killed once: every result is told once, nothing runs twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.actions import AgentDelegateAction
+from broker.agent_state import AgentState
+from broker.conversations import Conversations
+from broker.events import AgentSpec, DelegateEnded, LLMSpec
+from broker.observations import AgentDelegateObservation
+from broker.standing import standing
+from controller_worker.delegates import conversation_id_of
+from tests.faults.harness import FaultCluster
+
+ONE_EACH = {"DECKHANDS_MAX_CONVERSATIONS": "1"}
+
+
+def delegate_call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": "delegate", "arguments": {"agent": name, "task": f"do part {name}", **arguments}}
+
+
+def part(cluster: FaultCluster, name: str, *, count: int, seconds: float) -> AgentSpec:
+    """An agent that leaves traces of its own in the shared workspace, then reports its name."""
+    turns: list[dict[str, Any]] = []
+    for n in range(count):
+        command = f"echo begin-{name}-{n} >> effects; sleep {seconds}; echo end-{name}-{n} >> effects"
+        turns.append({"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]})
+    turns.append({"tool_calls": [{"name": "finish", "arguments": {"message": f"part {name} is done"}}]})
+    script = cluster.root / f"part-{name}.json"
+    script.write_text(json.dumps({"turns": turns, "latency_seconds": 0.1}))
+    return AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
+
+
+async def begin(cluster: FaultCluster, calls: list[dict[str, Any]], **parts: AgentSpec) -> str:
+    turns = [
+        {"text": "Three at once.", "tool_calls": calls},
+        {"tool_calls": [{"name": "finish", "arguments": {"message": "all parts are done"}}]},
+    ]
+    (cid,) = await cluster.submit(turns, enable_delegation=True, delegates=parts)
+    return cid
+
+
+async def delegates_of(cluster: FaultCluster, cid: str, count: int) -> list[str]:
+    """Wait until the parent has asked for its delegates; return their ids, and note where they work."""
+
+    async def asked() -> bool:
+        return len([e for e in await cluster.client.events(cid) if isinstance(e, AgentDelegateAction)]) == count
+
+    await cluster.until(asked, what="delegate actions")
+    actions = [e.id for e in await cluster.client.events(cid) if isinstance(e, AgentDelegateAction)]
+    ids = [conversation_id_of(cid, action_id) for action_id in actions]
+    for delegate_id in ids:
+        (cluster.root / f"{delegate_id}.where").write_text((cluster.root / f"{cid}.where").read_text())
+    return ids
+
+
+async def taken_over(cluster: FaultCluster) -> dict[str, str]:
+    """From whom each conversation was taken over the last time."""
+    takeovers = await Conversations(cluster.client.store).takeovers()
+    return {takeover.conversation_id: takeover.from_worker for takeover in takeovers}
+
+
+async def kill_owner(cluster: FaultCluster, conversation_id: str) -> None:
+    """Kill whoever owns a conversation, put another worker in its place, and wait for the takeover."""
+    pids = {str(worker.pid): name for name, worker in cluster.workers.items()}
+    victim: list[str] = []
+
+    async def is_owned() -> bool:
+        owner = (await cluster.client.row(conversation_id)).owner
+        victim[:] = [pids[pid] for pid in owner.split("-") if pid in pids]
+        return bool(victim)
+
+    await cluster.until(is_owned, what=f"an owner of {conversation_id}")
+    cluster.kill(victim[0])
+    cluster.start_controller(f"after-{victim[0]}", **ONE_EACH)
+
+    async def is_taken_over() -> bool:
+        return conversation_id in await taken_over(cluster)
+
+    await cluster.until(is_taken_over, what=f"a takeover of {conversation_id}")
+
+
+async def test_parent_and_three_delegates_each_killed_once(cluster: FaultCluster) -> None:
+    cluster.start_tool()
+    cluster.start_controller("parent-victim", DECKHANDS_FAILPOINTS="controller.delegate_begun:kill@2")
+    parts = {name: part(cluster, name, count=3, seconds=2.5) for name in ("a", "b", "c")}
+    cid = await begin(cluster, [delegate_call(name) for name in parts], **parts)
+    assert await cluster.until_ended("parent-victim") == -9
+    ids = await delegates_of(cluster, cid, 3)
+    for name in ("c1", "c2", "c3"):
+        cluster.start_controller(name, **ONE_EACH)
+    for number, delegate_id in enumerate(ids):
+        await cluster.until(lambda n=number: f"begin-{'abc'[n]}-0" in cluster.effects(cid), what="work")
+        if delegate_id not in await taken_over(cluster):
+            await kill_owner(cluster, delegate_id)
+    await cluster.settle([cid, *ids])
+    await cluster.check([cid, *ids], commands=9)
+    victims = await taken_over(cluster)
+    assert {cid, *ids} <= victims.keys()
+    assert len({victims[one] for one in (cid, *ids)}) >= 2
+    await check_results(cluster, cid, count=3)
+
+
+async def check_results(cluster: FaultCluster, cid: str, *, count: int) -> None:
+    """Each delegate reported once, and was told of once, as the answer to its action."""
+    events = await cluster.client.events(cid)
+    results = [event for event in events if isinstance(event, AgentDelegateObservation)]
+    assert sorted(str(one.outputs["result"]) for one in results) == [f"part {name} is done" for name in "abc"[:count]]
+    assert [one.cause for one in results] == [one.delegate_id for one in results]
+    assert len([event for event in events if isinstance(event, DelegateEnded)]) == count
+
+
+@pytest.mark.parametrize(
+    "boundary", ["controller.delegate_begun@1", "controller.before_report@1", "controller.after_report@1"]
+)
+async def test_a_delegate_is_begun_and_reported_once_when_its_worker_dies_at(
+    cluster: FaultCluster, boundary: str
+) -> None:
+    name, _, hit = boundary.partition("@")
+    cluster.start_tool()
+    cluster.start_controller("victim", DECKHANDS_FAILPOINTS=f"{name}:kill@{hit}")
+    cid = await begin(cluster, [delegate_call("a")], a=part(cluster, "a", count=1, seconds=0.1))
+    assert await cluster.until_ended("victim") == -9
+    cluster.start_controller("survivor")
+    ids = await delegates_of(cluster, cid, 1)
+    await cluster.settle([cid, *ids])
+    await cluster.check([cid, *ids], commands=1)
+    await check_results(cluster, cid, count=1)
+
+
+async def test_a_cancel_goes_down_the_tree(cluster: FaultCluster) -> None:
+    cluster.start_tool()
+    cluster.start_controller("c1")
+    parts = {"a": part(cluster, "a", count=1, seconds=600)}
+    cid = await begin(cluster, [delegate_call("a")], **parts)
+    (delegate_id,) = await delegates_of(cluster, cid, 1)
+    await cluster.until(lambda: "begin-a-0" in cluster.effects(cid), what="work")
+    await cluster.client.pause(cid)
+    await cluster.until_kind(delegate_id, "action.change_agent_state")
+    await cluster.client.cancel(cid)
+
+    async def is_stopped() -> bool:
+        return standing(await cluster.client.events(delegate_id)).state is AgentState.STOPPED
+
+    await cluster.until(is_stopped, what="the delegate's stop")
+    await cluster.settle([cid, delegate_id])
+    assert "end-a-0" not in cluster.effects(cid)
+
+
+async def test_an_agent_that_does_not_exist_is_an_observation(cluster: FaultCluster) -> None:
+    cluster.start_tool()
+    cluster.start_controller("c1")
+    cid = await begin(cluster, [delegate_call("NoSuchAgent")])
+    await cluster.settle([cid])
+    await cluster.check([cid], commands=0)
+    (error,) = [event for event in await cluster.client.events(cid) if event.kind == "observation.error"]
+    assert error.sentence == ("There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent, ReadOnlyAgent.")
+
+
+async def test_a_delegate_in_the_background_is_told_of_when_it_ends(cluster: FaultCluster) -> None:
+    cluster.start_tool()
+    cluster.start_controller("c1")
+    parts = {"a": part(cluster, "a", count=1, seconds=0.1)}
+    slow = {
+        "name": "execute_bash",
+        "arguments": {"command": "until grep -q end-a-0 effects; do sleep 0.1; done; sleep 1"},
+    }
+    turns = [
+        {"tool_calls": [delegate_call("a", background=True)]},
+        {"tool_calls": [slow]},
+        {"tool_calls": [{"name": "think", "arguments": {"thought": "it is there"}}]},
+        {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
+    ]
+    (cid,) = await cluster.submit(turns, enable_delegation=True, delegates=parts)
+    ids = await delegates_of(cluster, cid, 1)
+    await cluster.settle([cid, *ids])
+    await cluster.check([cid, *ids], commands=1)
+    (result,) = [e for e in await cluster.client.events(cid) if isinstance(e, AgentDelegateObservation)]
+    assert (result.cause, result.outputs) == (None, {"result": "part a is done"})

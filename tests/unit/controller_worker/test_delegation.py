@@ -1,0 +1,279 @@
+"""Delegation in the core: waiting for delegates, their ends, their shares, and what cannot be delegated."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.actions import AgentDelegateAction
+from broker.agent_state import AgentState
+from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
+from broker.invariants import violations
+from broker.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
+from controller_worker.control_flags import limit_reached
+from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, apply, fold
+from controller_worker.delegates import conversation_id_of, is_over, spec_of
+from controller_worker.effects import AwaitDelegates
+from controller_worker.state import Order, State, snapshot_of, state_from
+from tests.controller_parts import CID, Core, bash, call, finish, started, think
+
+ABLE = AgentSpec(enable_delegation=True)
+
+
+def delegate(call_id: str = "d1", **arguments: Any) -> ModelToolCall:
+
+    return call("delegate", json.dumps({"agent": "CodeActAgent", "task": "look", **arguments}), call_id)
+
+
+def ended(core: Core, delegate_id: int, content: str = "CodeActAgent finishes task with a: 1", **fields: Any) -> Effect:
+    """Let a delegate report its end."""
+    event = DelegateEnded(
+        delegate_id=delegate_id,
+        conversation_id=conversation_id_of(CID, delegate_id),
+        agent_state=AgentState.FINISHED,
+        content=content,
+        **{"outputs": {"a": 1}, "iterations": 2, "cost_usd": 0.5, "prompt_tokens": 30} | fields,
+    )
+    core.put(event)
+    return core.run()
+
+
+def results(core: Core) -> list[AgentDelegateObservation]:
+    return [event for event in core.events if isinstance(event, AgentDelegateObservation)]
+
+
+def started_in_background(core: Core, delegate_id: int) -> Effect:
+    """Let the shell say that a background delegate has been begun."""
+    action = core.event(delegate_id)
+    return core.append(
+        SuccessObservation(content="works", cause=delegate_id, tool_call_metadata=action.tool_call_metadata)
+    )
+
+
+# Waiting and ends
+
+
+def test_a_delegate_is_waited_for_and_its_end_told_once() -> None:
+    core = started(agent=ABLE)
+    assert core.reply(delegate()) == AwaitDelegates((8,))
+    assert ended(core, 8) == CallModel(2, 1)
+    (result,) = results(core)
+    assert (result.cause, result.delegate_id, result.outputs) == (8, 8, {"a": 1})
+    assert result.content == "Delegated agent finished with result:\n\nCodeActAgent finishes task with a: 1"
+    assert result.tool_call_metadata == core.event(8).tool_call_metadata
+    assert core.state.delegates == ()
+    assert ended(core, 8) == CallModel(2, 1)
+    assert len(results(core)) == 1
+
+
+def test_several_are_waited_for_together() -> None:
+    core = started(agent=ABLE)
+    assert core.reply(delegate("a"), delegate("b"), delegate("c")) == AwaitDelegates((8, 9, 10))
+    assert ended(core, 9) == AwaitDelegates((8, 10))
+    assert ended(core, 8) == AwaitDelegates((10,))
+    assert ended(core, 10) == CallModel(2, 1)
+
+
+def test_tools_of_the_turn_come_first_and_a_finish_waits() -> None:
+    core = started(agent=ABLE)
+    assert core.reply(delegate(), bash(), finish()) == AwaitTools((9,))
+    assert core.observe(9) == AwaitDelegates((8,))
+    assert core.states() == ["running"]
+    assert ended(core, 8) == Rest()
+    assert core.states() == ["running", "finished"]
+
+
+def test_any_of_several_is_enough_and_the_others_go_on() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate("a", join="any"), delegate("b", join="any"))
+    assert ended(core, 9) == CallModel(2, 1)
+    goes_on = core.events[-1]
+    assert isinstance(goes_on, SuccessObservation)
+    assert goes_on.cause == 8
+    core.reply(think())
+    assert ended(core, 8) == CallModel(3, 1)
+    assert [(one.delegate_id, one.cause) for one in results(core)] == [(9, 9), (8, None)]
+
+
+def test_in_the_background_the_end_is_told_when_it_is_there() -> None:
+    core = started(agent=ABLE)
+    assert core.reply(delegate(background=True)) == AwaitDelegates((8,))
+    assert started_in_background(core, 8) == CallModel(2, 1)
+    core.reply(bash())
+    core.observe(core.state.pending[0].id)
+    assert ended(core, 8) == CallModel(3, 1)
+    (result,) = results(core)
+    assert (result.cause, result.tool_call_metadata, result.delegate_id) == (None, None, 8)
+
+
+# What cannot be delegated
+
+
+@pytest.mark.parametrize("arguments", [{"task": ""}, {"task": "  "}])
+def test_without_a_task_the_model_is_told(arguments: dict[str, Any]) -> None:
+    core = started(agent=ABLE)
+    assert core.reply(delegate(**arguments)) == CallModel(2, 1)
+    answer = core.events[-1]
+    assert isinstance(answer, ErrorObservation)
+    assert (answer.cause, answer.content) == (8, "The delegate was not started: its inputs hold no task.")
+    assert core.state.delegates == ()
+
+
+def test_the_depth_is_limited() -> None:
+    core = started(agent=ABLE, limits=Limits(max_delegate_level=0))
+    assert core.reply(delegate()) == CallModel(2, 1)
+    answer = core.events[-1]
+    assert isinstance(answer, ErrorObservation)
+    assert "0 levels deep" in answer.content
+
+
+def test_the_level_of_a_delegate_is_its_parents() -> None:
+    created = ConversationCreated(conversation_id="d1", parent=Parent(conversation_id=CID, delegate_id=8, level=2))
+    state = apply(State(), with_id(created, 1))
+    assert (state.delegate_level, state.parent) == (2, created.parent)
+
+
+def test_a_delegate_without_anything_left_is_refused() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=2))
+    core.reply(delegate("a"), delegate("b"))
+    texts = {e.cause: e.content for e in core.events if isinstance(e, ErrorObservation)}
+    assert texts == {
+        8: "The delegate was not started: there is nothing left of the iterations for it.",
+        9: "The delegate was not started: there is nothing left of the iterations for it.",
+    }
+
+
+# Shares
+
+
+def test_what_is_left_is_divided_and_what_was_used_is_added() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=11, max_budget_usd=4.25, max_tokens=1_110))
+    core.reply(delegate("a"), delegate("b"))
+    assert [(one.iterations, one.budget_usd, one.tokens) for one in core.state.delegates] == [(5, 2.0, 500)] * 2
+    ended(core, 8, iterations=5, cost_usd=1.0, prompt_tokens=100)
+    ended(core, 9, iterations=4, cost_usd=0.5, prompt_tokens=0)
+    state = core.state
+    assert (state.iteration, state.delegated_iterations, state.cost_usd, state.prompt_tokens) == (1, 9, 1.75, 200)
+    assert core.reply(think()) == Rest()
+    assert core.state.last_error == (
+        "RuntimeError: Agent reached maximum iteration. Current iteration: 11, max iteration: 11"
+    )
+
+
+def test_one_alone_gets_all_that_is_left() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=11))
+    core.reply(delegate())
+    assert core.state.delegates[0].iterations == 10
+
+
+def test_beside_a_background_delegate_the_parent_keeps_a_share_and_waits_when_it_is_used_up() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=5))
+    core.reply(delegate(background=True))
+    assert core.state.delegates[0].iterations == 2
+    started_in_background(core, 8)
+    assert core.reply(think("a")) == CallModel(3, 1)
+    assert core.reply(think("b")) == AwaitDelegates(())
+    assert limit_reached(core.state) is None
+    assert ended(core, 8, iterations=1) == CallModel(4, 1)
+
+
+# States down the tree
+
+
+@pytest.mark.parametrize(("asked", "told"), [("paused", AgentState.PAUSED), ("stopped", AgentState.STOPPED)])
+def test_what_a_person_asks_for_is_told_to_the_delegates(asked: str, told: AgentState) -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate())
+    core.ask(asked)
+    assert core.run() == Rest()
+    assert core.state.order == Order(told, len(core.events))
+
+
+def test_a_resume_is_told_too() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate())
+    core.ask("paused")
+    core.run()
+    core.ask("running")
+    assert core.run() == AwaitDelegates((8,))
+    assert core.state.order == Order(AgentState.RUNNING, len(core.events))
+
+
+def test_a_stop_answers_the_action_and_what_is_reported_later_is_told_without_a_cause() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate())
+    core.ask("stopped")
+    core.run()
+    answer = core.events[-2]
+    assert isinstance(answer, ErrorObservation)
+    assert (answer.cause, answer.error_id) == (8, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED")
+    assert ended(core, 8, "CodeActAgent was stopped.") == Rest()
+    assert [(one.delegate_id, one.cause) for one in results(core)] == [(8, None)]
+    assert violations(core.events, conversation_id=CID) == []
+
+
+def test_a_finish_stops_what_still_works_in_the_background() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate(background=True))
+    started_in_background(core, 8)
+    assert core.reply(finish()) == Rest()
+    assert core.state.order is not None
+    assert core.state.order.state is AgentState.STOPPED
+
+
+# What a delegate is
+
+
+def test_a_delegate_is_what_its_parent_says_and_asks_when_its_parent_asks() -> None:
+    small = AgentSpec(name="ReadOnlyAgent", llm={"model": "acme/small"})
+    parent = AgentSpec(llm={"model": "acme/large"}, delegates={"scout": small}, confirmation={"mode": "always"})
+    scout = spec_of(parent, "scout")
+    assert (scout.name, scout.llm.model, scout.confirmation.mode) == ("ReadOnlyAgent", "acme/small", "always")
+    same = spec_of(parent, "CodeActAgent")
+    assert (same.name, same.llm.model) == ("CodeActAgent", "acme/large")
+
+
+@pytest.mark.parametrize(
+    ("state", "headless", "over"),
+    [
+        ("finished", True, True),
+        ("error", False, True),
+        ("stopped", True, True),
+        ("awaiting_user_input", True, True),
+        ("awaiting_user_confirmation", True, True),
+        ("awaiting_user_input", False, False),
+        ("paused", True, False),
+        ("running", True, False),
+    ],
+)
+def test_when_a_delegate_has_ended(state: str, headless: bool, over: bool) -> None:
+    assert is_over(State(agent_state=AgentState(state), headless=headless)) is over
+
+
+def test_delegates_survive_snapshots() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate("a", join="any"), delegate("b", join="any"))
+    ended(core, 9)
+    core.reply(delegate("c", background=True))
+    started_in_background(core, core.state.delegates[-1].id)
+    core.ask("paused")
+    core.run()
+    ended(core, 8)
+    for version in range(1, len(core.events) + 1):
+        snapshot = state_from(snapshot_of(fold(State(), core.events[:version])))
+        assert snapshot is not None
+        assert fold(snapshot, core.events[version:]) == core.state
+
+
+def test_an_end_of_a_delegate_that_is_none_means_nothing() -> None:
+    core = started(agent=ABLE)
+    assert ended(core, 99) == CallModel(1, 1)
+    assert results(core) == []
+
+
+def test_without_the_tool_nothing_is_delegated() -> None:
+    core = started()
+    core.reply(delegate())
+    assert not any(isinstance(event, AgentDelegateAction) for event in core.events)
