@@ -144,6 +144,7 @@ def model_environment(backend: str, url: str) -> dict[str, str]:
         "LLM_BASE_URL": f"{url}/v1",
         "LLM_API_KEY": "none",
         "LLM_BACKEND": backend,
+        "LLM_NATIVE_TOOL_CALLING": "true",
     }
 
 

@@ -15,6 +15,7 @@ from broker.settings import BrokerSettings
 
 SANDBOXES = ("auto", "bwrap", "none")
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
+PROFILES_VARIABLE = "LLM_CONFIG"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class FaceSettings:
         url: the store named by DECKHANDS_URL; None when none is named.
         home: where embedded clusters and runs live.
         model: the model named by the environment; None when none is named.
+        has_profiles: whether a file of model profiles is named, which may name the model.
         sandbox: the strongest sandbox to use here: `auto`, `bwrap` or `none`.
         debug: tracebacks instead of one-line errors.
         environment: everything, for the workers.
@@ -34,6 +36,7 @@ class FaceSettings:
     shards: int
     home: Path
     model: str | None
+    has_profiles: bool
     sandbox: str
     debug: bool
     environment: Mapping[str, str]
@@ -53,6 +56,7 @@ class FaceSettings:
             shards=broker.shards,
             home=broker.home.absolute(),
             model=next((found for name in MODEL_VARIABLES if (found := env.get(name, "").strip())), None),
+            has_profiles=bool(env.get(PROFILES_VARIABLE, "").strip()),
             sandbox=broker.sandbox,
             debug=broker.debug,
             environment=dict(env),

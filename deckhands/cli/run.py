@@ -63,7 +63,7 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
     text = read_task(options["argument"], options["text"], file=options["file"])
     directory = check_directory(options["workspace"])
     model = options["model"] or settings.model
-    if model is None:
+    if model is None and not settings.has_profiles:
         raise UsageError(
             "No model is configured.",
             remedy="Set LLM_MODEL and LLM_API_KEY (and LLM_BASE_URL for a server of your own), or pass --model. "

@@ -1,0 +1,39 @@
+"""docs/models.md is true: its profiles can be read, and it names every setting and every error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from controller_worker.llm.config import SAME_ELSEWHERE, LLMConfig
+from controller_worker.llm.errors import MODEL_ERRORS
+from controller_worker.llm.profiles import Profiles
+
+DOCS = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text("\n".join(re.findall(r"```toml\n(.*?)```", DOCS, re.DOTALL)))
+    keys = {name: f"key of {name}" for name in re.findall(r"\$\{(\w+)\}", DOCS)}
+    profiles = Profiles.from_env({"LLM_CONFIG": str(path)} | keys)
+    assert profiles.names == ("spare", "long", "local", "auto")
+    named = {name: profiles.named(name) for name in profiles.names}
+    assert named["spare"].secrets == ("key of SECOND_KEY",)
+    router = named["auto"].router
+    assert router is not None
+    assert router.profiles == {"local", "long"}
+
+
+def test_every_setting_is_named() -> None:
+    listed = set(re.findall(r"`(\w+)`", DOCS.partition("## All settings")[2]))
+    assert set(LLMConfig.model_fields) <= listed
+
+
+def test_every_error_is_where_it_belongs() -> None:
+    rows = re.findall(r"\| (`[^|]+) \| (yes|no) \| (yes|only[^|]+) \|", DOCS)
+    told = {code: (again, asked) for codes, again, asked in rows for code in re.findall(r"`(\w+)`", codes)}
+    assert told.keys() == MODEL_ERRORS.keys()
+    for code, (again, asked) in told.items():
+        assert (again == "yes") == MODEL_ERRORS[code].retryable, code
+        assert (asked != "yes") == (code in SAME_ELSEWHERE), code
