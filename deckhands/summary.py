@@ -20,6 +20,8 @@ from broker.standing import Standing
 LIMIT_ERRORS = (
     "RuntimeError: Agent reached maximum iteration.",
     "RuntimeError: Agent reached maximum budget for conversation.",
+    "RuntimeError: Agent reached maximum number of tokens for conversation.",
+    "RuntimeError: Agent reached maximum time for conversation.",
 )
 """How the error of a conversation begins that has used up a limit (OpenHands section 4.3 and 4.4)."""
 

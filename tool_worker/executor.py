@@ -19,7 +19,7 @@ from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, 
 from broker.actions import OfferedToolAction
 from broker.errors import CorruptEntry, DeckhandsError, EventUnfit, StoreError, StoreTooNew, UnknownKind
 from broker.event_log import EventLog
-from broker.events import Action, Observation
+from broker.events import Action, ConfirmationStatus, Observation
 from broker.failpoints import failpoint
 from broker.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.tool_specs import OutcomePolicy, outcome_policy
@@ -104,6 +104,10 @@ class Executor:
             action = await self._action(delivery)
         except (CorruptEntry, StoreTooNew, UnknownKind) as error:
             return ErrorObservation(content=str(error), error_id=error.code, cause=delivery.action_id)
+        status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
+        if status is not ConfirmationStatus.CONFIRMED:
+            text = "The action was not carried out: nobody has confirmed it."
+            return answering(action, ErrorObservation(content=text, error_id="not_confirmed"))
         try:
             if claim.attempt > MAX_ATTEMPTS:
                 text = f"The action was given up after {MAX_ATTEMPTS} workers died with it. It may have taken effect."

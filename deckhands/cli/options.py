@@ -35,6 +35,8 @@ def task_options(command: F) -> F:
         click.option("--model", help="Which model it uses; LLM_MODEL if not given."),
         click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=500, show_default=True),
         click.option("-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="In USD."),
+        click.option("--max-tokens", type=click.IntRange(min=1), help="Of all model calls, in and out."),
+        click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), help="How long the agent may work."),
         click.option(
             "--tool",
             "tools",
@@ -120,4 +122,9 @@ def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
 
 def limits_of(options: dict[str, Any]) -> Limits:
     """Return the limits that the options describe."""
-    return Limits(max_iterations=options["max_iterations"], max_budget_usd=options["max_budget"])
+    return Limits(
+        max_iterations=options["max_iterations"],
+        max_budget_usd=options["max_budget"],
+        max_tokens=options["max_tokens"],
+        max_seconds=options["max_seconds"],
+    )

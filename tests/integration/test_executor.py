@@ -10,7 +10,7 @@ from broker import codec
 from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed
 from broker.actions import CmdRunAction, FileReadAction
 from broker.event_log import EventLog
-from broker.events import ConversationCreated, WorkspaceSpec
+from broker.events import ConfirmationStatus, ConversationCreated, WorkspaceSpec
 from broker.observations import CmdOutputObservation, ErrorObservation, OutcomeUnknownObservation
 from broker.store import Store
 from tests.integration.workspace_hosts import opened
@@ -67,6 +67,22 @@ async def test_after_a_reboot_what_may_be_repeated_is_repeated(memory_store: Sto
         await executor.execute(await delivery_of(log, 2), ActionReclaimed(2, "tool-0"))
     observation = (await log.read("conversation"))[-1]
     assert observation.kind == "observation.read"
+
+
+@pytest.mark.parametrize("status", [ConfirmationStatus.AWAITING_CONFIRMATION, ConfirmationStatus.REJECTED])
+async def test_an_action_that_nobody_has_confirmed_is_not_run(
+    memory_store: Store, tmp_path: Path, status: ConfirmationStatus
+) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="echo effect >> effects", confirmation_state=status)])
+    async with opened(tmp_path) as workspaces:
+        executor = Executor(log, workspaces, worker_id="tool-1")
+        await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
+    observation = (await log.read("conversation"))[-1]
+    assert isinstance(observation, ErrorObservation)
+    assert (observation.cause, observation.error_id) == (2, "not_confirmed")
+    assert not (tmp_path / "conversation").exists()
 
 
 def journal_of_an_earlier_boot(root: Path) -> None:
