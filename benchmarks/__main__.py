@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import crowd, idling, machine, recording, restoring, stepping
+from benchmarks import crowd, governor, idling, machine, recording, restoring, stepping
 from benchmarks.bench import Bench, Size
 from benchmarks.figures import Result, table
 from benchmarks.peer.sdk import Sdk, set_up
@@ -27,6 +27,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "bash": stepping.measure_bash,
     "crowd": crowd.measure,
     "idling": idling.measure,
+    "governor": governor.measure,
 }
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "append": ("--rounds", "50"),

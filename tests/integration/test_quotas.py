@@ -151,12 +151,23 @@ async def test_a_killed_worker_leaks_no_reservation(crowd: Crowd) -> None:
         return len(found) == 2 and first in found
 
     await crowd.until(is_served_by_two, what="the second worker")
+    assert await held_by(crowd, first) == 4
     crowd.kill("c1")
-    await crowd.until(lambda: crowd.provider.counts()["in_flight"] == 0, what="the end of its calls")
     killed = time.monotonic()
-    await crowd.until(lambda: crowd.provider.counts()["in_flight"] == 4, what="calls in its places")
+
+    async def is_free() -> bool:
+        return await held_by(crowd, first) == 0
+
+    await crowd.until(is_free, what="its places")
     assert time.monotonic() - killed < 5.0
-    assert crowd.provider.counts()["received"] == 8
+    await crowd.until(lambda: crowd.provider.counts()["received"] == 8, what="calls in its places")
+
+
+async def held_by(crowd: Crowd, worker_id: str) -> int:
+    """Return how many places a worker holds."""
+    key = f"{crowd.client.store.all_shards[0].quota('openai_-any-')}:held"
+    held = await crowd.client.store.connection.call("HGETALL", key)
+    return sum(worker_id.encode() in text for text in held[1::2])
 
 
 BUDGET = (30, "--latency", "0.05")
