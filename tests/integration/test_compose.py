@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from broker.secrets import parsed_key
 from broker.settings import BrokerSettings
 from tool_worker.sandbox.seccomp import REFUSED
 
@@ -85,6 +86,14 @@ def test_only_the_controller_has_the_model_s_key_and_only_services_that_need_it_
     assert yaml.safe_load(COMPOSE.read_text())["networks"]["inside"] == {"internal": True}
 
 
+def test_who_works_with_secrets_has_their_key_and_nobody_else() -> None:
+    assert {name for name in services() if "DECKHANDS_SECRET_KEY" in services()[name].get("environment", {})} == {
+        *("controller", "tools", *PASSING)
+    }
+    used = re.findall(r"\$\{SECRET_KEY([^}]*)\}", COMPOSE.read_text())
+    assert set(used) == {":?run deploy/make-env"}
+
+
 def test_only_setup_and_cli_are_admin() -> None:
     admins = {name for name, service in services().items() if "//admin:" in json.dumps(service.get("environment", {}))}
     assert admins == PASSING
@@ -129,12 +138,20 @@ def test_passwords_are_made_fresh_and_kept(tmp_path: Path) -> None:
         assert re.findall(r"^(\w+)=[0-9a-f]{48}$", file.read_text(), re.MULTILINE) == [
             *("ADMIN_PASSWORD", "WORKER_PASSWORD", "QUEUE_PASSWORD", "FLOWER_PASSWORD")
         ]
-    found = [line for file in made for line in re.findall(r"=(\w{48})", file.read_text())]
+    found = [line for file in made for line in re.findall(r"=(\w{48})$", file.read_text(), re.MULTILINE)]
     assert len(set(found)) == 8
+    keys = {secret_key(file) for file in made}
+    assert len(keys) == 2
+    assert {len(parsed_key(key)) for key in keys} == {32}
     before = made[0].read_text()
     again = subprocess.run([made[0].parent / "deploy" / "make-env"], check=False, capture_output=True)
     assert again.returncode != 0
     assert made[0].read_text() == before
+
+
+def secret_key(file: Path) -> str:
+    (key,) = re.findall(r"^SECRET_KEY=(.+)$", file.read_text(), re.MULTILINE)
+    return key
 
 
 def made_env(folder: Path) -> Path:

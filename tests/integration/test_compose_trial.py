@@ -1,7 +1,7 @@
 """The containers, tried with a real engine: up, at work, killed, hung, and watched.
 
-The image is built unless there is one; `IMAGE` names another one, `BASE_IMAGE` another base to build it from. Run by
-`pytest -m docker`.
+The image is built unless there is one; `IMAGE` names another one, `BASE_IMAGE` another base to build it from. What the
+containers logged is kept beside the test's other files, in `containers.log`. Run by `pytest -m docker`.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         )
         yield project
     finally:
+        (folder / "containers.log").write_text(project.compose("logs", "--no-color", "--timestamps"))
         project.compose("down", "--volumes", "--timeout", "20", limit=UP_LIMIT_SECONDS)
 
 
@@ -119,6 +120,7 @@ def _write_scripts(folder: Path) -> None:
             "unshare --map-root-user true 2>/dev/null || echo no namespaces",
             "echo x 2>/dev/null >/proc/sys/kernel/core_pattern || echo no kernel settings",
         ],
+        "secret": ["echo the token is $API_TOKEN", "echo -n $API_TOKEN | wc -c", "env | grep -c API_ || true"],
     }
     for name, lines in commands.items():
         calls = [{"name": "execute_bash", "arguments": {"command": line, "timeout": 900}} for line in lines]
@@ -187,6 +189,14 @@ def test_a_conversation_reaches_nothing_but_its_workspace(project: Project) -> N
     ]
     held = "the sandbox is bwrap; commands of agents reach their own workspace"
     assert project.compose("logs", "tools").count(held) == 2
+
+
+def test_a_secret_is_for_the_commands_that_name_it(project: Project) -> None:
+    run = ("run", "--rm", "-T", "-e", "API_TOKEN=correct-horse-battery", "cli")
+    model = ("--model", "scripted//scripts/secret.json")
+    conversation_id = project.compose(*run, "submit", "-t", "do it", *model, "--secret", "API_TOKEN").split()[-1]
+    project.deckhands("logs", "-f", conversation_id)
+    assert _outputs(project.events(conversation_id)) == ["the token is <secret_hidden>", "21", "0"]
 
 
 async def test_killed_containers_lose_nothing(project: Project) -> None:
