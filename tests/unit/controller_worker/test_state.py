@@ -16,9 +16,9 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.state import (
     SNAPSHOT_VERSION,
+    Acceptance,
     Delegate,
     DelegateEnd,
-    Acceptance,
     Gate,
     Order,
     PendingAction,
