@@ -6,7 +6,7 @@ Holds: the same events give the same summary, whether it is read from a live sto
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 from typing import Any, Self
@@ -16,6 +16,7 @@ from broker.agent_state import AgentState
 from broker.events import ConversationCreated, Event, EventSource, ModelCallFailed, ModelReply
 from broker.observations import AgentStateChangedObservation
 from broker.standing import Standing
+from deckhands.metrics import Metrics, metrics_of, with_reply
 
 LIMIT_ERRORS = (
     "RuntimeError: Agent reached maximum iteration.",
@@ -64,6 +65,7 @@ class Summary:
         error_code: the class of that failed call, or empty.
         error_detail: what the provider said to it, or empty.
         message: what the agent said last: its final thought, its reason to refuse, its question.
+        metrics: cost, tokens and latency of every call.
     """
 
     conversation_id: str
@@ -85,6 +87,7 @@ class Summary:
     error_code: str
     error_detail: str
     message: str
+    metrics: Metrics = field(default_factory=Metrics)
 
     @property
     def remedy(self) -> str:
@@ -97,7 +100,8 @@ class Summary:
         for name in ("started", "updated"):
             moment = fields[name]
             fields[name] = moment.isoformat() if moment else None
-        return {"summary": True} | fields
+        per_model = {name: metrics.totals() for name, metrics in self.metrics.by_model().items()}
+        return {"summary": True} | fields | {"metrics": self.metrics.get() | {"per_model": per_model}}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
@@ -106,7 +110,9 @@ class Summary:
         Raises:
             KeyError, TypeError, ValueError: they are not the fields of a summary.
         """
-        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__}
+        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name != "metrics"}
+        if "metrics" in fields:  # earlier versions have left none
+            known["metrics"] = Metrics.from_json(fields["metrics"])
         for name in ("started", "updated"):
             known[name] = datetime.fromisoformat(known[name]) if known[name] else None
         return cls(**known)
@@ -136,10 +142,8 @@ class Tally:
         self._started: datetime | None = None
         self._updated: datetime | None = None
         self._replies = 0
-        self._cost_usd = 0.0
+        self._metrics = Metrics()
         self._has_unknown_cost = False
-        self._prompt_tokens = 0
-        self._completion_tokens = 0
         self._model = ""
         self._last_error = ""
         self._failure: ModelCallFailed | None = None
@@ -160,6 +164,7 @@ class Tally:
         match event:
             case ConversationCreated():
                 self._created = event
+                self._metrics = metrics_of([event])
                 self._model = event.agent.llm.model or ""
             case ModelReply():
                 self._add_reply(event)
@@ -186,9 +191,9 @@ class Tally:
             conversation_id=created.conversation_id,
             state=self.standing.state.value,
             iterations=self._replies,
-            cost_usd=round(self._cost_usd, 8),
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._completion_tokens,
+            cost_usd=round(self._metrics.accumulated_cost, 8),
+            prompt_tokens=self._metrics.accumulated_token_usage.prompt_tokens,
+            completion_tokens=self._metrics.accumulated_token_usage.completion_tokens,
             duration_seconds=round(seconds, 3),
             last_event_id=self.last_event_id,
             has_unknown_cost=self._has_unknown_cost,
@@ -202,6 +207,7 @@ class Tally:
             error_code=self._failure.code if self._failure else "",
             error_detail=self._failure.content if self._failure else "",
             message=self._message,
+            metrics=self._metrics,
         )
 
     def _forget_error(self) -> None:
@@ -212,10 +218,8 @@ class Tally:
         if reply.service == "agent":
             self._replies += 1
             self._model = reply.model or self._model
-        self._cost_usd += reply.cost_usd or 0.0
+        self._metrics = with_reply(self._metrics, reply)
         self._has_unknown_cost = self._has_unknown_cost or reply.cost_usd is None
-        self._prompt_tokens += reply.usage.prompt_tokens
-        self._completion_tokens += reply.usage.completion_tokens
 
 
 def summarize(events: Iterable[Event]) -> Summary:

@@ -15,6 +15,7 @@ import click
 from broker.events import Event
 from broker.export import event_line
 from broker.live_text import Piece
+from deckhands.metrics import Metrics
 from deckhands.rendering import Renderer, clean, clean_line
 from deckhands.summary import Summary
 
@@ -76,11 +77,34 @@ def summary_lines(summary: Summary) -> list[str]:
         "Model": summary.model,
         "Workspace": summary.workspace or "",
         "Iterations": str(summary.iterations),
-        "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out",
+        "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cached(summary.metrics),
         "Cost": cost,
+        "Models": _models(summary.metrics),
+        "Latency": _latency(summary.metrics),
         "Duration": f"{summary.duration_seconds:.1f} s",
     }
     return [f"{name + ':':<14}{clean_line(value, limit=1_000)}" for name, value in facts.items() if value]
+
+
+def _cached(metrics: Metrics) -> str:
+    usage = metrics.accumulated_token_usage
+    if not usage.cache_read_tokens and not usage.cache_write_tokens:
+        return ""
+    return f" ({usage.cache_read_tokens:,} read from the cache, {usage.cache_write_tokens:,} written to it)"
+
+
+def _models(metrics: Metrics) -> str:
+    """Return what each model has cost; nothing where there was only one."""
+    models = metrics.by_model()
+    parts = [f"{name} ${found.accumulated_cost:.4f} (calls: {len(found.token_usages)})" for name, found in models.items()]
+    return ", ".join(parts) if len(parts) > 1 else ""
+
+
+def _latency(metrics: Metrics) -> str:
+    totals = metrics.totals()
+    if not totals["longest_latency"]:
+        return ""
+    return f"{totals['mean_latency']:.1f} s a call, {totals['longest_latency']:.1f} s the longest"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -8,12 +8,15 @@ import pytest
 
 from broker.actions import AgentRejectAction, ChangeAgentStateAction, MessageAction
 from broker.events import ModelCallFailed
+from deckhands.metrics import Metrics
 from deckhands.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
 
 
 def test_a_finished_conversation_in_numbers():
-    assert summarize(finished_log()).as_json() == {
+    found = summarize(finished_log()).as_json()
+    assert found.pop("metrics")["accumulated_cost"] == 0.5
+    assert found == {
         "summary": True,
         "conversation_id": "c1-sample",
         "state": "finished",
@@ -40,6 +43,12 @@ def test_a_finished_conversation_in_numbers():
 def test_it_comes_back_from_json():
     summary = summarize(finished_log())
     assert Summary.from_json(json.loads(json.dumps(summary.as_json()))) == summary
+
+
+def test_the_summary_of_an_earlier_version_has_no_metrics():
+    fields = summarize(finished_log()).as_json()
+    del fields["metrics"]
+    assert Summary.from_json(fields).metrics == Metrics()
 
 
 def test_a_condensers_reply_costs_and_is_no_iteration():
