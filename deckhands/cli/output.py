@@ -96,7 +96,9 @@ def _cached(metrics: Metrics) -> str:
 def _models(metrics: Metrics) -> str:
     """Return what each model has cost; nothing where there was only one."""
     models = metrics.by_model()
-    parts = [f"{name} ${found.accumulated_cost:.4f} (calls: {len(found.token_usages)})" for name, found in models.items()]
+    parts = [
+        f"{name} ${found.accumulated_cost:.4f} (calls: {len(found.token_usages)})" for name, found in models.items()
+    ]
     return ", ".join(parts) if len(parts) > 1 else ""
 
 
