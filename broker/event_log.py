@@ -88,7 +88,7 @@ class EventLog:
         return await self.secrets.masker(conversation_id) if self.secrets is not None else Masker()
 
     async def create(
-        self, created: ConversationCreated, events: Sequence[Event] = (), *, key: str | None = None
+        self, created: ConversationCreated, events: Sequence[Event] = (), *, key: str | None = None, node: str = ""
     ) -> Appended | Duplicate:
         """Begin a conversation.
 
@@ -96,13 +96,16 @@ class EventLog:
             created: its first event.
             events: what follows at once, usually the first message.
             key: idempotency key; the same key for the same id is a `Duplicate`.
+            node: where its workspace is to be; empty: wherever its first action is taken up.
 
         Raises:
             UsageError: the id cannot be used, or is taken by another conversation.
         """
-        return await self._create([created, *events], key=key or new_key(), answers={})
+        return await self._create([created, *events], key=key or new_key(), answers={}, node=node)
 
-    async def _create(self, events: Sequence[Event], *, key: str, answers: Mapping[int, int]) -> Appended | Duplicate:
+    async def _create(
+        self, events: Sequence[Event], *, key: str, answers: Mapping[int, int], node: str = ""
+    ) -> Appended | Duplicate:
         created = events[0]
         assert isinstance(created, ConversationCreated)
         cid = check_conversation_id(created.conversation_id)
@@ -111,7 +114,7 @@ class EventLog:
             "agent": created.agent.name,
             "state": "loading",
             "workspace": created.workspace.model_dump_json(),
-        }
+        } | ({"node": node} if node else {})
         outcome = await self._append(
             cid,
             ("create", key, created.workspace.pool, ""),

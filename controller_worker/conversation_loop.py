@@ -67,7 +67,7 @@ class ConversationLoop:
         self._on_gone = on_gone
         self._agent: Agent | None = None
         self._recollection = Recollection(services.log, claimed.ownership.conversation_id)
-        self._delegates = Delegates(services.log, services.store.clock)
+        self._delegates = Delegates(services.log, services.store)
         self._is_gone = False
         self._is_restored = False
         self._has_news = False

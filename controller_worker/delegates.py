@@ -18,7 +18,7 @@ from broker.actions import (
     MessageAction,
 )
 from broker.agent_state import TERMINAL_STATES, AgentState
-from broker.clock import Clock
+from broker.conversations import Conversations
 from broker.errors import UnknownConversation, UsageError
 from broker.event_log import EventLog
 from broker.events import (
@@ -33,6 +33,7 @@ from broker.events import (
 )
 from broker.failpoints import failpoint
 from broker.observations import ErrorObservation, SuccessObservation
+from broker.store import Store
 from controller_worker.agents.registry import create_agent
 from controller_worker.answering import event_of
 from controller_worker.delegation import NOT_STARTED, STARTED, answering
@@ -46,9 +47,10 @@ WAITS_FOR_PERSON = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITIN
 class Delegates:
     """What one conversation's delegates, and its own parent, are told."""
 
-    def __init__(self, log: EventLog, clock: Clock) -> None:
+    def __init__(self, log: EventLog, store: Store) -> None:
         self._log = log
-        self._clock = clock
+        self._conversations = Conversations(store)
+        self._clock = store.clock
         self._started: set[int] = set()
         self._told_id = 0
 
@@ -118,7 +120,9 @@ class Delegates:
             ),
         )
         message = MessageAction(content=task, source=EventSource.USER)
-        await self._log.create(created, [message], key=f"delegate:{delegate.id}")
+        # A directory means the same only where its parent works.
+        node = (await self._conversations.row(state.conversation_id)).node if state.workspace.path else ""
+        await self._log.create(created, [message], key=f"delegate:{delegate.id}", node=node)
 
 
 async def report(log: EventLog, state: State, parent: Parent) -> None:
