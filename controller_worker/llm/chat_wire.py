@@ -15,6 +15,7 @@ from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.llm.messages_wire import CACHE_MARK
 from controller_worker.llm.reply import Reply, token_count
+from controller_worker.llm.tool_arguments import arguments_text
 from controller_worker.llm.written_messages import WrittenMessages, json_bytes
 
 
@@ -63,7 +64,11 @@ class ChatWire:
         written: dict[str, Any] = {"role": message.role, "content": _content(message, is_marked=is_marked)}
         if message.tool_calls:
             written["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": arguments_text(call.arguments)},
+                }
                 for call in message.tool_calls
             ]
         if message.role == "tool":

@@ -17,11 +17,11 @@ from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.llm.reply import Reply, token_count
+from controller_worker.llm.tool_arguments import arguments_object
 from controller_worker.llm.written_messages import WrittenMessages, json_bytes
 
 CACHE_MARK: Mapping[str, str] = {"type": "ephemeral"}
 CACHE_MARKS_LIMIT = 4
-MALFORMED_ARGUMENTS_KEY = "malformed_arguments"
 
 _STOP_REASONS: Mapping[str, str] = {
     "end_turn": "stop",
@@ -109,7 +109,7 @@ def _blocks(message: Message) -> list[Block]:
         return [result | {"content": parts} if parts else result]
     if message.role == "assistant":
         calls = [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(call.arguments)}
             for call in message.tool_calls
         ]
         thoughts = [dict(block) for block in message.thinking_blocks if "signature" in block or "data" in block]
@@ -125,20 +125,6 @@ def _part(part: TextPart | ImagePart) -> Block | None:
     header, _, content = part.url.partition(",")
     media_type = header.removeprefix("data:").partition(";")[0]
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": content}}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Return the object that the API demands, whatever a model wrote."""
-    try:
-        parsed = json.loads(arguments, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {MALFORMED_ARGUMENTS_KEY: arguments}
-
-
-def _refuse_constant(name: str) -> None:
-    """NaN and the infinities are Python's, not JSON's: sent back, they would spoil the whole request."""
-    raise ValueError(f"{name} is not JSON")
 
 
 def _tool(tool: ToolSpec) -> dict[str, Any]:

@@ -26,7 +26,8 @@ HISTORY = (
     ),
     Message("tool", (TextPart("a.txt"),), tool_call_id="t1", name="execute_bash"),
 )
-CALLS = [{"id": "t1", "type": "function", "function": {"name": "execute_bash", "arguments": '{"command": "ls'}}]
+MALFORMED = '{"malformed_arguments": "{\\"command\\": \\"ls"}'
+CALLS = [{"id": "t1", "type": "function", "function": {"name": "execute_bash", "arguments": MALFORMED}}]
 
 
 def chat_messages(messages: Any, *, cache_marks: bool, thinking: bool) -> list[dict[str, Any]]:

@@ -123,7 +123,7 @@ def test_images() -> None:
     ]
 
 
-@pytest.mark.parametrize("arguments", ['{"command": "ls', "[1]", '"text"', "", '{"a": NaN}', "[" * 100_000])
+@pytest.mark.parametrize("arguments", ['{"command": "ls', "[1]", '"text"', '{"a": NaN}', "[" * 100_000])
 def test_arguments_that_are_no_object_are_wrapped(arguments: str) -> None:
     message = Message("assistant", (), (ToolCall("t1", "execute_bash", arguments),))
     block = written(text("user", "hi"), message, result("t1", "bad"))["messages"][1]["content"][0]
