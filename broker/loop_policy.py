@@ -9,6 +9,9 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+STUCK_CODE = "stuck_in_loop"
+"""The code of the error in which a loop ends a conversation."""
+
 
 class LoopResponse(StrEnum):
     """What is done about an agent that repeats itself."""

@@ -75,10 +75,12 @@ class LoopDetectionObservation(Observation):
 
     Attributes:
         advice: what the model is told, or empty.
+        is_over: it has been taken out of the loop.
     """
 
     kind: Literal["observation.loop_detection"] = "observation.loop_detection"
     advice: str = ""
+    is_over: bool = False
 
     @property
     def sentence(self) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from broker.actions import ChangeAgentStateAction, MessageAction, RecallAction
+from broker.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction, RecallAction
 from broker.agent_state import TERMINAL_STATES, AgentState, is_settled
 from broker.events import Event, EventSource
-from broker.observations import AgentStateChangedObservation
+from broker.loop_policy import STUCK_CODE
+from broker.observations import AgentStateChangedObservation, LoopDetectionObservation
 
 REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})
 """What a person may ask for; other requests change nothing."""
@@ -20,6 +21,10 @@ REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentStat
 
 ANSWERS = frozenset({AgentState.USER_CONFIRMED, AgentState.USER_REJECTED})
 """What a person may answer while the agent asks for a confirmation."""
+
+
+RECOVERED_TO = {1: AgentState.AWAITING_USER_INPUT, 2: AgentState.RUNNING, 3: AgentState.STOPPED}
+"""Where each option of a loop's recovery leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class Standing:
         requested: a state somebody asked for that it has not announced yet.
         has_unread_message: a person's message has not led to anything yet.
         asked_id: the action that a person is asked to confirm.
+        is_in_loop: the agent repeated itself, and a person may choose the way out.
     """
 
     state: AgentState = AgentState.LOADING
@@ -39,6 +45,7 @@ class Standing:
     requested: AgentState | None = None
     has_unread_message: bool = False
     asked_id: int | None = None
+    is_in_loop: bool = False
 
     def after(self, event: Event) -> Standing:
         """Return the standing after one more event."""
@@ -47,7 +54,17 @@ class Standing:
                 # An error ends whatever was asked for; another state only what it answers.
                 is_answer = state in (self.requested, AgentState.ERROR)
                 is_answer = is_answer or (state in ANSWERS and self.requested in ANSWERS)  # an edit may be refused
-                return Standing(state, event.reason, None if is_answer else self.requested, asked_id=event.action_id)
+                return Standing(
+                    state,
+                    event.reason,
+                    None if is_answer else self.requested,
+                    asked_id=event.action_id,
+                    is_in_loop=event.code == STUCK_CODE or (self.is_in_loop and state is not AgentState.STOPPED),
+                )
+            case LoopDetectionObservation(is_over=is_over):
+                return replace(self, is_in_loop=not is_over)
+            case LoopRecoveryAction(option=option) if self.is_in_loop and option in RECOVERED_TO:
+                return self._asked_for(RECOVERED_TO[option])
             case MessageAction(source=EventSource.USER):
                 return replace(self._asked_for(AgentState.RUNNING), has_unread_message=True)
             case RecallAction():

@@ -46,6 +46,7 @@ from broker.events import (
     ModelSwitched,
     Observation,
 )
+from broker.loop_policy import STUCK_CODE
 from broker.observations import (
     AgentStateChangedObservation,
     FinishRefusedObservation,
@@ -322,9 +323,10 @@ def _after_state_change(state: State, change: AgentStateChangedObservation) -> S
     if now is state.ending or now in TERMINAL_STATES:
         state = replace(state, ending=None)
     if now is AgentState.STOPPED:
-        return replace(state, recovery=0)
+        return replace(state, recovery=0, loop=None)
     if now is AgentState.ERROR:
-        return replace(state, last_error=change.reason, error_code=change.code)
+        loop = loop_of(state) if change.code == STUCK_CODE else state.loop
+        return replace(state, last_error=change.reason, error_code=change.code, loop=loop)
     return after_start(state, was, change) if now is AgentState.RUNNING else state
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from broker.actions import CondensationAction
 from broker.agent_state import AgentState
 from broker.events import Event, ModelSwitched
-from broker.loop_policy import LoopResponse
+from broker.loop_policy import STUCK_CODE, LoopResponse
 from broker.observations import LoopDetectionObservation
 from controller_worker.announcement import announce
 from controller_worker.effects import Append
@@ -18,7 +18,6 @@ from controller_worker.state import State, replace
 from controller_worker.stuck_detector import Loop, RecentEvents, find_loop
 
 STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
-STUCK_CODE = "stuck_in_loop"
 RESTART, RESTART_WITH_MESSAGE, STOP = 1, 2, 3
 """Options of a `LoopRecoveryAction`."""
 
@@ -71,6 +70,7 @@ def recover(state: State, option: int) -> Append:
     done = LoopDetectionObservation(
         content=f"Loop recovery completed: the events from {loop.start_id} on are out of the agent's sight.",
         advice=TAKEN_OUT,
+        is_over=True,
     )
     events = (*_forgotten(state, loop), done)
     return Append(events) if state.agent_state is wanted else announce(state, wanted, after=events)

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Self, cast
 
-from broker.actions import ChangeAgentStateAction, MessageAction
+from broker.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
 from broker.agent_state import AgentState
 from broker.conversations import ConversationRow, Conversations
 from broker.errors import StoreUnavailable, UsageError
@@ -20,7 +20,7 @@ from broker.event_log import Closed, EventLog
 from broker.events import AgentSpec, ConversationCreated, Event, EventSource, Limits, WorkspaceSpec
 from broker.ids import check_conversation_id, new_conversation_id
 from broker.specs import Tenancy
-from broker.standing import Standing
+from broker.standing import RECOVERED_TO, Standing
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
 from deckhands.forking import Point, fork_of
@@ -270,6 +270,19 @@ class Client:
                 f"The conversation {conversation_id} is {tally.standing.state}; it cannot be {wanted}.",
                 remedy="Send it a message to go on with it.",
             )
+
+    async def recover(self, conversation_id: str, *, option: int) -> None:
+        """Get an agent out of its loop: 1 restart before it and wait, 2 restart and go on, 3 stop.
+
+        Raises:
+            UsageError: the agent is in no loop, or there is no such option.
+        """
+        if not (await self._tally(conversation_id)).standing.is_in_loop or option not in RECOVERED_TO:
+            raise UsageError(
+                f"The conversation {conversation_id} is in no loop that option {option} leads out of.",
+                remedy="Send it a message to go on with it.",
+            )
+        await self._append(conversation_id, LoopRecoveryAction(option=option, source=EventSource.USER), None)
 
     async def _answer(
         self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None

@@ -11,6 +11,7 @@ from broker.actions import CondensationAction, LoopRecoveryAction
 from broker.events import AgentSpec, EventSource, Limits, LLMSpec
 from broker.loop_policy import LoopPolicy
 from broker.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
+from broker.standing import standing
 from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, fold
 from controller_worker.state import State, snapshot_of, state_from
 from tests.controller_parts import Core, bash, call, finish, started
@@ -203,6 +204,7 @@ def test_1_restarts_before_the_loop_and_waits(responses: tuple[str, ...]) -> Non
     assert core.states()[-1] == "awaiting_user_input"
     assert detections(core)[-1].content == "Loop recovery completed: the events from 7 on are out of the agent's sight."
     assert (core.state.loop, core.state.recovery, core.state.recent.actions) == (None, 0, ())
+    assert not standing(core.events).is_in_loop
 
 
 def test_2_restarts_before_the_loop_and_goes_on() -> None:
@@ -261,6 +263,23 @@ def test_an_option_that_does_not_exist_means_nothing() -> None:
     repeat(core)
     assert choose(core, 4) == Rest()
     assert core.states() == ["running", "paused"]
+
+
+@pytest.mark.parametrize("responses", [("park",), ("fail",), ("nudge",)])
+@pytest.mark.parametrize("option", [1, 2, 3, 4])
+def test_whoever_reads_the_log_knows_whether_the_choice_is_still_to_be_carried_out(
+    responses: tuple[str, ...], option: int
+) -> None:
+    core = core_with(*responses)
+    repeat(core)
+    assert standing(core.events).is_in_loop
+    core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
+    asked = {1: "awaiting_user_input", 2: "running", 3: "stopped"}.get(option)
+    assert standing(core.events).requested == (asked if asked != core.state.agent_state else None)
+    core.run()
+    assert standing(core.events).requested is None
+    core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
+    assert standing(core.events).requested is None or option == 4
 
 
 # Snapshots
