@@ -24,6 +24,8 @@ from controller_worker.llm.text_tools import TextToolsLLM
 from controller_worker.llm.without_images import WithoutImagesLLM
 
 LOCAL_BACKENDS = frozenset({"scripted", "replay"})
+RESPONSES_PREFIX = "responses/"
+"""Behind the provider: litellm's way to name a model that is to be asked by the Responses API."""
 OPENHANDS_PREFIX = "openhands/"
 OPENHANDS_URL = "https://llm-proxy.app.all-hands.dev/"
 
@@ -79,7 +81,8 @@ def backend_of(config: LLMConfig) -> str:
     """Return the backend: as configured, or by model and address.
 
     `auto` means: scripts by their prefix; Claude at Anthropic, or at an address that speaks its protocol; any other
-    model with an address and no provider of its own at an OpenAI-compatible server; litellm for all others.
+    model with an address and no provider of its own at an OpenAI-compatible server, unless it is to be asked by the
+    Responses API; litellm for all others.
 
     Raises:
         LLMConfigError: the configured backend cannot serve the model.
@@ -101,5 +104,7 @@ def backend_of(config: LLMConfig) -> str:
     provider = config.custom_llm_provider or (first if rest else "")
     if provider == "anthropic" or (not provider and config.model.startswith("claude")):
         return "anthropic"
+    if rest.startswith(RESPONSES_PREFIX):
+        return "litellm"
     is_compatible = provider in COMPATIBLE_PROVIDERS or provider not in providers()
     return "openai" if config.base_url is not None and is_compatible else "litellm"

@@ -37,6 +37,11 @@ def error(kind: str, text: str | None = None) -> tuple[int, bytes]:
     return status, json.dumps(body).encode()
 
 
+def replies_so_far(body: Mapping[str, Any]) -> int:
+    """Return how many replies the request's history has."""
+    return sum(message["role"] == "assistant" for message in body["messages"])
+
+
 def complaint(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
     """Return why the provider would refuse the request, or None."""
     if "max_tokens" not in body:

@@ -47,6 +47,13 @@ class Quota:
         self._in_flight[key] = self._in_flight.get(key, 0) + 1
         return None
 
+    def headers(self, key: str) -> dict[str, str]:
+        """Say what is left, as Anthropic and OpenAI do; nothing without a limit."""
+        if (key, "requests") not in self._levels:
+            return {}
+        left = str(max(0, math.floor(self._levels[key, "requests"][0])))
+        return {"anthropic-ratelimit-requests-remaining": left, "x-ratelimit-remaining-requests": left}
+
     def leave(self, key: str) -> None:
         """Note that a call which was let in is over."""
         self._in_flight[key] -= 1

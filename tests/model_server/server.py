@@ -20,11 +20,11 @@ import pydantic_core
 from aiohttp import web
 
 from controller_worker.llm.scripted import Script
-from tests.model_server import chat_format, messages_format
+from tests.model_server import chat_format, messages_format, responses_format
 from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn, stopped
 from tests.model_server.quota import Quota, retry_after
 
-FORMATS: Mapping[str, ModuleType] = {module.PATH: module for module in (chat_format, messages_format)}
+FORMATS: Mapping[str, ModuleType] = {module.PATH: module for module in (chat_format, messages_format, responses_format)}
 REQUEST_LIMIT_BYTES = 64 * 1024 * 1024
 BODIES_REMEMBERED = 10_000
 WAIT_LIMIT_SECONDS = 30.0
@@ -132,7 +132,7 @@ class ModelServer:
             body = pydantic_core.from_json(record.body)  # three times as fast as json, which counts at 200 in flight
             if self._models and body["model"] not in self._models:
                 return _refuse(wire, "unknown_model", f"The model `{body['model']}` does not exist.")
-            number = sum(message["role"] == "assistant" for message in body["messages"])
+            number = wire.replies_so_far(body)
             complaint = wire.complaint(body, {name.lower(): value for name, value in record.headers.items()})
         except (ValueError, KeyError, TypeError) as error:
             return _refuse(wire, "bad_request", f"The request is malformed: {error!r}.")
@@ -160,7 +160,7 @@ class ModelServer:
         content_type = "text/event-stream" if is_stream else "application/json"
         if fault is None or fault.kind not in ("reset", "hang", "hang_body", "drip", "cut", "split"):
             content_type = "text/html" if fault is not None and fault.kind == "html" else content_type
-            return web.Response(body=content, content_type=content_type)
+            return web.Response(body=content, content_type=content_type, headers=self._quota.headers(key))
         return await _travel_badly(request, fault, content, content_type)
 
     def _render(self, asked: Asked, fault: Fault | None) -> bytes:

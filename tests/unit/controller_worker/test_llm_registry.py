@@ -32,6 +32,8 @@ from controller_worker.llm.registry import backend_of, create_llm
         ({"model": "my-own", "base_url": "http://127.0.0.1:1", "custom_llm_provider": "openai"}, "openai"),
         ({"model": "my-own", "base_url": "http://127.0.0.1:1", "custom_llm_provider": "azure"}, "litellm"),
         ({"model": "my-own", "base_url": "http://127.0.0.1:1", "backend": "litellm"}, "litellm"),
+        ({"model": "openai/responses/gpt-5", "base_url": "http://127.0.0.1:1"}, "litellm"),
+        ({"model": "replay/events.jsonl"}, "replay"),
         ({"model": "azure/gpt-4o", "base_url": "http://127.0.0.1:1"}, "litellm"),
         ({"model": "deepseek/deepseek-chat", "base_url": "http://127.0.0.1:1"}, "litellm"),
         ({"model": "openrouter/qwen/qwen3-coder", "base_url": "http://127.0.0.1:1"}, "litellm"),
