@@ -58,13 +58,25 @@ class Quota(BaseModel):
         """The name of its key."""
         return self.key_env or OWN_KEY
 
-    def limits(self) -> str:
-        """Return the limits as the store's functions read them."""
-        values = {
+    @property
+    def per_minute(self) -> Mapping[str, int | None]:
+        """The limits by the minute, as providers' headers are read too: `requests`, `input`, `output`, `tokens`."""
+        return {
             "requests": self.requests_per_minute,
             "input": self.input_tokens_per_minute,
             "output": self.output_tokens_per_minute,
             "tokens": self.tokens_per_minute,
+        }
+
+    def is_short(self, left: Mapping[str, int]) -> bool:
+        """Say whether less is left of something than may be used at once, which is then to be obeyed."""
+        limits = self.per_minute
+        return any((limits.get(what) or 0) * self.burst_seconds / 60 > amount for what, amount in left.items())
+
+    def limits(self) -> str:
+        """Return the limits as the store's functions read them."""
+        values = {
+            **self.per_minute,
             "concurrency": self.concurrency,
             "day_requests": self.requests_per_day,
             "day_tokens": self.tokens_per_day,

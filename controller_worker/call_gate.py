@@ -181,7 +181,7 @@ class CallGate:
         self._gates.keeps_budgets = True
         worst = worst_cost_usd(config, tokens)
         exhausted = await self._gates.ledger.reserve(
-            self._ownership, self._accounts, worst_usd=worst, total_usd=state.cost_usd
+            self._ownership, self._accounts, worst_usd=worst, total_usd=own_cost_usd(state)
         )
         self._is_reserved = exhausted is None
         self._waits_for_budget = exhausted is not None
@@ -239,14 +239,14 @@ class CallGate:
             return
         self._is_reserved = False
         is_lost = result is None or (isinstance(result, ModelCallFailed) and result.code in MAYBE_BILLED)
-        await self._gates.ledger.settle(self._ownership, self._accounts, total_usd=state.cost_usd, is_lost=is_lost)
+        await self._gates.ledger.settle(self._ownership, self._accounts, total_usd=own_cost_usd(state), is_lost=is_lost)
 
     async def catch_up(self, state: State) -> None:
         """Charge what a former owner has appended and may not have charged."""
         accounts = accounts_above(state)
         if accounts and state.iteration:
             self._gates.keeps_budgets = True
-            await self._gates.ledger.settle(self._ownership, accounts, total_usd=state.cost_usd)
+            await self._gates.ledger.settle(self._ownership, accounts, total_usd=own_cost_usd(state))
 
     async def withdraw(self, state: State) -> None:
         """Neither wait nor call: the conversation wants something else."""
@@ -258,7 +258,7 @@ class CallGate:
         await self._vacate()
         if self._is_reserved:
             self._is_reserved = False
-            await self._gates.ledger.settle(self._ownership, self._accounts, total_usd=state.cost_usd)
+            await self._gates.ledger.settle(self._ownership, self._accounts, total_usd=own_cost_usd(state))
 
     def abandon(self, state: State) -> None:
         """Note that the call under way was cancelled."""
@@ -277,14 +277,17 @@ class CallGate:
     async def _settle(self, seat: Seat, completion: Completion) -> None:
         if seat.pool is None:
             return
-        usage = completion.usage
-        is_cache_free = not seat.pool.quota(seat.key_env or OWN_KEY).cached_input_counts
+        usage, quota = completion.usage, seat.pool.quota(seat.key_env or OWN_KEY)
+        if quota.is_short(completion.quota_left):
+            await self._gates.governor.obey(
+                seat.pool, quota.key, self._ownership.worker_id, dict(completion.quota_left)
+            )
         await self._gates.governor.settle(
             seat.pool,
             self._cid,
             self._ownership.worker_id,
             CallOutcome.OK,
-            input_tokens=usage.prompt_tokens - (usage.cache_read_tokens if is_cache_free else 0),
+            input_tokens=usage.prompt_tokens - (0 if quota.cached_input_counts else usage.cache_read_tokens),
             output_tokens=usage.completion_tokens,
             took_seconds=completion.latency_seconds,
         )
@@ -298,8 +301,18 @@ class CallGate:
 
 def accounts_above(state: State) -> list[str]:
     """Return the accounts that a conversation's calls are charged to; empty for none."""
-    tenancy = state.tenancy
-    return accounts_of(state.conversation_id, tenant=tenancy.tenant, experiment=tenancy.experiment)
+    tenancy, parent = state.tenancy, state.parent
+    return accounts_of(
+        state.conversation_id,
+        tenant=tenancy.tenant,
+        experiment=tenancy.experiment,
+        parent_id=parent.conversation_id if parent is not None else None,
+    )
+
+
+def own_cost_usd(state: State) -> float:
+    """Return what the replies of the log have cost; delegates are charged by their own logs."""
+    return state.cost_usd - state.delegated_usd
 
 
 def priority_of(state: State) -> Priority:

@@ -104,6 +104,7 @@ def after_end(state: State, event: DelegateEnded) -> State:
     state = replace(
         state,
         delegated_iterations=state.delegated_iterations + event.iterations,
+        delegated_usd=state.delegated_usd + event.cost_usd,
         cost_usd=state.cost_usd + event.cost_usd,
         has_unknown_cost=state.has_unknown_cost or event.has_unknown_cost,
         prompt_tokens=state.prompt_tokens + event.prompt_tokens,

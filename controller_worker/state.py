@@ -20,7 +20,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 11
+SNAPSHOT_VERSION = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,7 @@ class State:
         parent: whose delegate it is; at `delegate_level` 0 nobody's.
         delegates: those whose end is not told yet.
         delegated_iterations: steps of delegates that have ended.
+        delegated_usd: what they cost, which is part of `cost_usd`.
         order: what the delegates are to be told.
         result_id: the action that ended the latest turn.
     """
@@ -205,6 +206,7 @@ class State:
     delegate_level: int = 0
     delegates: tuple[Delegate, ...] = ()
     delegated_iterations: int = 0
+    delegated_usd: float = 0.0
     order: Order | None = None
     result_id: int = 0
     acceptance: Acceptance = Acceptance()

@@ -7,7 +7,7 @@ Does not: import the SDK before a model is created; that costs more than a secon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from broker.clock import SystemClock
@@ -20,6 +20,7 @@ from controller_worker.llm.messages_wire import MessagesWire, read_message, read
 from controller_worker.llm.model_table import call_cost_usd, look_up
 from controller_worker.llm.parameters import messages_parameters
 from controller_worker.llm.provider_errors import StreamedError, model_error
+from controller_worker.llm.quota_headers import quota_left
 from controller_worker.llm.reply import Reply
 
 if TYPE_CHECKING:
@@ -63,17 +64,18 @@ class AnthropicLLM:
             parameters = parameters | {"temperature": request.temperature}
         if request.on_delta is not None:
             parameters = parameters | {"stream": True}
-        reply = await self._ask(self._wire.body(parameters, request), request.on_delta)
+        reply, headers = await self._ask(self._wire.body(parameters, request), request.on_delta)
         return reply.completion(
             cost_usd=call_cost_usd(self._config, self._row, reply.usage),
             latency_seconds=self._clock.monotonic() - began,
+            quota_left=quota_left(headers),
         )
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._client.close()
 
-    async def _ask(self, body: bytes, on_delta: Callable[[Delta], None] | None) -> Reply:
+    async def _ask(self, body: bytes, on_delta: Callable[[Delta], None] | None) -> tuple[Reply, Mapping[str, str]]:
         import anthropic
         import httpx2
 
@@ -85,13 +87,13 @@ class AnthropicLLM:
                 response = await self._client.post(
                     _PATH, cast_to=httpx2.Response, content=body, options={"headers": self._headers}
                 )
-                return read_reply(response.content)
+                return read_reply(response.content), response.headers
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except (anthropic.AnthropicError, httpx2.HTTPError, StreamedError) as error:
             raise model_error(error, secrets=self._secrets) from error
 
-    async def _stream(self, body: bytes, on_delta: Callable[[Delta], None]) -> Reply:
+    async def _stream(self, body: bytes, on_delta: Callable[[Delta], None]) -> tuple[Reply, Mapping[str, str]]:
         import httpx2
 
         limits = stream_limits(self._config)
@@ -104,11 +106,11 @@ class AnthropicLLM:
             )
         try:
             if "text/event-stream" not in response.headers.get("content-type", ""):
-                return read_reply(await response.aread())  # a gateway that does not stream
+                return read_reply(await response.aread()), response.headers  # a gateway that does not stream
             stream = MessagesStream(on_delta)
             async for text in event_texts(response.aiter_bytes(), limits):
                 stream.take(text)
-            return read_message(stream.reply())
+            return read_message(stream.reply()), response.headers
         finally:
             await response.aclose()
 

@@ -25,11 +25,14 @@ from controller_worker.llm.model_table import call_cost_usd, look_up
 from controller_worker.llm.openai_backend import COST_HEADER, told_cost_usd
 from controller_worker.llm.parameters import chat_parameters
 from controller_worker.llm.provider_errors import model_error
+from controller_worker.llm.quota_headers import quota_left
 
 if TYPE_CHECKING:
     import httpx
 
 GEMINI_PRO_THINKING_TOKENS = 128
+PROVIDERS_OWN = "llm_provider-"
+"""What litellm puts before the names of a provider's own headers."""
 
 
 class LitellmLLM:
@@ -59,10 +62,12 @@ class LitellmLLM:
             parameters["temperature"] = request.temperature
         answer, hidden = await self._ask(parameters, self._wire.values(request.messages), request.on_delta)
         reply = read_chat_reply(answer)
-        told = told_cost_usd(hidden.get("additional_headers") or {}, f"llm_provider-{COST_HEADER}")
+        headers = hidden.get("additional_headers") or {}
+        told = told_cost_usd(headers, f"{PROVIDERS_OWN}{COST_HEADER}")
         return reply.completion(
             cost_usd=call_cost_usd(self._config, self._row, reply.usage) if told is None else told,
             latency_seconds=self._clock.monotonic() - began,
+            quota_left=quota_left(headers, prefix=PROVIDERS_OWN),
         )
 
     async def aclose(self) -> None:

@@ -9,7 +9,7 @@ Does not: retry, wait for a quota, keep a budget.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from broker.tool_specs import ToolSpec
@@ -93,6 +93,7 @@ class Completion:
         usage: as the provider counted.
         cost_usd: None when the price of the model is not known.
         latency_seconds: from the request to the end of the reply.
+        quota_left: what the provider says is left for now; see `quota_headers`.
     """
 
     text: str
@@ -104,6 +105,7 @@ class Completion:
     usage: Usage
     cost_usd: float | None
     latency_seconds: float
+    quota_left: Mapping[str, int] = field(default_factory=dict)
 
 
 class LLM(Protocol):

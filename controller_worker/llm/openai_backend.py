@@ -26,6 +26,7 @@ from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import call_cost_usd, look_up
 from controller_worker.llm.parameters import chat_parameters
 from controller_worker.llm.provider_errors import StreamedError, model_error
+from controller_worker.llm.quota_headers import quota_left
 
 if TYPE_CHECKING:
     import httpx
@@ -76,6 +77,7 @@ class OpenAICompatibleLLM:
         return reply.completion(
             cost_usd=call_cost_usd(self._config, self._row, reply.usage) if told is None else told,
             latency_seconds=self._clock.monotonic() - began,
+            quota_left=quota_left(headers),
         )
 
     async def aclose(self) -> None:

@@ -22,7 +22,9 @@ class Reply:
     stop_reason: str
     usage: Usage
 
-    def completion(self, *, cost_usd: float | None, latency_seconds: float) -> Completion:
+    def completion(
+        self, *, cost_usd: float | None, latency_seconds: float, quota_left: Mapping[str, int] | None = None
+    ) -> Completion:
         """Return the completion."""
         return Completion(
             text=self.text,
@@ -34,6 +36,7 @@ class Reply:
             usage=self.usage,
             cost_usd=cost_usd,
             latency_seconds=latency_seconds,
+            quota_left=quota_left or {},
         )
 
 
