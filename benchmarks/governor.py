@@ -91,7 +91,7 @@ async def _overtaking(directory: Path, processes: int, parked: int) -> list[floa
             await _start(cluster, processes, provider, f"requests_per_minute = {per_minute}")
             await _submit(cluster, parked + 40 * REQUESTS_PER_SECOND)
             async with asyncio.timeout(LIMIT_SECONDS):
-                while await _waiting(cluster) < parked // 2:
+                while await _waiting(cluster) < parked:
                     await asyncio.sleep(POLL_SECONDS)
             for _ in range(20):
                 (cid,) = await _submit(cluster, 1, priority="interactive")
