@@ -291,6 +291,13 @@ class RecallAction(Action):
     query: str = ""
 
 
+class SurveyAction(Action):
+    """Read what the workspace tells agents: AGENTS.md, skills and the like. It changes nothing."""
+
+    kind: Literal["action.survey"] = "action.survey"
+    runnable: ClassVar[bool] = True
+
+
 class ChangeAgentStateAction(Action):
     """Ask the agent to change its state: pause, resume, stop, confirm, reject.
 

@@ -274,6 +274,23 @@ class RecallObservation(Observation):
     microagent_knowledge: tuple[MicroagentKnowledge, ...] = ()
 
 
+class SurveyObservation(Observation):
+    """What a workspace tells agents.
+
+    Attributes:
+        content: a line for each file, see `broker.skills`.
+        is_complete: the command came to its end.
+    """
+
+    kind: Literal["observation.survey"] = "observation.survey"
+    is_complete: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"Found {len(self.content.splitlines())} files with instructions"
+
+
 class MCPObservation(Observation):
     """The answer of an MCP server's tool."""
 

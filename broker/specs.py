@@ -30,20 +30,6 @@ class LLMSpec(Part):
     caching_prompt: bool | None = None
 
 
-class GoalSpec(Part):
-    """When an agent's finish counts.
-
-    Attributes:
-        check: a command in the workspace; exit code 0 accepts the finish, anything else refuses it.
-        max_refusals: how often a finish may be refused; the next one that fails ends the conversation in an error.
-        timeout_seconds: how long the check may take.
-    """
-
-    check: str = Field(min_length=1)
-    max_refusals: int = Field(default=3, ge=0)
-    timeout_seconds: float = Field(default=600.0, gt=0)
-
-
 class CondenserSpec(Part):
     """How a long history is shortened for the model (OpenHands section 8: types, names, defaults).
 
@@ -182,6 +168,32 @@ def handles_requests(condenser: CondenserSpec) -> bool:
     return condenser.handles_requests
 
 
+class Skill(Part):
+    """Something an agent is told, always or when a word is mentioned. See `broker.skills` for skills as files.
+
+    Attributes:
+        triggers: words of which a message has to contain one; empty: told at the beginning, whatever is said.
+    """
+
+    name: str = Field(min_length=1)
+    content: str
+    triggers: tuple[str, ...] = ()
+
+
+class GoalSpec(Part):
+    """When an agent's finish counts.
+
+    Attributes:
+        check: a command in the workspace; exit code 0 accepts the finish, anything else refuses it.
+        max_refusals: how often a finish may be refused; the next one that fails ends the conversation in an error.
+        timeout_seconds: how long the check may take.
+    """
+
+    check: str = Field(min_length=1)
+    max_refusals: int = Field(default=3, ge=0)
+    timeout_seconds: float = Field(default=600.0, gt=0)
+
+
 class AgentSpec(Part):
     """An agent as data: its registered name, its model and its options.
 
@@ -189,6 +201,10 @@ class AgentSpec(Part):
         condenser: how a long history is shortened for the model.
         enable_history_truncation: when a prompt does not fit the model, condense and go on; otherwise it is an error.
         enable_condensation_request: offer the model a tool that asks for a condensation.
+        skills: what it is told besides what its workspace tells it.
+        enable_workspace_skills: read AGENTS.md and the like from a workspace that was there before.
+        enable_prompt_extensions: show the model what recalls find.
+        disabled_microagents: names of skills that are not told.
         enable_delegation: offer the model a tool that hands tasks to other agents.
         delegates: what those agents are, by name; an agent that is not named here is this one under that name.
         tools: what it may use besides its own tools, as it was offered when the conversation began.
@@ -207,6 +223,10 @@ class AgentSpec(Part):
     enable_condensation_request: bool = False
     enable_history_truncation: bool = True
     condenser: AnyCondenserSpec = DEFAULT_CONDENSER
+    skills: tuple[Skill, ...] = ()
+    enable_workspace_skills: bool = False
+    enable_prompt_extensions: bool = True
+    disabled_microagents: tuple[str, ...] = ()
     goal: GoalSpec | None = None
     enable_delegation: bool = False
     delegates: dict[str, AgentSpec] = Field(default_factory=dict)

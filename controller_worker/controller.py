@@ -28,7 +28,6 @@ from broker.actions import (
     LoopRecoveryAction,
     MessageAction,
     RecallAction,
-    RecallType,
     SystemMessageAction,
     TaskTrackingAction,
 )
@@ -51,19 +50,30 @@ from broker.observations import (
     AgentStateChangedObservation,
     FinishRefusedObservation,
     LoopDetectionObservation,
-    NullObservation,
 )
 from broker.standing import ANSWERS, REQUESTABLE_STATES
 from controller_worker import acceptance, delegation
 from controller_worker.announcement import announce, end_in_error
 from controller_worker.condensation import after_condenser_reply, after_overflow, is_overflow
-from controller_worker.confirmation import after_answer, answered_otherwise, may_run, with_runnable
+from controller_worker.confirmation import after_answer, may_run, with_runnable
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
-from controller_worker.effects import Append, AwaitDelegates, AwaitTools, CallModel, CarryOut, Effect, Greet, Park, Rest
+from controller_worker.effects import (
+    Append,
+    AwaitDelegates,
+    AwaitTools,
+    CallModel,
+    CarryOut,
+    Effect,
+    Greet,
+    Park,
+    Recall,
+    Rest,
+)
 from controller_worker.failures import failure_of
 from controller_worker.gate import after_deferral, at_gate, is_at_gate
 from controller_worker.loop_recovery import STOP, after_choice, after_detection, loop_of, recover, respond
-from controller_worker.memory.recall import recall
+from controller_worker.memory import survey
+from controller_worker.recalling import recalled
 from controller_worker.state import State, UnansweredMessage, Wait, replace, without_pending
 from controller_worker.stuck_detector import (
     RecentEvents,
@@ -83,6 +93,7 @@ __all__ = [
     "Effect",
     "Greet",
     "Park",
+    "Recall",
     "Rest",
     "apply",
     "end_in_error",
@@ -160,10 +171,11 @@ def next_effect(state: State, now: datetime) -> Effect:
         return Greet()
     if state.recovery and (state.recovery == STOP or not state.pending):
         return recover(state, state.recovery)
+    if survey.wants_survey(state):
+        asked = state.survey.action_id
+        return AwaitTools((asked,)) if asked else survey.survey()
     if state.message is not None:
-        recalled = _recall_events(state, state.message)
-        rejected = answered_otherwise(state, first_position=len(recalled))
-        return Append((*recalled, *rejected.events), rejected.answers)
+        return Recall(state.survey.answer_id) if state.survey.answer_id else recalled(state)
     if state.requested in ANSWERS and state.asked_id is not None:
         return CarryOut(state.asked_id, state.answer_id)
     if state.requested is not None:
@@ -214,6 +226,8 @@ def next_effect(state: State, now: datetime) -> Effect:
 
 
 def _after_action(state: State, action: Action) -> State:
+    if survey.is_survey(state, action):
+        return survey.after_start(state, action)
     if acceptance.is_check(state, action):
         return acceptance.after_start(state, action)
     trace = None
@@ -259,6 +273,8 @@ def _after_observation(state: State, observation: Observation) -> State:
     settled = next((action for action in state.pending if action.id == observation.cause), None)
     if settled is not None:
         state = without_pending(state, settled.id)
+        if settled.id == state.survey.action_id:
+            return survey.after_answer(state, observation)
         if settled.id == state.acceptance.check_id:
             return acceptance.after_check(state, observation)
     if not state.agent.enable_stuck_detection or is_poll(observation):
@@ -364,15 +380,3 @@ def _wait_for_retry(state: State, now: datetime) -> Park | None:
         until = state.wait.until if state.deadline is None else min(state.wait.until, state.deadline)
         return Park(until, state.wait.reason)
     return None
-
-
-def _recall_events(state: State, message: UnansweredMessage) -> tuple[Event, ...]:
-    """The recall of a message, the start of the work, and what the recall found (OpenHands 1.6)."""
-    recall_type = RecallType.WORKSPACE_CONTEXT if message.is_first else RecallType.KNOWLEDGE
-    events: list[Event] = [RecallAction(recall_type=recall_type, query=message.content)]
-    recall_id = state.version + 1
-    if state.requested is AgentState.RUNNING:
-        events.append(AgentStateChangedObservation(agent_state=AgentState.RUNNING))
-    found = recall(state, message, recall_type) or NullObservation()
-    events.append(found.model_copy(update={"cause": recall_id}))
-    return tuple(events)

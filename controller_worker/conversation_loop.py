@@ -33,7 +33,17 @@ from controller_worker.call_gate import CallGate
 from controller_worker.commit import Commit, greeting, index_fields, settle
 from controller_worker.controller import fold, next_effect
 from controller_worker.delegates import Delegates
-from controller_worker.effects import Append, AwaitDelegates, AwaitTools, CallModel, CarryOut, Effect, Greet, Park
+from controller_worker.effects import (
+    Append,
+    AwaitDelegates,
+    AwaitTools,
+    CallModel,
+    CarryOut,
+    Effect,
+    Greet,
+    Park,
+    Recall,
+)
 from controller_worker.gate import is_at_gate
 from controller_worker.memory.recollection import Recollection
 from controller_worker.model_answer import ModelAnswer, asked
@@ -169,7 +179,7 @@ class ConversationLoop:
         elif isinstance(effect, Greet):
             assert self._agent is not None
             await self._commit(greeting(self._agent, self.state))
-        elif isinstance(effect, CarryOut):
+        elif isinstance(effect, Recall | CarryOut):
             await self._commit(await answered(self._services.log, self.state, effect))
         elif isinstance(effect, AwaitDelegates):
             wanted = await self._delegates.start(self.state, effect.delegate_ids)

@@ -28,6 +28,13 @@ class Greet:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """Append what is recalled about the latest message, with what the workspace said in the event `survey_id`."""
+
+    survey_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class CarryOut:
     """Append what a person's answer (the event `answer_id`) to the question about an action leads to."""
 
@@ -70,4 +77,4 @@ class Rest:
     """Nothing to do until somebody speaks up."""
 
 
-Effect = Append | Greet | CarryOut | AwaitDelegates | AwaitTools | CallModel | Park | Rest
+Effect = Append | Greet | Recall | CarryOut | AwaitDelegates | AwaitTools | CallModel | Park | Rest

@@ -54,7 +54,11 @@ async def next_question(
     prompt = await recollection.prompt(
         state.version,
         create_condenser(state.agent.condenser),
-        PromptOptions(max_message_chars=models.max_message_chars(llm)),
+        PromptOptions(
+            max_message_chars=models.max_message_chars(llm),
+            shows_recalls=state.agent.enable_prompt_extensions,
+            disabled_skills=state.agent.disabled_microagents,
+        ),
         overflows=state.overflows,
     )
     if isinstance(prompt, CondensationAction):

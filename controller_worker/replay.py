@@ -30,6 +30,7 @@ from broker.actions import (
     MessageAction,
     RecallAction,
     RiskyAction,
+    SurveyAction,
     SystemMessageAction,
     TaskTrackingAction,
 )
@@ -53,7 +54,9 @@ from controller_worker.agents.registry import create_agent
 from controller_worker.commit import greeting
 from controller_worker.confirmation import carried_out
 from controller_worker.controller import apply, end_in_error, next_effect
-from controller_worker.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Park, Rest
+from controller_worker.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Park, Recall, Rest
+from controller_worker.memory.survey import skills_from
+from controller_worker.recalling import recalled
 from controller_worker.security.assessment import assessed
 from controller_worker.state import State
 
@@ -73,10 +76,11 @@ DECIDED = (
     LoopDetectionObservation,
     FinishRefusedObservation,
     RiskyAction,
+    SurveyAction,
 )
 """Kinds that nobody but the controller writes, whoever they name as their source."""
 
-KNOWN_EFFECTS = (Append, Greet, CarryOut, CallModel, AwaitTools, Park, Rest)
+KNOWN_EFFECTS = (Append, Greet, Recall, CarryOut, CallModel, AwaitTools, Park, Rest)
 """What came of any other effect is taken from the log as it is."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -163,7 +167,7 @@ class Replay:
             divergence = Divergence(last.id + 1, None, self._expected[0], "the log ends within an append")
             return self._replayed(False, divergence)
         effect = next_effect(self._state, last.timestamp or EPOCH)
-        return self._replayed(isinstance(effect, Append | Greet | CarryOut))
+        return self._replayed(isinstance(effect, Append | Greet | Recall | CarryOut))
 
     def _replayed(self, is_waiting: bool, divergence: Divergence | None = None) -> Replayed:
         return Replayed(self._state.version, self._decided, is_waiting, self._state, divergence)
@@ -198,6 +202,10 @@ class Replay:
         """Return the events that are to be appended now; none when something else is wanted."""
         if isinstance(effect, Greet):
             effect = greeting(self._agent, self._state)
+        elif isinstance(effect, Recall):
+            survey = self._events[effect.survey_id - 1]
+            assert isinstance(survey, Observation)
+            effect = recalled(self._state, skills_from(survey))
         elif isinstance(effect, CarryOut):
             action, answer = self._events[effect.action_id - 1], self._events[effect.answer_id - 1]
             assert isinstance(action, RiskyAction)

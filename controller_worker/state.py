@@ -20,7 +20,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 12
+SNAPSHOT_VERSION = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,22 @@ class Acceptance:
     is_accepted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Whether the workspace was asked what it tells agents.
+
+    Attributes:
+        action_id: the question under way.
+        attempts: how often it was asked.
+        answer_id: the event that answers it, 0 for none.
+    """
+
+    action_id: int = 0
+    attempts: int = 0
+    answer_id: int = 0
+    is_over: bool = False
+
+
 @dataclass(frozen=True)
 class State:
     """A conversation as its log tells it (OpenHands section 4.1, less the history).
@@ -144,6 +160,7 @@ class State:
         attempt: failed calls of the step under way.
         overflows: how many prompts in a row did not fit the model.
         wants_condensation: the latest of them has not led to a request yet.
+        survey: what is known of the workspace's skills.
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
         reply_id: the latest model reply.
         recent: what stuck detection knows of the latest events.
@@ -184,6 +201,7 @@ class State:
     attempt: int = 0
     overflows: int = 0
     wants_condensation: bool = False
+    survey: Survey = Survey()
     iteration: int = 0
     max_iterations: int = 0
     max_budget_usd: float | None = None

@@ -18,6 +18,7 @@ from broker.actions import (
     CmdRunAction,
     MessageAction,
     RecallAction,
+    SurveyAction,
     SystemMessageAction,
 )
 from broker.agent_state import AgentState
@@ -31,6 +32,7 @@ from broker.observations import (
     LoopDetectionObservation,
     NullObservation,
     OutcomeUnknownObservation,
+    SurveyObservation,
 )
 
 MAX_LINES = 20
@@ -76,6 +78,8 @@ class Renderer:
     def _lines(self, event: Event) -> Iterator[str]:
         match event:
             case SystemMessageAction() | RecallAction() | NullObservation() | ModelReply():
+                return
+            case SurveyAction() | SurveyObservation():
                 return
             case Action():
                 yield from self._action(event)

@@ -29,7 +29,19 @@ from broker.observations import AgentStateChangedObservation, CmdOutputMetadata,
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.commit import Commit, greeting, settle
 from controller_worker.confirmation import carried_out
-from controller_worker.controller import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, apply, next_effect
+from controller_worker.controller import (
+    Append,
+    AwaitTools,
+    CallModel,
+    CarryOut,
+    Effect,
+    Greet,
+    Recall,
+    apply,
+    next_effect,
+)
+from controller_worker.memory.survey import skills_from
+from controller_worker.recalling import recalled
 from controller_worker.security.assessment import assessed
 from controller_worker.state import State
 
@@ -77,16 +89,18 @@ class Core:
         agent: AgentSpec | None = None,
         limits: Limits | None = None,
         headless: bool = True,
+        surveys: bool = False,
     ) -> None:
+        agent = (agent or AgentSpec()).model_copy(update={"enable_workspace_skills": surveys})
         self.now = START
         self.events: list[Event] = []
         self.commits: list[Commit] = []
         self.dispatched: list[int] = []
         self.state = State()
-        self.agent = CodeActAgent(agent or AgentSpec())
+        self.agent = CodeActAgent(agent)
         created = ConversationCreated(
             conversation_id=CID,
-            agent=agent or AgentSpec(),
+            agent=agent,
             workspace=WORKSPACE,
             limits=limits or Limits(),
             headless=headless,
@@ -120,15 +134,19 @@ class Core:
 
     def run(self) -> Effect:
         """Append what is wanted until something else is, and return that."""
-        while isinstance(effect := self.wants(), Append | Greet | CarryOut):
+        while isinstance(effect := self.wants(), Append | Greet | Recall | CarryOut):
             self.commit(self._append_of(effect))
         if isinstance(effect, AwaitTools):
             self.dispatched += [action_id for action_id in effect.action_ids if action_id not in self.dispatched]
         return effect
 
-    def _append_of(self, effect: Append | Greet | CarryOut) -> Append:
+    def _append_of(self, effect: Append | Greet | Recall | CarryOut) -> Append:
         if isinstance(effect, Greet):
             return greeting(self.agent, self.state)
+        if isinstance(effect, Recall):
+            answer = self.event(effect.survey_id)
+            assert isinstance(answer, Observation)
+            return recalled(self.state, skills_from(answer))
         if isinstance(effect, Append):
             return effect
         action, answered = self.event(effect.action_id), self.event(effect.answer_id)

@@ -29,6 +29,7 @@ from broker.observations import (
 from controller_worker.llm.messages import ImagePart, Message, TextPart
 from controller_worker.memory.observation_text import Content, content_of, is_image_url
 from controller_worker.memory.turn import OpenTurn, Result
+from controller_worker.memory.view import is_companion, is_shown
 
 MAX_MESSAGE_CHARS = 30_000
 FINISH_RESULT = "The task was reported as finished."
@@ -76,10 +77,11 @@ class ConversationMemory:
         self._since_reply: list[tuple[int, Message]] = []
 
     def add(self, event: Event) -> None:
-        """Take in the next event: one of the View, a reply of the agent's model, or a change to running."""
+        """Take in the next event; what is neither of the View nor belongs to it is passed over."""
+        if not is_shown(event) and not is_companion(event):
+            return
         if isinstance(event, ModelReply):
-            if event.service == "agent":
-                self._open_turn(event)
+            self._open_turn(event)
             return
         turn = self._turn
         if turn is not None and turn.concerns(event):

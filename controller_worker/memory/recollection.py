@@ -14,7 +14,7 @@ from broker.events import Event
 from controller_worker.condensers.condenser import Condenser, Inquiry
 from controller_worker.llm.messages import Message
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
-from controller_worker.memory.view import View, ViewFold, is_companion, is_shown
+from controller_worker.memory.view import View, ViewFold
 
 NOT_IN_PROMPTS = frozenset({"old_content", "new_content"})
 """Fields of observations that no model sees; the rest of a shortened event is fetched for the prompt."""
@@ -83,7 +83,7 @@ class Recollection:
 
     def _add(self, fold: ViewFold, event: Event) -> None:
         fold.add(event)
-        if self._memory is not None and (is_shown(event) or is_companion(event)):
+        if self._memory is not None:
             self._memory.add(event)
 
     def _messages(self, fold: ViewFold, shown: Sequence[Event]) -> list[Message]:

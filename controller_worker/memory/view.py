@@ -20,6 +20,7 @@ from broker.actions import (
     CondensationRequestAction,
     MessageAction,
     NullAction,
+    SurveyAction,
     SystemMessageAction,
 )
 from broker.agent_state import AgentState
@@ -29,9 +30,17 @@ from broker.observations import (
     AgentStateChangedObservation,
     CmdOutputObservation,
     NullObservation,
+    SurveyObservation,
 )
 
-_NEVER_SHOWN = (NullAction, NullObservation, ChangeAgentStateAction, AgentStateChangedObservation)
+_NEVER_SHOWN = (
+    NullAction,
+    NullObservation,
+    ChangeAgentStateAction,
+    AgentStateChangedObservation,
+    SurveyAction,
+    SurveyObservation,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,8 @@ def is_shown(event: Event) -> bool:
     """Say whether an event counts in the View."""
     if isinstance(event, CmdRunAction | CmdOutputObservation) and event.hidden:
         return False
-    return isinstance(event, Action | Observation) and not isinstance(event, _NEVER_SHOWN)
+    is_silent = isinstance(event, _NEVER_SHOWN) and event.tool_call_metadata is None
+    return isinstance(event, Action | Observation) and not is_silent
 
 
 def is_companion(event: Event) -> bool:

@@ -12,6 +12,7 @@ import click
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
+from broker.skills import skills_in
 from broker.specs import GoalSpec
 from deckhands.client import check_task
 from deckhands.settings import SANDBOXES
@@ -117,7 +118,14 @@ def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
     """Return the agent that the options describe."""
     goal = GoalSpec(check=options["check"], max_refusals=options["max_refusals"]) if options["check"] else None
     policy = ConfirmationPolicy(mode=options["confirm"])
-    return AgentSpec(name=options["agent"], llm=LLMSpec(model=model), goal=goal, confirmation=policy)
+    return AgentSpec(
+        name=options["agent"],
+        llm=LLMSpec(model=model),
+        goal=goal,
+        confirmation=policy,
+        skills=skills_in(Path.home()),
+        enable_workspace_skills=True,
+    )
 
 
 def limits_of(options: dict[str, Any]) -> Limits:

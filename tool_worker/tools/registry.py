@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.file_tools import EditFile, ReadFile
+from tool_worker.tools.survey import SurveyWorkspace
 from tool_worker.tools.tool import Tool
 
 TOOLS: Mapping[str, Tool] = {
     "action.run": RunCommand(),
     "action.read": ReadFile(),
     "action.edit": EditFile(),
+    "action.survey": SurveyWorkspace(),
 }
 """By the action's kind."""

@@ -107,7 +107,7 @@ for _part in Part.__subclasses__():
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 51
+    assert len(KINDS) == 53
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 

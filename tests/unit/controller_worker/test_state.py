@@ -23,6 +23,7 @@ from controller_worker.state import (
     Order,
     PendingAction,
     State,
+    Survey,
     UnansweredMessage,
     Wait,
     snapshot_of,
@@ -56,6 +57,7 @@ FULL = State(
     attempt=2,
     overflows=1,
     wants_condensation=True,
+    survey=Survey(4, 2, 5, is_over=True),
     iteration=6,
     max_iterations=18,
     max_budget_usd=3.75,
@@ -133,12 +135,12 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        12,
+        13,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
             *("message", "last_message_id", "is_reply_outdated", "pending", "wait", "gate", "attempt"),
-            *("overflows", "wants_condensation"),
+            *("overflows", "wants_condensation", "survey"),
             *(
                 "iteration",
                 "max_iterations",

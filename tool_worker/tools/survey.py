@@ -1,0 +1,53 @@
+"""The survey: what a workspace tells agents, read by one command in a shell of its own.
+
+Holds: it changes nothing; what it reads is bounded; names and texts come back whole, because they travel in base64.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from broker.actions import SurveyAction
+from broker.events import Observation
+from broker.observations import SurveyObservation
+from broker.skills import FILE_MARK, INSTRUCTION_FILES, MAX_SKILL_BYTES, MAX_SKILLS, SKILL_FOLDERS
+from tool_worker.tools.tool import HostRequest
+
+TIMEOUT_SECONDS = 20.0
+
+
+def command() -> str:
+    """Return the command: it prints a line for each file, with its path and its beginning in base64."""
+    names = " -o ".join(f"-iname {shlex.quote(name)}" for name in INSTRUCTION_FILES)
+    return (
+        f'for d in . {" ".join(SKILL_FOLDERS)}; do if [ "$d" = . ]; then '
+        f"find . -maxdepth 1 \\( {names} \\) -type f; "
+        'elif [ -d "$d" ]; then find "$d" -iname "*.md" -type f; fi | '
+        f"LC_ALL=C sort | head -n {MAX_SKILLS} | "
+        "while IFS= read -r f; do "
+        f"printf '{FILE_MARK} %s %s\\n' "
+        '"$(printf %s "${f#./}" | base64 | tr -d "\\n")" '
+        f'"$(head -c {MAX_SKILL_BYTES} "$f" | base64 | tr -d "\\n")"; done; done'
+    )
+
+
+class SurveyWorkspace:
+    """Read the files by which a workspace speaks to agents."""
+
+    def request(self, action: SurveyAction) -> HostRequest:  # noqa: ARG002  (there is nothing to choose)
+        """See `Tool.request`."""
+        arguments = {
+            "command": command(),
+            "is_input": False,
+            "timeout": TIMEOUT_SECONDS,
+            "blocking": True,
+            "cwd": None,
+            "is_static": True,
+        }
+        return HostRequest("bash", arguments)
+
+    def observe(self, action: SurveyAction, result: Mapping[str, Any]) -> Observation:  # noqa: ARG002
+        """See `Tool.observe`."""
+        return SurveyObservation(content=result["content"], is_complete=result["metadata"].get("exit_code") == 0)
