@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +26,7 @@ VERBS = {
     "show": ("deckhands.cli.reading", "Show what came of a conversation."),
     "logs": ("deckhands.cli.reading", "Show the events of a conversation; -f follows it."),
     "export": ("deckhands.cli.reading", "Write the events of a conversation, one JSON object a line."),
+    "import": ("deckhands.cli.trajectory", "Bring a recorded conversation onto the cluster."),
     "fork": ("deckhands.cli.fork", "Go on from any event of a conversation, otherwise than it did."),
     "replay": ("deckhands.cli.replay", "Decide a recorded conversation anew, offline, and compare."),
     "message": ("deckhands.cli.control", "Say something to the agent; it goes on."),
@@ -57,7 +59,7 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         module = import_module(VERBS[cmd_name][0])
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
         return command
 
     def resolve_command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from deckhands.rendering import clean
 from deckhands.runs import RunFolder
 from deckhands.settings import FaceSettings
 from deckhands.summary import Tally, summarize
+from deckhands.trajectories import trajectory_of
 
 HEAD = ("CONVERSATION", "STATE", "STEPS", "COST", "UPDATED (UTC)", "TITLE")
 
@@ -100,10 +102,17 @@ def logs(*, conversation_id: str, follow: bool, as_json: bool) -> None:
 @click.command()
 @click.argument("conversation_id")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; standard output if none.")
-def export(*, conversation_id: str, output: Path | None) -> None:
-    """Write the events of a conversation: id, kind, source, cause_id, timestamp and more, a JSON object a line."""
+@click.option("--format", "style", type=click.Choice(["events", "openhands"]), default="events", show_default=True)
+def export(*, conversation_id: str, output: Path | None, style: str) -> None:
+    """Write the events of a conversation: id, kind, source, cause_id, timestamp and more, a JSON object a line.
+
+    With --format openhands: one JSON list, a trajectory as OpenHands V0 saves and reads it.
+    """
     events = asyncio.run(read_events(FaceSettings.from_env(), conversation_id))
-    text = "".join(event_line(event) + "\n" for event in events)
+    if style == "openhands":
+        text = json.dumps(trajectory_of(events), indent=4) + "\n"
+    else:
+        text = "".join(event_line(event) + "\n" for event in events)
     if output is None:
         click.echo(text, nl=False)
         return

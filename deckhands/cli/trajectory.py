@@ -1,0 +1,61 @@
+"""`deckhands import`: conversations recorded elsewhere, as conversations of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from broker.errors import UsageError
+from broker.events import ConversationCreated, Event
+from broker.export import event_line, events_from_lines
+from broker.ids import new_conversation_id
+from deckhands.cli.output import note
+from deckhands.cli.reach import cluster_client
+from deckhands.forking import fork_of
+from deckhands.settings import FaceSettings
+from deckhands.trajectories import read_trajectory
+
+
+@click.command("import")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a file of events instead.")
+def import_(*, path: Path, output: Path | None) -> None:
+    """Bring a recorded conversation onto the cluster and print its id.
+
+    PATH is a trajectory of OpenHands (a JSON list of events), or a file that `deckhands export` has written (.jsonl). A
+    conversation that was not over is gone on with as soon as a worker finds it.
+    """
+    events = _read(path)
+    if output is not None:
+        try:
+            output.write_text("".join(event_line(event) + "\n" for event in events), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"The file {output} cannot be written: {error.strerror}.", remedy="Name another."
+            ) from error
+        note(f"{len(events)} events are in {output}.")
+        return
+    click.echo(asyncio.run(_adopt(FaceSettings.from_env(), events)))
+
+
+def _read(path: Path) -> list[Event]:
+    if path.suffix != ".jsonl":
+        return read_trajectory(path, new_conversation_id())
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The file {path} cannot be read: {error}.", remedy="Name another.") from error
+    events = events_from_lines(lines, source=str(path))
+    if not events:
+        raise UsageError(f"The file {path} holds no event.", remedy="Name another.")
+    return [fork_of(events, new_conversation_id()).model_copy(update={"id": 1}), *events[1:]]
+
+
+async def _adopt(settings: FaceSettings, events: list[Event]) -> str:
+    created = events[0].model_copy(update={"id": 0})
+    assert isinstance(created, ConversationCreated)
+    async with cluster_client(settings) as client:
+        await client.log.adopt(created, events[1:], key="import")
+    return created.conversation_id
