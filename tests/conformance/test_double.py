@@ -165,13 +165,13 @@ commands = st.one_of(
 def test_the_double_knows_what_the_broker_sends() -> None:
     folder = Path(broker.store.__file__).parent
     sent = {name for library in LIBRARIES for name in re.findall(r"redis\.call\('([A-Z]+)'", functions_code(library))}
-    for path in sorted(
-        set(folder.glob("*.py")) - {folder / "connection.py", folder / "embedded.py", folder / "health.py"}
-    ):
+    # The last one shows what nobody decides by; no double is watched.
+    others = {folder / name for name in ("connection.py", "embedded.py", "health.py", "live_text.py")}
+    for path in sorted(set(folder.glob("*.py")) - others):
         sent |= set(re.findall(r'[(\[]"([A-Z]{3,})"', path.read_text(encoding="utf-8")))
     known = {name.decode() for name in (*keyspace.COMMANDS, *streams.COMMANDS)} | {"FCALL", "FUNCTION"}
     assert len(sent) > 25
-    assert sent - known == {"BLOCK"}  # an option at the beginning of a line
+    assert sent - known == {"BLOCK", "LOW"}  # an option at the beginning of a line; a risk
 
 
 async def _compare(server: RealServer, sequence: list[tuple[Any, ...]]) -> None:

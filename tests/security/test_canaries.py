@@ -130,7 +130,9 @@ async def test_no_sink_has_it(
             "store": await everything_in(bench.store),
             "events": json.dumps([event.wire() for event in events], default=str, ensure_ascii=False).encode(),
             "export": "\n".join(event_line(event) for event in events).encode(),
-            "terminal": "\n".join(line for event in events for line in Renderer(is_coloured=False).lines(event)).encode(),
+            "terminal": "\n".join(
+                line for event in events for line in Renderer(is_coloured=False).lines(event)
+            ).encode(),
             "logs": caplog.text.encode(),
             "append-only file": b"".join(path.read_bytes() for path in valkey_server.folder.rglob("*.aof")),
         }
