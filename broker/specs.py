@@ -217,6 +217,7 @@ class AgentSpec(Part):
     enable_think: bool = True
     enable_finish: bool = True
     enable_plan_mode: bool = True
+    enable_jupyter: bool = False
     enable_stuck_detection: bool = True
     loop_policy: LoopPolicy = LoopPolicy()
     confirmation: ConfirmationPolicy = ConfirmationPolicy()

@@ -25,6 +25,7 @@ from broker.understudy import Understudy
 from tool_worker.checkpoints import Checkpoints
 from tool_worker.executor import Executor
 from tool_worker.safekeeping import Safekeeping
+from tool_worker.session_programs import session_programs
 from tool_worker.settings import ToolSettings
 from tool_worker.tools.mcp_launch import SandboxedLaunch
 from tool_worker.tools.mcp_tools import McpServers
@@ -40,6 +41,7 @@ class ToolConsumer:
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
         self._offered = OfferedTools(found_tools(settings.tools, settings.pools))
+        self._programs = session_programs(settings.pools)
         self._incarnation: Incarnation | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -53,6 +55,8 @@ class ToolConsumer:
             no_change_timeout_seconds=settings.no_change_timeout_seconds,
             environment=settings.environment,
             search_path=settings.search_path,
+            sessions=self._programs.commands,
+            read_only=self._programs.read_only,
         )
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None

@@ -14,7 +14,7 @@ import asyncio
 import compileall
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,7 @@ class Workspaces:
         environment: Variables for every shell, over those that the sandbox sets.
         search_path: `PATH` of shells without a sandbox; None: the system's.
         read_only: Further paths that programs in a sandbox may read.
+        sessions: See `HostConfiguration`.
         limits: Bounds for every shell and what it starts.
         room: When there is little of it, sessions that were not used for long end before another starts.
     """
@@ -126,6 +127,7 @@ class Workspaces:
         environment: Mapping[str, str] | None = None,
         search_path: str | None = None,
         read_only: tuple[Path, ...] = (),
+        sessions: Mapping[str, Sequence[str]] | None = None,
         limits: ResourceLimits | None = None,
         room: NodeRoom | None = None,
     ) -> None:
@@ -138,6 +140,7 @@ class Workspaces:
         self._environment = dict(environment or {})
         self._search_path = {"PATH": search_path} if search_path else {}
         self._read_only = read_only
+        self._sessions = {name: list(command) for name, command in (sessions or {}).items()}
         self._limits = limits or ResourceLimits()
         self._room = room or NodeRoom()
         found = ControlGroups.find()
@@ -377,6 +380,7 @@ class Workspaces:
             resource_limits=self._limits.by_name(are_processes_counted_apart=sandbox.is_confining),
             writable=list(sandbox.writable(enclosure)),
             announces_pid=not sandbox.is_confining,
+            sessions=self._sessions,
         )
         return sandbox, enclosure, configuration
 

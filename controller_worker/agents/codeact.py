@@ -26,6 +26,7 @@ class CodeActAgent:
             (spec.enable_finish, tool_schemas.FINISH),
             (spec.enable_delegation, tool_schemas.DELEGATE),
             (can_condense, tool_schemas.REQUEST_CONDENSATION),
+            (spec.enable_jupyter, tool_schemas.EXECUTE_IPYTHON_CELL),
             (spec.enable_plan_mode, TASK_TRACKER),
             (spec.enable_editor, tool_schemas.STR_REPLACE_EDITOR),
         )

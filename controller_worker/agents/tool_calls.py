@@ -26,6 +26,7 @@ from broker.actions import (
     FileEditSource,
     FileReadAction,
     FileReadSource,
+    IPythonRunCellAction,
     MCPAction,
     MessageAction,
     TaskItem,
@@ -199,6 +200,11 @@ def _offered(offer: ToolOffer, arguments: Mapping[str, Any]) -> Action:
     )
 
 
+def _cell(arguments: Mapping[str, Any]) -> Action:
+    code = required_text(arguments, "code", "execute_ipython_cell")
+    return IPythonRunCellAction(code=code, security_risk=_risk(arguments))
+
+
 def _think(arguments: Mapping[str, Any]) -> Action:
     return AgentThinkAction(thought=required_text(arguments, "thought", "think"))
 
@@ -219,6 +225,7 @@ def _finish(arguments: Mapping[str, Any]) -> Action:
 _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
     "execute_bash": _run,
     "str_replace_editor": _edit,
+    "execute_ipython_cell": _cell,
     "think": _think,
     "finish": _finish,
     "delegate": _delegate,

@@ -100,6 +100,23 @@ DELEGATE = ToolSpec(
     },
 )
 
+EXECUTE_IPYTHON_CELL = ToolSpec(
+    name="execute_ipython_cell",
+    description=(
+        "Run a cell of Python code in the conversation's IPython kernel. Variables and imports live from cell to "
+        "cell; magics such as %pip and %timeit work; pictures are shown. The kernel follows the shell's directory. "
+        "A cell that is just `%restart` gives a new kernel."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "description": "The code."},
+            "security_risk": _SECURITY_RISK,
+        },
+        "required": ["code", "security_risk"],
+    },
+)
+
 STR_REPLACE_EDITOR = ToolSpec(
     name="str_replace_editor",
     description=(

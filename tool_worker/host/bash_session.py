@@ -82,6 +82,11 @@ class BashSession:
         return self._finish is not None
 
     @property
+    def working_dir(self) -> str:
+        """Where the latest command has left the shell."""
+        return self._working_dir
+
+    @property
     def has_running_command(self) -> bool:
         """Whether a command runs in the shell; also one that was answered when it timed out."""
         return self._shell.is_busy

@@ -33,6 +33,7 @@ class HostConfiguration:
         no_change_timeout_seconds: After how much silence a command's call is answered, unless the call says otherwise.
         output_limit_bytes: Of longer output the head and the tail are kept, half of this each.
         writable: The directories below which alone anything may be changed; empty: no such bound.
+        sessions: Tools that a program of their own carries out, by name, and how it is started.
         announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that in its place.
     """
 
@@ -48,6 +49,7 @@ class HostConfiguration:
         output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
         writable: list[str] | None = None,
         announces_pid: bool = False,
+        sessions: dict[str, list[str]] | None = None,
     ) -> None:
         self.workspace = workspace
         self.environment = environment
@@ -58,6 +60,7 @@ class HostConfiguration:
         self.output_limit_bytes = output_limit_bytes
         self.writable = writable or []
         self.announces_pid = announces_pid
+        self.sessions = sessions or {}
 
     def encode(self) -> bytes:
         """Return what `decode` reads."""

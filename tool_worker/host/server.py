@@ -28,6 +28,7 @@ from tool_worker.host.loop import Loop, Outlet
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
     from tool_worker.host.file_editor import FileEditor
+    from tool_worker.host.session_program import SessionCall, SessionProgram
 
 CLIENT_LIMIT = 64
 UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
@@ -59,12 +60,16 @@ class Client:
 
 
 class Execution:
-    """An action that has been asked for and has not ended: who waits for it, and its shell."""
+    """An action that has been asked for and has not ended: who waits for it, and the session that runs it.
 
-    def __init__(self, action_id: int, call: BashCall) -> None:
+    Attributes:
+        call: of a command; None: a session program carries it out.
+    """
+
+    def __init__(self, action_id: int, call: BashCall | None) -> None:
         self.action_id = action_id
         self.call = call
-        self.session: BashSession | None = None
+        self.session: BashSession | SessionCall | None = None
         self.waiting: list[tuple[Client, object]] = []
 
 
@@ -82,6 +87,7 @@ class Server:
         self._clients: set[Client] = set()
         self._executions: dict[int, Execution] = {}
         self._queue: list[Execution] = []
+        self._programs: dict[str, SessionProgram] = {}
         if not journal.is_empty:
             self._session.announce_new_shell()
         self._unattached = loop.alarm(loop.stop)
@@ -93,6 +99,8 @@ class Server:
     def end(self) -> None:
         """Kill everything the host has started and wait until it is gone, for two seconds at most."""
         self._session.close()
+        for program in self._programs.values():
+            program.close()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         deadline = monotonic() + END_LIMIT_SECONDS
         while monotonic() < deadline:
@@ -238,6 +246,8 @@ class Server:
             raise Refused("bad_arguments", "`arguments` is not an object")
         if tool == "edit":
             self._edit(client, request, action_id, arguments)
+        elif isinstance(tool, str) and tool in self._configuration.sessions:
+            self._ask_program(client, request, action_id, tool, arguments)
         elif tool != "bash":
             raise Refused("unknown_tool", f"there is no tool {tool!r}")
         elif len(self._queue) >= QUEUE_LIMIT:
@@ -253,6 +263,27 @@ class Server:
             self._executions[action_id] = execution
             self._queue.append(execution)
             self._begin_next()
+
+    def _ask_program(
+        self, client: Client, request: object, action_id: int, tool: str, arguments: dict[str, object]
+    ) -> None:
+        if tool not in self._programs:
+            from tool_worker.host.session_program import SessionProgram
+
+            self._programs[tool] = SessionProgram(
+                self._loop, self._children, self._configuration, name=tool, command=self._configuration.sessions[tool]
+            )
+        program = self._programs[tool]
+        if program.is_full:
+            raise Refused("too_many_actions", f"too many calls wait for {tool}", is_retryable=True)
+        execution = Execution(action_id, None)
+        execution.waiting.append((client, request))
+        self._executions[action_id] = execution
+        execution.session = program.ask(
+            {**arguments, "cwd": self._session.working_dir},
+            lambda: self._has_begun(execution),
+            lambda result: self._finish(execution, result),
+        )
 
     def _edit(self, client: Client, request: object, action_id: int, arguments: dict[str, object]) -> None:
         self._record_start(action_id)
@@ -274,31 +305,38 @@ class Server:
     def _begin_next(self) -> None:
         """Begin waiting commands; the shell runs one at a time, a static command has a shell of its own."""
         for execution in list(self._queue):
+            assert execution.call is not None
             if not execution.call.is_static and self._session.is_busy:
                 continue
             self._queue.remove(execution)
-            self._launch(execution)
+            self._launch(execution, execution.call)
 
-    def _launch(self, execution: Execution) -> None:
+    def _launch(self, execution: Execution, call: BashCall) -> None:
+        if not self._has_begun(execution):
+            return
+        session = self._session
+        if call.is_static:
+            session = BashSession(self._loop, self._children, self._configuration, cwd=call.cwd)
+        execution.session = session
+        session.start(call, lambda result: self._finish(execution, result))
+
+    def _has_begun(self, execution: Execution) -> bool:
+        """Journal the start; if that fails, who waits is told that nothing was begun."""
         try:
             self._record_start(execution.action_id)
         except Refused as refusal:
             self._forget(execution)
             for client, request in execution.waiting:
                 self._reply(client, request, {"error": refusal.answer})
-            return
-        session = self._session
-        if execution.call.is_static:
-            session = BashSession(self._loop, self._children, self._configuration, cwd=execution.call.cwd)
-        execution.session = session
-        session.start(execution.call, lambda result: self._finish(execution, result))
+            return False
+        return True
 
     def _finish(self, execution: Execution, result: dict[str, object]) -> None:
         body = self._record_result(execution.action_id, result)
         self._forget(execution)
         for client, request in execution.waiting:
             self._reply_result(client, request, body, is_replayed=False)
-        if execution.call.is_static and execution.session is not None:
+        if execution.call is not None and execution.call.is_static and isinstance(execution.session, BashSession):
             execution.session.close()
         self._next.set(self._loop.now())
 

@@ -269,8 +269,7 @@ def _become_bash(terminal: int, commands: socket.socket, configuration: HostConf
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
             # What is ignored when bash starts stays ignored in everything it starts.
             signal.signal(number, signal.SIG_DFL)
-        for name, limit in configuration.resource_limits.items():
-            _lower(getattr(resource, name), limit)
+        lower_limits(configuration)
         for directory in (cwd, configuration.workspace, "/"):
             if os.path.isdir(directory):
                 os.chdir(directory)
@@ -279,6 +278,12 @@ def _become_bash(terminal: int, commands: socket.socket, configuration: HostConf
         os.execve(BASH, ["bash", *options], configuration.environment)  # noqa: S606  (this is the shell)
     finally:
         os._exit(127)
+
+
+def lower_limits(configuration: HostConfiguration) -> None:
+    """Bound this process, and all that it starts, as the configuration says."""
+    for name, limit in configuration.resource_limits.items():
+        _lower(getattr(resource, name), limit)
 
 
 def _lower(kind: int, limit: int) -> None:

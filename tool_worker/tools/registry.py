@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.file_tools import EditFile, ReadFile
+from tool_worker.tools.ipython import RunCell
 from tool_worker.tools.survey import SurveyWorkspace
 from tool_worker.tools.tool import Tool
 
@@ -14,5 +15,6 @@ TOOLS: Mapping[str, Tool] = {
     "action.read": ReadFile(),
     "action.edit": EditFile(),
     "action.survey": SurveyWorkspace(),
+    "action.run_ipython": RunCell(),
 }
 """By the action's kind."""

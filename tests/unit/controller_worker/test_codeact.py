@@ -112,3 +112,13 @@ def test_an_unknown_agent_is_named_with_those_there_are() -> None:
     with pytest.raises(UsageError) as raised:
         create_agent(AgentSpec(name="NoSuchAgent"))
     assert str(raised.value) == "There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent, ReadOnlyAgent."
+
+
+def test_cells_are_offered_where_they_are_switched_on() -> None:
+    agent = CodeActAgent(AgentSpec(enable_jupyter=True))
+    assert [tool.name for tool in agent.tools].index("execute_ipython_cell") == 3
+    call = bash().model_copy(update={"name": "execute_ipython_cell", "arguments": '{"code": "1 + 1"}'})
+    (event,) = agent.events_of(ModelReply(id=7, tool_calls=(call,)))
+    assert event.kind == "action.run_ipython"
+    (refused,) = CodeActAgent(AgentSpec()).events_of(ModelReply(id=7, tool_calls=(call,)))
+    assert isinstance(refused, ErrorObservation)

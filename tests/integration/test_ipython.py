@@ -1,0 +1,180 @@
+"""IPython: a real kernel in a workspace; values live on, pictures come out, and nothing it does takes the host along."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.actions import IPythonRunCellAction
+from broker.events import Observation
+from broker.observations import ErrorObservation, IPythonRunCellObservation
+from tests.integration.workspace_hosts import LIMIT_SECONDS, opened, processes
+from tests.polling import until
+from tool_worker.session_programs import session_programs
+from tool_worker.tools.ipython import RunCell
+from tool_worker.workspaces import OpenWorkspace, Workspaces
+
+PROGRAMS = session_programs(["ipython"])
+SETTINGS: dict[str, Any] = {"sessions": PROGRAMS.commands, "read_only": PROGRAMS.read_only}
+CONVERSATION = "conversation-1"
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"  # 1 x 1, black
+
+
+class Notebook:
+    """Runs cells in a workspace under ids of their own."""
+
+    def __init__(self, workspace: OpenWorkspace, ids: itertools.count[int]) -> None:
+        self.workspace = workspace
+        self.ids = ids
+
+    async def __call__(self, code: str, *, include_extra: bool = False, timeout: float | None = 60.0) -> Observation:
+        action = IPythonRunCellAction(code=code, include_extra=include_extra, timeout=timeout)
+        request = RunCell().request(action)
+        result = await self.workspace.run(next(self.ids), request.tool, request.arguments)
+        return RunCell().observe(action, result.value)
+
+    async def text(self, code: str, **options: Any) -> str:
+        observation = await self(code, **options)
+        assert isinstance(observation, IPythonRunCellObservation), observation
+        return observation.content
+
+    async def bash(self, command: str) -> str:
+        result = await self.workspace.run(next(self.ids), "bash", {"command": command})
+        return str(result.value["content"])
+
+
+@pytest.fixture
+async def workspaces(tmp_path: Path) -> AsyncIterator[Workspaces]:
+    async with opened(tmp_path / "node", **SETTINGS) as found:
+        yield found
+
+
+@pytest.fixture
+async def run(workspaces: Workspaces) -> Notebook:
+    return Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+
+
+async def test_values_live_from_cell_to_cell(run: Notebook) -> None:
+    assert await run.text("a = 20") == ""
+    assert await run.text("print('sum'); a + 1") == "sum\n21"
+    assert await run.text("import sys; print('warned', file=sys.stderr)") == "warned"
+
+
+async def test_an_error_is_read_without_colours(run: Notebook) -> None:
+    text = await run.text("def f():\n    return 1 / 0\nf()")
+    assert "ZeroDivisionError: division by zero" in text
+    assert "\x1b" not in text
+
+
+async def test_pictures_come_out(run: Notebook) -> None:
+    code = f"import base64\nfrom IPython.display import Image\nImage(data=base64.b64decode('{PIXEL}'))"
+    observation = await run(code)
+    assert isinstance(observation, IPythonRunCellObservation)
+    assert observation.image_urls == (f"data:image/png;base64,{PIXEL}",)
+    assert observation.content == "<IPython.core.display.Image object>"
+
+
+async def test_where_the_kernel_is_and_which_python(run: Notebook, tmp_path: Path) -> None:
+    text = await run.text("1", include_extra=True)
+    first, place, interpreter = text.splitlines()
+    assert first == "1"
+    workspace = tmp_path / "node" / CONVERSATION
+    assert place.startswith(f"[Jupyter current working directory: {workspace}")
+    assert interpreter.startswith("[Jupyter Python interpreter: /")
+
+
+async def test_the_shells_directory_is_the_kernels_until_a_cell_changes_it(run: Notebook) -> None:
+    await run.bash("mkdir -p one two && cd one")
+    assert (await run.text("import os; os.path.basename(os.getcwd())")) == "'one'"
+    await run.text("os.chdir('/')")
+    assert (await run.text("os.getcwd()")) == "'/'"
+    await run.bash("cd ../two")
+    assert (await run.text("os.path.basename(os.getcwd())")) == "'two'"
+
+
+async def test_a_cell_that_takes_too_long_is_interrupted_and_its_variables_live(run: Notebook) -> None:
+    await run.text("kept = 7")
+    late = await run.text("import time\nprint('begun', flush=True)\ntime.sleep(60)", timeout=1.0)
+    assert late.startswith("begun\n")
+    assert "KeyboardInterrupt" in late
+    assert late.endswith("[Execution timed out (1 seconds).]")
+    assert await run.text("kept") == "7"
+
+
+async def test_a_cell_that_ignores_interrupts_loses_its_kernel(run: Notebook) -> None:
+    deaf = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(60)"
+    late = await run.text(deaf, timeout=1.0)
+    assert late == "[Execution timed out (1 seconds). The kernel was ended; its variables are gone.]"
+    assert await run.text("2") == "2"
+
+
+async def test_a_cell_is_stopped_by_a_cancel(run: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    await run.text("kept = 8")
+    running = asyncio.create_task(run(f"print('in'); open({str(gate)!r}).read()"))
+    descriptor = await asyncio.to_thread(os.open, gate, os.O_WRONLY)  # returns when the cell has opened it
+    assert await run.workspace.interrupt(2)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        stopped = await running
+    os.close(descriptor)
+    assert stopped.content.endswith("[The cell was interrupted.]")
+    assert await run.text("kept") == "8"
+
+
+async def test_a_kernel_that_dies_is_replaced_and_the_model_told(run: Notebook) -> None:
+    await run.text("lost = 1")
+    died = await run.text("import os; os._exit(3)")
+    assert died == "[The kernel has died, and its variables with it. The next cell gets a new one.]"
+    assert "NameError" in await run.text("lost")
+
+
+async def test_a_restart_is_asked_for(run: Notebook) -> None:
+    await run.text("lost = 1")
+    assert await run.text("%restart") == "[The kernel was restarted; its variables are gone.]"
+    assert "NameError" in await run.text("lost")
+
+
+async def test_the_session_program_may_be_killed(run: Notebook, tmp_path: Path) -> None:
+    await run.text("lost = 1")
+    for process in processes(tmp_path / "node", CONVERSATION):
+        if "ipython_session" in " ".join(process.cmdline()):
+            process.kill()
+    answer = await run("2")
+    if isinstance(answer, ErrorObservation):  # the call came before its death was noticed
+        assert answer.content.startswith("ERROR: ipython ended.")
+        answer = await run("2")
+    assert answer.content.endswith("2")
+
+
+async def test_the_kernel_outlives_the_tool_worker(workspaces: Workspaces, run: Notebook, tmp_path: Path) -> None:
+    await run.text("kept = 9")
+    await workspaces.aclose()
+    async with opened(tmp_path / "node", **SETTINGS) as later:
+        again = Notebook(await later.open(CONVERSATION), run.ids)
+        assert await again.text("kept") == "9"
+
+
+async def test_nothing_of_it_is_left_when_the_workspace_is_closed(
+    workspaces: Workspaces, run: Notebook, tmp_path: Path
+) -> None:
+    await run.text("import subprocess; child = subprocess.Popen(['sleep', '1000'])")
+    found = processes(tmp_path / "node", CONVERSATION)
+    assert [process for process in found if process.cmdline() == ["sleep", "1000"]]
+    await workspaces.close(CONVERSATION)
+    await until(lambda: not any(process.is_running() for process in found), what="end of the processes")
+
+
+async def test_it_runs_in_the_sandbox(tmp_path: Path) -> None:
+    async with opened(tmp_path / "node", sandbox="bwrap", **SETTINGS) as workspaces:
+        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        assert await run.text("import os; os.getcwd()") == "'/workspace'"
+        await run.text("open('made', 'w').write('x')")
+        assert await run.bash("cat made") == "x"
+        assert await run.text(f"os.path.exists({str(tmp_path)!r})") == "False"

@@ -1,0 +1,32 @@
+"""Which session programs a worker's workspaces have."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.errors import UsageError
+from tool_worker.session_programs import PROGRAMS, session_programs
+
+
+def test_a_worker_that_serves_no_such_pool_shows_its_sandboxes_nothing() -> None:
+    programs = session_programs(["bash", "gpu"])
+    assert programs.commands == {}
+    assert programs.read_only == ()
+
+
+def test_a_program_runs_on_our_own_python() -> None:
+    programs = session_programs(["bash", "ipython"])
+    interpreter, _, program = programs.commands["ipython"]
+    assert interpreter == sys.executable
+    assert Path(program).is_file()
+    assert Path(sys.prefix) in programs.read_only
+    assert any(Path(program).is_relative_to(path) for path in programs.read_only)
+
+
+def test_a_missing_package_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROGRAMS, "ipython", ("ipython_session.py", ("no_such_package",)))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r'needs the package no_such_package.*Install "deckhands\[ipython\]"'):
+        session_programs(["ipython"])

@@ -1,0 +1,241 @@
+"""A program beside the shell that carries out the calls of one tool: an IPython kernel, a browser.
+
+It is started by the first call and lives on between calls. It finds a socket at `SESSION_FD` and speaks lines of JSON:
+
+    us → it   {"call": n, "arguments": {…}}      {"interrupt": n}
+    it → us   {"call": n, "result": {…}}
+
+Holds: one call at a time, in the order in which they were asked; each is answered exactly once, whatever becomes of the
+program: it may end, be silent beyond its call's limit, or speak nonsense, and the next call gets a new one.
+Does not: look into arguments, `timeout` apart, or results.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+
+from tool_worker.host import protocol
+from tool_worker.host.compiled import signal
+from tool_worker.host.descendants import kill, kill_descendants
+from tool_worker.host.loop import Loop, Outlet
+from tool_worker.host.shell import lower_limits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tool_worker.host.children import Children
+    from tool_worker.host.configuration import HostConfiguration
+
+SESSION_FD = 3
+QUEUE_LIMIT = 64
+GRACE_SECONDS = 15.0
+"""How long a program may go on beyond the limit of its call, to end it in good order."""
+INTERRUPT_GRACE_SECONDS = 3.0
+
+_MAX_FD = 1 << 20
+
+Result = dict[str, object]
+
+
+class SessionCall:
+    """A call that has been asked and not answered."""
+
+    def __init__(
+        self, program: SessionProgram, arguments: Result, begin: Callable[[], bool], finish: Callable[[Result], None]
+    ) -> None:
+        self.arguments = arguments
+        self.begin = begin
+        self.finish = finish
+        self._program = program
+
+    def interrupt(self) -> bool:
+        """Stop it; it is answered soon."""
+        return self._program.interrupt(self)
+
+
+class SessionProgram:
+    """One program, started when it is needed.
+
+    Args:
+        name: For people.
+        command: Its command line, by absolute path.
+    """
+
+    def __init__(
+        self, loop: Loop, children: Children, configuration: HostConfiguration, *, name: str, command: list[str]
+    ) -> None:
+        self._loop = loop
+        self._children = children
+        self._configuration = configuration
+        self._name = name
+        self._command = command
+        self._pid = 0
+        self._connection: socket.socket | None = None
+        self._outlet: Outlet | None = None
+        self._lines = protocol.Lines()
+        self._number = 0
+        self._call: SessionCall | None = None
+        self._queue: deque[SessionCall] = deque()
+        self._limit = loop.alarm(self._too_late)
+        self._notice = ""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further call can wait."""
+        return len(self._queue) >= QUEUE_LIMIT
+
+    def ask(self, arguments: Result, begin: Callable[[], bool], finish: Callable[[Result], None]) -> SessionCall:
+        """Ask a call.
+
+        Args:
+            begin: Called when its turn has come; false: it must not begin and is answered already.
+            finish: Gets its result.
+        """
+        call = SessionCall(self, arguments, begin, finish)
+        self._queue.append(call)
+        self._begin_next()
+        return call
+
+    def interrupt(self, call: SessionCall) -> bool:
+        """Stop a call: one that waits is answered at once, one that runs soon."""
+        if call is self._call:
+            self._send({"interrupt": self._number})
+            self._limit.set(self._loop.now() + INTERRUPT_GRACE_SECONDS)
+            return True
+        self._queue.remove(call)
+        call.finish({"content": "[The call was cancelled before it ran.]", "is_error": True})
+        return True
+
+    def close(self) -> None:
+        """Kill the program; no call is answered any more."""
+        self._queue.clear()
+        self._call = None
+        self._let_go()
+
+    def _begin_next(self) -> None:
+        while self._call is None and self._queue:
+            call = self._queue.popleft()
+            if not call.begin():
+                continue
+            self._call = call
+            self._number += 1
+            if self._connection is None and not self._is_started():
+                continue
+            self._send({"call": self._number, "arguments": call.arguments})
+            timeout = call.arguments.get("timeout")
+            seconds = timeout if isinstance(timeout, int | float) and timeout > 0 else 0
+            self._limit.set(self._loop.now() + seconds + GRACE_SECONDS if seconds else None)
+
+    def _is_started(self) -> bool:
+        ours, theirs = socket.socketpair()
+        try:
+            self._pid = os.fork()
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            self._answer(f"ERROR: {self._name} cannot be started: {error.strerror}.")
+            return False
+        if self._pid == 0:
+            _become(self._command, theirs, self._configuration)
+        theirs.close()
+        ours.setblocking(False)
+        self._connection = ours
+        self._outlet = Outlet(self._loop, ours.fileno())
+        self._lines = protocol.Lines()
+        self._loop.on_readable(ours.fileno(), self._read)
+        pid = self._pid
+        self._children.watch(pid, lambda _: self._exited(pid))
+        return True
+
+    def _read(self) -> None:
+        assert self._connection is not None
+        try:
+            chunk = self._connection.recv(65536)
+            lines = self._lines.feed(chunk)
+            for line in lines:
+                self._take(protocol.decode(line))
+        except BlockingIOError:
+            return
+        except (OSError, protocol.ProtocolError):
+            chunk = b""
+        if not chunk and self._connection is not None:
+            self._lost("ended")
+
+    def _take(self, message: dict[str, object]) -> None:
+        result = message.get("result")
+        if self._call is None or message.get("call") != self._number or not isinstance(result, dict):
+            return  # the answer to a call that was given up
+        content = result.get("content")
+        if self._notice and isinstance(content, str):
+            result["content"] = self._notice + content
+        self._notice = ""
+        self._finish(result)
+
+    def _send(self, message: dict[str, object]) -> None:
+        if self._outlet is not None:
+            self._outlet.write(protocol.encode(message))
+
+    def _too_late(self) -> None:
+        self._lost("did not stop in time and was ended")
+
+    def _exited(self, pid: int) -> None:
+        if pid != self._pid:
+            return  # one that we have killed
+        self._pid = 0
+        if self._connection is not None:
+            self._read()
+        if self._connection is not None:
+            self._lost("ended")
+
+    def _lost(self, how: str) -> None:
+        self._let_go()
+        if self._call is not None:
+            self._answer(f"ERROR: {self._name} {how}. What it held is lost; the next call gets a new one.")
+        else:
+            self._notice = f"[{self._name} had ended; this is a new one.]\n"
+        self._begin_next()
+
+    def _let_go(self) -> None:
+        self._limit.set(None)
+        if self._connection is not None:
+            assert self._outlet is not None
+            self._outlet.clear()
+            self._loop.on_readable(self._connection.fileno(), None)
+            self._connection.close()
+            self._connection = self._outlet = None
+        if self._pid:
+            kill_descendants(self._pid)
+            kill(self._pid)
+            self._pid = 0
+
+    def _answer(self, text: str) -> None:
+        self._finish({"content": text, "is_error": True})
+
+    def _finish(self, result: Result) -> None:
+        call, self._call = self._call, None
+        self._limit.set(None)
+        assert call is not None
+        call.finish(result)
+        self._begin_next()
+
+
+def _become(command: list[str], connection: socket.socket, configuration: HostConfiguration) -> None:
+    """Turn the forked child into the program; never returns."""
+    try:
+        os.setsid()
+        os.dup2(connection.fileno(), SESSION_FD)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for target in (0, 1, 2):
+            os.dup2(nowhere, target)
+        os.closerange(SESSION_FD + 1, _MAX_FD)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        lower_limits(configuration)
+        if os.path.isdir(configuration.workspace):
+            os.chdir(configuration.workspace)
+        os.execve(command[0], command, configuration.environment)  # noqa: S606  (a program of our own)
+    finally:
+        os._exit(127)

@@ -1,0 +1,1 @@
+"""Programs that live beside the shell in a workspace and carry out the calls of one tool each."""
