@@ -26,7 +26,7 @@ def crowded(folder: Path, *, terminals: int, maximum: int = 100) -> NodeRoom:
 
 @pytest.mark.parametrize("sandbox", ["bwrap", "none"])
 async def test_a_session_at_rest_ends_and_the_next_command_is_told(tmp_path: Path, sandbox: str) -> None:
-    async with opened(tmp_path, sandbox=sandbox, idle_seconds=0.2) as workspaces:
+    async with opened(tmp_path, sandbox=sandbox, idle_seconds=2.0) as workspaces:
         host = await workspaces.open("conversation")
         run = Terminal(host)
         assert (await run("A=1; echo $A > kept")).prefix == ""
