@@ -13,7 +13,7 @@ from broker.events import ConversationCreated, Event, ModelReply
 from controller_worker.controller import fold
 from controller_worker.replay import replay
 from controller_worker.state import State
-from deckhands.trajectories import read_trajectory, trajectory_of
+from deckhands.trajectories import ACTIONS, OBSERVATIONS, read_trajectory, trajectory_of
 from tests.replay.test_replay import GOLDEN, recorded
 
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "execute_bash", "arguments": '{"command": "ls"}'}}]
@@ -112,7 +112,8 @@ def test_a_log_that_is_written_and_read_again_says_the_same(path: Path, tmp_path
     again = read(tmp_path, trajectory_of(events))
 
     def shown(log: list[Event]) -> list[tuple[str, str, Any]]:
-        kinds = [event for event in log if not event.kind.startswith(("model.", "conversation."))]
+        known = {f"action.{name}" for name in ACTIONS} | {f"observation.{name}" for name in OBSERVATIONS}
+        kinds = [event for event in log if event.kind in known]
         return [
             (event.kind, event.source, event.wire().get("content") or event.wire().get("command")) for event in kinds
         ]
