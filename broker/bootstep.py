@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ HAND_BACK_SECONDS = 3.0
 """How long a silent store is waited for: others take over without being told, when the heartbeat lapses."""
 STOP_LIMIT_SECONDS = 15.0
 CALL_LIMIT_SECONDS = 15.0
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 EXIT_STOPPED = 0
 EXIT_DEAD_LOOP = 70
 
@@ -53,6 +55,15 @@ class LoopThread:
         """Begin; returns at once."""
         self._thread.start()
 
+    def heed_signals(self) -> None:
+        """Begin to stop at the very moment of a signal that asks for it; to be called from the main thread.
+
+        Python runs handlers in the main thread only, and that one may wait in the resolver for a broker that is gone.
+        """
+        told, noting = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(noting, warn_on_full_buffer=False)
+        self._loop.call_soon_threadsafe(self._loop.add_reader, told, self._heed, told)
+
     def call(self, coroutine: Any) -> Any:
         """Run a coroutine of the service on its loop from another thread and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_LIMIT_SECONDS)
@@ -65,6 +76,10 @@ class LoopThread:
         """Let the service hand back what it has, and wait for it."""
         self.begin_to_stop()
         self._thread.join(STOP_LIMIT_SECONDS)
+
+    def _heed(self, told: int) -> None:
+        if STOP_SIGNALS & set(os.read(told, 4096)):
+            self._stop.set()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -118,6 +133,7 @@ def add_loop(app: Celery, service: LoopService) -> LoopThread:
         requires = ("celery.worker.components:Pool",)
 
         def start(self, _worker: Any) -> None:
+            thread.heed_signals()
             seclude()  # for workers that Celery's own command started; ours have done so before
             thread.start()
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,21 @@ from broker.membership import members
 from tests.faults.harness import FaultCluster, steps
 
 COMPOSE = Path(__file__).resolve().parents[2] / "compose.yaml"
+BLOCKED = """
+import os, signal
+from broker.bootstep import LoopThread
+class Service:
+    async def run(self, stop):
+        print("begun", flush=True)
+        await stop.wait()
+        print("stopping", flush=True)
+thread = LoopThread(Service())
+signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
+thread.heed_signals()
+thread.start()
+os.system("cat")
+"""
+"""A worker whose main thread waits where no handler of Python's runs, as in the resolver."""
 NAMES = ("c1", "c2", "c3", "t1")
 
 
@@ -65,6 +82,16 @@ async def test_a_worker_that_never_found_a_store_ends_when_told_to(cluster: Faul
     for name in ("c1", "t1"):
         assert await cluster.until_ended(name, limit=STOP_LIMIT_SECONDS) == 0
     await cluster.store.start()
+
+
+def test_a_worker_whose_main_thread_waits_in_the_kernel_begins_to_stop_at_once() -> None:
+    command = [sys.executable, "-c", BLOCKED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=COMPOSE.parent) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"begun\n"
+        worker.send_signal(signal.SIGTERM)
+        assert worker.stdout.readline() == b"stopping\n"
+        assert worker.communicate()[0] == b"handled\n"
 
 
 def test_containers_are_given_longer_than_a_worker_takes() -> None:
