@@ -19,6 +19,7 @@ from broker.ids import new_worker_id
 from broker.keys import ShardKeys
 from broker.membership import HEARTBEAT_SECONDS, Membership
 from broker.ownership import Claimed, NotClaimed, Owners
+from broker.secrets import Secrets
 from broker.store import Store, open_store
 from broker.understudy import Understudy
 from broker.wakeups import Mailbox, ReadyStream
@@ -68,7 +69,7 @@ class ControllerConsumer:
         settings = self._settings
         return Services(
             store,
-            EventLog(store),
+            EventLog(store, Secrets(store, settings.secret_key)),
             Owners(store),
             Models(settings.model_env),
             settings.quotas,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from broker import codec
 from broker.actions import CondensationAction
@@ -240,7 +241,9 @@ class ConversationLoop:
     async def _commit(self, wanted: Append) -> None:
         """Append events and all that follows from them at once; if the log has grown, only read on."""
         services = self._services
-        commit = settle(self.state, wanted, services.store.clock.now())
+        # Hidden before anything is folded from it: what is in memory must be what the log says.
+        events = tuple(await services.log.hide(self.ownership.conversation_id, wanted.events))
+        commit = settle(self.state, replace(wanted, events=events), services.store.clock.now())
         fields = {name: value for name, value in index_fields(commit.state).items() if self._shown.get(name) != value}
         failpoint("controller.before_append")
         outcome = await services.log.append_as_owner(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from broker.failpoints import arm
 from broker.quotas import QuotaTable
+from broker.secrets import no_key, secret_key
 from broker.settings import BrokerSettings
 
 
@@ -23,6 +25,7 @@ class ControllerSettings:
         model_env: the environment that model settings (`LLM_*`) are read from.
         quotas: of models, for the whole cluster.
         hooks: the file that names the hooks; empty for none.
+        secret_key: returns what opens the secrets of conversations.
     """
 
     store_url: str
@@ -33,6 +36,7 @@ class ControllerSettings:
     model_env: Mapping[str, str]
     quotas: QuotaTable
     hooks: str
+    secret_key: Callable[[], bytes | None] = no_key
 
 
 def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettings:
@@ -52,4 +56,5 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
         model_env=dict(env),
         quotas=QuotaTable.of_setting(broker.quotas),
         hooks=broker.hooks,
+        secret_key=partial(secret_key, broker),
     )
