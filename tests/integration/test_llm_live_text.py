@@ -7,10 +7,12 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from broker.connection import MultiplexedConnection
 from broker.live_text import LiveText, Piece
-from broker.store import Store, open_store
+from broker.store import Store
 from controller_worker.llm.llm import Delta, ModelRequest
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.shown_reply import shown
@@ -73,13 +75,11 @@ async def test_nothing_of_it_is_kept(valkey_store: Store) -> None:
     assert 0 < await valkey_store.connection.call("PTTL", keys.watched) <= 30_000
 
 
-async def test_a_store_that_is_gone_costs_the_pieces_and_not_the_call(valkey_server, valkey_store: Store) -> None:
-    store = await open_store(valkey_server.url, patience_seconds=1.0)
-    await LiveText(store, "c1").announce()
+async def test_a_store_that_is_gone_costs_the_pieces_and_not_the_call(valkey_store: Store, tmp_path: Path) -> None:
+    store = replace(valkey_store, connection=MultiplexedConnection(f"unix://{tmp_path}/nobody"))
     async with shown(store, REQUEST, attempt=1) as request:
-        await store.aclose()
-        assert request.on_delta is not None
-        request.on_delta(Delta("text", "to nobody"))
+        assert request is REQUEST
+    await LiveText(store, "c1").show([Piece("3.1", "text", "to nobody")])
 
 
 def test_a_run_shows_the_words_and_logs_them_once(

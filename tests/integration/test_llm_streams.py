@@ -18,8 +18,11 @@ from tests.model_server.backends import BACKENDS, SERVER_ARGUMENTS, settings
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
-pytestmark = pytest.mark.filterwarnings("ignore:Accessing the 'model_.* attribute on the instance:DeprecationWarning")
-"""litellm looks at each chunk in a way that Pydantic advises against."""
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Accessing the 'model_.* attribute on the instance:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict class:UserWarning"),
+]
+"""litellm looks at each chunk in ways that Pydantic advises against."""
 
 SCRIPT = {
     "turns": [
