@@ -65,11 +65,7 @@ Outcome = Appended | Duplicate | Fenced | Conflict | Closed
 
 
 class EventLog:
-    """The logs of a store.
-
-    Args:
-        secrets: what is hidden before anything is written; None: for a reader, and where there can be none.
-    """
+    """The logs of a store; `secrets` are hidden before anything is written, None: for a reader."""
 
     def __init__(self, store: Store, secrets: Secrets | None = None) -> None:
         self._store = store
