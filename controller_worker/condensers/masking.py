@@ -26,7 +26,9 @@ class ObservationMaskingCondenser:
         border = len(view) - self._window
         if border <= 0:
             return view
-        older = [_masked(event, MASK) if isinstance(event, Observation) else event for event in view.events[:border]]
+        older = [
+            _masked(view, event, MASK) if isinstance(event, Observation) else event for event in view.events[:border]
+        ]
         return replace(view, events=[*older, *view.events[border:]])
 
 
@@ -46,17 +48,20 @@ class BrowserOutputCondenser:
         for place in older:
             page = events[place]
             assert isinstance(page, BrowserOutputObservation)
-            events[place] = _masked(page, f"Visited URL {page.url}\nContent omitted")
+            events[place] = _masked(view, page, f"Visited URL {page.url}\nContent omitted")
         return replace(view, events=events)
 
 
-def _masked(event: Observation, text: str) -> Event:
+def _masked(view: View, event: Observation, text: str) -> Event:
     if isinstance(event, AgentCondensationObservation):
         return event
-    return AgentCondensationObservation(
-        id=event.id,
-        content=text,
-        source=event.source,
-        cause=event.cause,
-        tool_call_metadata=event.tool_call_metadata,
-    )
+    mask = view.masks.get((event.id, text))
+    if mask is None:
+        mask = view.masks[event.id, text] = AgentCondensationObservation(
+            id=event.id,
+            content=text,
+            source=event.source,
+            cause=event.cause,
+            tool_call_metadata=event.tool_call_metadata,
+        )
+    return mask

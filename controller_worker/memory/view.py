@@ -11,7 +11,7 @@ Does not: decide what is forgotten; see `controller_worker.condensers`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from broker.actions import (
     ChangeAgentStateAction,
@@ -51,11 +51,13 @@ class View:
         events: what is shown, in order; a summary has the id 0.
         has_request: a condensation was asked for and there has been none since.
         overflows: how many prompts in a row did not fit the model.
+        masks: what stood for events in earlier Views of the same log, by id and text, so that each is made once.
     """
 
     events: Sequence[Event]
     has_request: bool = False
     overflows: int = 0
+    masks: dict[tuple[int, str], Event] = field(default_factory=dict, compare=False)
 
     def __len__(self) -> int:
         return len(self.events)
@@ -79,6 +81,7 @@ class ViewFold:
         self._summary: AgentCondensationObservation | None = None
         self._summary_offset = 0
         self._has_request = False
+        self._masks: dict[tuple[int, str], Event] = {}
 
     def add(self, event: Event) -> None:
         """Take in the next event of the log."""
@@ -101,7 +104,7 @@ class ViewFold:
 
     def view(self, *, overflows: int = 0) -> View:
         """Return the View now. It grows with the fold until the next condensation."""
-        return View(self._events, self._has_request, overflows)
+        return View(self._events, self._has_request, overflows, self._masks)
 
     def script(self, events: Sequence[Event]) -> Iterator[Event]:
         """Return what the model's messages are made of: these events of the View, and what belongs to them.
@@ -109,7 +112,8 @@ class ViewFold:
         Whatever was forgotten, there is a system message, and the task behind it unless another message of a person
         stands there (OpenHands 7.1).
         """
-        companions = iter([*self._companions, None])
+        replies = _replies_of(events)
+        companions = iter([*(one for one in self._companions if not _is_reply(one) or one.id in replies), None])
         companion = next(companions)
         for event in self._essential(events):
             while companion is not None and 0 < companion.id < event.id:
@@ -141,12 +145,11 @@ class ViewFold:
         if self._summary is not None:
             kept.insert(self._summary_offset, self._summary)
         self._events = kept
-        needed = {event.tool_call_metadata.reply_id for event in kept if event.tool_call_metadata is not None}
-        needed |= {event.id - 1 for event in kept if isinstance(event, Action)}
-        last = max(forgotten, default=0)
+        replies, last = _replies_of(kept), max(forgotten, default=0)
         self._companions = [
-            event for event in self._companions if event.id in needed or (event.id > last and not _is_reply(event))
+            event for event in self._companions if event.id in replies or (event.id > last and not _is_reply(event))
         ]
+        self._masks = {}
         self.condensations += 1
 
 
@@ -163,6 +166,12 @@ def is_companion(event: Event) -> bool:
     if isinstance(event, AgentStateChangedObservation):
         return event.agent_state is AgentState.RUNNING
     return _is_reply(event)
+
+
+def _replies_of(events: Sequence[Event]) -> set[int]:
+    """Return the ids of the replies that led to these events, and of events that are none."""
+    named = {event.tool_call_metadata.reply_id for event in events if event.tool_call_metadata is not None}
+    return named | {event.id - 1 for event in events if isinstance(event, Action)}
 
 
 def _is_reply(event: Event) -> bool:

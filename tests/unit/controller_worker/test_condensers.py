@@ -31,7 +31,7 @@ from broker.specs import (
 )
 from controller_worker.condensers.condenser import Condensed, forgetting
 from controller_worker.condensers.registry import CONDENSERS, create_condenser
-from controller_worker.memory.view import View
+from controller_worker.memory.view import View, ViewFold
 from tests.controller_parts import said, system_message
 
 
@@ -119,6 +119,17 @@ def test_older_observations_are_masked_and_keep_their_calls() -> None:
         events[4],
         events[5],
     ]
+
+
+def test_a_mask_is_made_once_however_often_it_is_shown() -> None:
+    condenser = create_condenser(ObservationMaskingCondenserSpec(attention_window=2))
+    fold = ViewFold()
+    for event in pairs(3):
+        fold.add(event)
+    first, second = condenser.condense(fold.view()), condenser.condense(fold.view())
+    assert isinstance(first, View)
+    assert isinstance(second, View)
+    assert first.events[1] is second.events[1]
 
 
 def test_within_the_window_nothing_is_masked() -> None:

@@ -1,0 +1,60 @@
+"""Agents of installed packages, by entry point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.actions import MessageAction
+from broker.errors import UsageError
+from broker.events import AgentSpec, ModelReply, WorkspaceSpec
+from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.registry import create_agent
+
+MODULE = """
+from controller_worker.agents.codeact import CodeActAgent
+
+
+class Poet(CodeActAgent):
+    def system_prompt(self, workspace):
+        return "You write verse."
+"""
+
+
+@pytest.fixture(autouse=True)
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "poets_of_a_package.py").write_text(MODULE)
+    described = tmp_path / "poets-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: poets\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text(
+        "[deckhands.agents]\n"
+        "Poet = poets_of_a_package:Poet\n"
+        "Lost = poets_of_a_package:Nobody\n"
+        "CodeActAgent = poets_of_a_package:Poet\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_an_agent_of_a_package_is_found_by_its_name() -> None:
+    agent = create_agent(AgentSpec(name="Poet"))
+    assert agent.system_prompt(WorkspaceSpec()) == "You write verse."
+    assert agent.events_of(ModelReply(id=7, content="Roses.")) == [
+        MessageAction(content="Roses.", source="agent", wait_for_response=True)
+    ]
+
+
+def test_a_package_cannot_take_the_place_of_a_built_in_agent() -> None:
+    assert type(create_agent(AgentSpec())) is CodeActAgent
+
+
+def test_a_package_that_cannot_be_loaded_is_named() -> None:
+    with pytest.raises(UsageError, match=r"The agent .Lost. cannot be loaded: AttributeError: .*Nobody"):
+        create_agent(AgentSpec(name="Lost"))
+
+
+def test_an_unknown_name_is_answered_with_all_there_are() -> None:
+    with pytest.raises(UsageError) as raised:
+        create_agent(AgentSpec(name="NoSuchAgent"))
+    assert raised.value.remedy == "Known agents: CodeActAgent, Lost, Poet, ReadOnlyAgent."
