@@ -21,7 +21,7 @@ from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import AgentSpec, Event, Part, plain_json, replace_surrogates
 from broker.loop_policy import LoopPolicy
 from broker.observations import CmdOutputObservation, FileReadObservation, MCPObservation
-from broker.specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, GoalSpec, NoOpCondenserSpec
+from broker.specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, GoalSpec, NoOpCondenserSpec, Skill
 from broker.tool_specs import OutcomePolicy, ToolOffer
 
 KINDS = dict(sorted(Event.KINDS.items()))
@@ -102,7 +102,8 @@ st.register_type_strategy(
         outcome=st.sampled_from(OutcomePolicy),
     ),
 )
-for _part in Part.__subclasses__():
+st.register_type_strategy(Skill, st.builds(Skill, name=st.text("abc_", min_size=1, max_size=9), content=texts))
+for _part in set(Part.__subclasses__()) - {Skill}:
     st.register_type_strategy(_part, _parts(_part))
 
 
