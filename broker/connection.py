@@ -261,7 +261,7 @@ def check_reply(reply: Any) -> Any:
     text = str(reply)
     if text.startswith("MISCONF") and "No space left" in text:
         raise StoreUnavailable(
-            "The disk is full: the store cannot write to its append-only file.",
+            "The disk is full: the store cannot write to its append-only file (No space left on device).",
             remedy="Free some space on the store's disk, or move its directory (DECKHANDS_HOME for a private one).",
         )
     if text.startswith(_UNAVAILABLE):

@@ -9,6 +9,7 @@ behind a password.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import importlib.util
 import os
@@ -209,10 +210,7 @@ class EmbeddedValkey:
             "No space left on device" in last_words or shutil.disk_usage(self.directory).free < SPACE_FOR_LOG_BYTES
         )
         if is_full:
-            return StoreUnavailable(
-                f"The disk is full: the store in {self.directory} cannot be opened.",
-                remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",
-            )
+            return self._full()
         if re.search(r"Bad file format|Unexpected end of file|Wrong signature|manifest", last_words):
             return CorruptEntry(
                 f"The store in {self.directory} is damaged: {_last_warning(last_words)}.",
@@ -225,7 +223,15 @@ class EmbeddedValkey:
             remedy=f"Its log is {self.log}.",
         )
 
+    def _full(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"The disk is full: the store in {self.directory} cannot be opened.",
+            remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",
+        )
+
     def _unusable(self, error: OSError | str) -> DeckhandsError:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return self._full()
         reason = error.strerror if isinstance(error, OSError) else error
         return UsageError(
             f"The directory {self.directory} cannot be used for the store: {reason}.",

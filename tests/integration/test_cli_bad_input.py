@@ -119,7 +119,7 @@ class TestSettings:
             (["run", "--sandbox", "magic"], "--sandbox"),
             (["up", "--port", "99999"], "--port"),
             (["demo", "--conversations", "0"], "--conversations"),
-            (["show"], "CONVERSATION_ID"),
+            (["show"], "ID"),
         ],
     )
     def test_an_option_out_of_bounds(self, env, arguments, text):
