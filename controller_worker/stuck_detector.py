@@ -41,12 +41,13 @@ from broker.observations import (
 CONDENSATIONS = 10
 LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100
 """Longer texts may stand beside the log; their hash is the same there."""
-NOT_COMPARED = frozenset({"kind", "timestamp", "source", "cause", "tool_call_metadata", "timeout", "blobs", "replaces"})
+NOT_COMPARED = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "timeout", "blobs", "replaces"}
 STILL_RUNNING = -1
 UNTERMINATED = "unterminated string literal (detected at line"
 SYNTAX_ERRORS = ("invalid syntax. Perhaps you forgot a comma?", "incomplete input")
 TRAILER = ("[Jupyter current working directory:", "[Jupyter Python interpreter:")
 
+_JSON = json.JSONEncoder(sort_keys=True)
 _NOT_COUNTED = (NullAction, ChangeAgentStateAction, LoopRecoveryAction, CondensationRequestAction)
 
 
@@ -113,7 +114,8 @@ def with_action(recent: RecentEvents, action: Action, trace: Trace, policy: Loop
 
 def with_settled(recent: RecentEvents, trace: Trace, policy: LoopPolicy) -> RecentEvents:
     """Take in an action by its trace, now that its observation is there."""
-    return replace(recent, actions=(*recent.actions, trace)[-policy.window :], is_condensed=False)
+    actions = (*recent.actions, trace)[-policy.window :]
+    return RecentEvents(actions, recent.observations, recent.messages, recent.condensations)
 
 
 def with_observation(recent: RecentEvents, observation: Observation, policy: LoopPolicy) -> RecentEvents:
@@ -123,7 +125,8 @@ def with_observation(recent: RecentEvents, observation: Observation, policy: Loo
     if isinstance(observation, AgentCondensationObservation):
         return _with_condensation(recent, trace_of(observation, 0))
     trace = trace_of(observation, 0)
-    return replace(recent, observations=(*recent.observations, trace)[-policy.window :], is_condensed=False)
+    observations = (*recent.observations, trace)[-policy.window :]
+    return RecentEvents(recent.actions, observations, recent.messages, recent.condensations)
 
 
 def is_poll(observation: Observation) -> bool:
@@ -188,18 +191,21 @@ def _with_condensation(recent: RecentEvents, trace: Trace) -> RecentEvents:
 
 def _digest(event: Event) -> str:
     """Return a digest that is equal for events OpenHands takes for equal (2.2)."""
+    blobs = event.blobs or {}
     compared: Any
     if isinstance(event, CmdOutputObservation):
-        compared = [_text(event.command, "command", event.blobs or {}), event.exit_code]
+        compared = [_text(event.command, "command", blobs), event.exit_code]
     elif isinstance(event, IPythonRunCellAction) and "edit_file_by_replace(" in event.code:
         lines = event.code.split("\n")
         compared = lines[:3] if len(lines) > 2 else event.id
     else:
         # Without defaults, so that a field that is added later leaves the digests of older events as they are.
-        wire = event.model_dump(mode="json", exclude=set(NOT_COMPARED), exclude_defaults=True)
-        compared = _stable(wire, "", event.blobs or {})
-    written = json.dumps([event.kind, compared], sort_keys=True)
-    return blake2b(written.encode(), digest_size=8).hexdigest()
+        wire = event.model_dump(mode="json", exclude=NOT_COMPARED, exclude_defaults=True)
+        written = _JSON.encode([event.kind, wire])
+        if not blobs and len(written) <= LONG_TEXT_CHARS:  # most events: there is no text to be shortened
+            return _short(written)
+        compared = _stable(wire, "", blobs)
+    return _short(_JSON.encode([event.kind, compared]))
 
 
 def _stable(value: Any, path: str, blobs: Mapping[str, BlobRef]) -> Any:

@@ -300,7 +300,10 @@ async def test_other_failures_keep_running_and_the_last_is_an_error(bench: Bench
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"name": "NoSuchAgent"}, "UsageError: There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent, ReadOnlyAgent."),
+        (
+            {"name": "NoSuchAgent"},
+            "UsageError: There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent, ReadOnlyAgent.",
+        ),
         (
             {"llm": LLMSpec(model="scripted/none.json")},
             "LLMConfigError: The model script 'none.json' cannot be read: No such file or directory.",
