@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from importlib import metadata
 
 import pytest
@@ -224,6 +225,14 @@ def test_a_rule_leaves_alone(name: str, source: Source) -> None:
 def test_every_rule_is_tried_both_ways() -> None:
     assert {case[0] for case in BROKEN} == set(RULE_BY_NAME)
     assert {case[0] for case in KEPT} == set(RULE_BY_NAME)
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """Pytest imports the files of a folder that is no package by their bare names."""
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    names = Counter(path.name for path in files)
+    shared = [str(path.relative_to(ROOT)) for path in files if names[path.name] > 1]
+    assert not shared, f"rename all but one of each name: {', '.join(sorted(shared))}"
 
 
 def test_constraints_are_plain_pins() -> None:
