@@ -23,28 +23,6 @@ local LEAST_FACTOR, DECREASE, INCREASE_PER_MS = 0.1, 0.8, 0.00002
 local NO_RETRY_AFTER_MS = 1000
 local MAX_GRANTS, MAX_SCAN = 64, 64
 
-local function now_ms()
-  local t = redis.call('TIME')
-  return t[1] * 1000 + math.floor(t[2] / 1000)
-end
-
-local function get(key, field)
-  local value = redis.call('HGET', key, field)
-  if value == false then return nil end
-  return value
-end
-
-local function pairs_of(flat)
-  local found = {}
-  for i = 1, #flat, 2 do found[flat[i]] = flat[i + 1] end
-  return found
-end
-
-local function alive(shard, worker)
-  local deadline = redis.call('ZSCORE', shard .. ':workers', worker)
-  return deadline ~= false and tonumber(deadline) > 0
-end
-
 -- How much a bucket holds, and how much flows into it each millisecond.
 local function size_of(key, what)
   return math.max(1, key.limits[what] * key.limits.burst / 60)

@@ -13,22 +13,6 @@
 
 local SWEEP_MS, WAKE_AGAIN_MS, MAX_WAKES, MAX_DEPTH = 500, 3000, 64, 24
 
-local function now_ms()
-  local t = redis.call('TIME')
-  return t[1] * 1000 + math.floor(t[2] / 1000)
-end
-
-local function get(key, field)
-  local value = redis.call('HGET', key, field)
-  if value == false then return nil end
-  return value
-end
-
-local function alive(shard, worker)
-  local deadline = redis.call('ZSCORE', shard .. ':workers', worker)
-  return deadline ~= false and tonumber(deadline) > 0
-end
-
 local function budget(shard, account) return shard .. ':budget:' .. account end
 
 local function number(key, field) return tonumber(get(key, field) or 0) end

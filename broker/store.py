@@ -25,6 +25,7 @@ FUNCTIONS_VERSION = 1
 """Of each function library; a newer one in the store is left alone."""
 LIBRARIES = {"deckhands": "functions.lua", "deckhands_governor": "governor.lua", "deckhands_ledger": "ledger.lua"}
 """The function libraries and their files."""
+PRELUDE = "prelude.lua"
 MINIMUM_SERVER_VERSION = (7, 0)
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
@@ -33,8 +34,10 @@ T = TypeVar("T")
 
 
 def functions_code(library: str = "deckhands") -> str:
-    """Return the source of a function library."""
-    return resources.files("broker").joinpath(LIBRARIES[library]).read_text()
+    """Return the source of a function library: its first line names it, then comes what all of them share."""
+    folder = resources.files("broker")
+    name, _, rest = folder.joinpath(LIBRARIES[library]).read_text().partition("\n")
+    return f"{name}\n{folder.joinpath(PRELUDE).read_text()}\n{rest}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from broker.agent_state import AgentState
 from broker.events import Event, EventSource
 from broker.observations import AgentStateChangedObservation, ErrorObservation
 from controller_worker.effects import Append
-from controller_worker.state import State
+from controller_worker.state import Delegate, PendingAction, State
 
 NOT_EXECUTED = {
     AgentState.STOPPED: (
@@ -35,7 +35,9 @@ def announce(
     cancels: tuple[int, ...] = ()
     if wanted in NOT_EXECUTED:
         text, error_id = NOT_EXECUTED[wanted]
-        for action in state.pending:
+        unanswered: list[PendingAction | Delegate] = [*state.pending]
+        unanswered += [delegate for delegate in state.delegates if not delegate.is_answered]
+        for action in unanswered:
             answers.append((len(events), action.id))
             events.append(
                 ErrorObservation(
@@ -47,18 +49,6 @@ def announce(
                 )
             )
         cancels = tuple(action.id for action in state.pending)
-        for delegate in state.delegates:
-            if not delegate.is_answered:
-                answers.append((len(events), delegate.id))
-                events.append(
-                    ErrorObservation(
-                        content=text,
-                        error_id=error_id,
-                        source=EventSource.AGENT,
-                        cause=delegate.id,
-                        tool_call_metadata=delegate.tool_call_metadata,
-                    )
-                )
     if wanted is not AgentState.ERROR:
         reason = code = ""
     events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason, code=code))

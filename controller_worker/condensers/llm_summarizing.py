@@ -7,16 +7,9 @@ from functools import partial
 from broker.actions import CondensationAction
 from broker.events import Event, ModelReply
 from broker.specs import LLMSummarizingCondenserSpec
-from controller_worker.condensers.condenser import Condensed, Inquiry, forgetting
-from controller_worker.condensers.event_text import event_blocks
-from controller_worker.condensers.rolling import (
-    event_chars,
-    previous_summary,
-    should_condense,
-    target_size,
-    to_forget,
-)
-from controller_worker.llm.messages import Message, TextPart
+from controller_worker.condensers.condenser import Condensed, forgetting
+from controller_worker.condensers.rolling import previous_summary
+from controller_worker.condensers.summary_request import summary_of_forgotten
 from controller_worker.memory.view import View
 
 INSTRUCTIONS = """\
@@ -53,20 +46,13 @@ class LLMSummarizingCondenser:
 
     def condense(self, view: View) -> Condensed:
         """See `Condenser.condense`."""
-        spec = self._spec
-        if not should_condense(spec, view):
-            return view
-        head = min(spec.keep_first, len(view))
-        forgotten = to_forget(spec, view, tail_size=target_size(spec, view) - head - 1)
-        if not forgotten:
-            return forgetting(view, ()) if view.has_request else view
-        question = (
-            f"{INSTRUCTIONS}\n\n<PREVIOUS SUMMARY>\n{previous_summary(spec, view)}\n</PREVIOUS SUMMARY>\n\n"
-            f"{event_blocks(forgotten, event_chars(spec.max_event_length, view))}\n\n"
-            "Write the notes now."
+        return summary_of_forgotten(
+            self._spec,
+            view,
+            partial(_conclude, self._spec, view),
+            instructions=INSTRUCTIONS,
+            ending="\n\nWrite the notes now.",
         )
-        messages = (Message("user", (TextPart(question),)),)
-        return Inquiry(messages, (), spec.llm, partial(_conclude, spec, view, forgotten))
 
 
 def _conclude(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from broker.clock import SystemClock
 from broker.conversations import Conversations
 from tests.faults.harness import FaultCluster, steps
@@ -21,22 +23,14 @@ async def hold_the_loop(cluster: FaultCluster, gate: Path, seconds: float) -> No
     gate.unlink()
 
 
-async def test_a_controller_with_a_burst_of_work_keeps_its_conversations(cluster: FaultCluster) -> None:
-    cluster.start_tool()
+@pytest.mark.parametrize("place", ["controller.model_thinking", "tool.before_append"])
+async def test_a_worker_with_a_burst_of_work_keeps_what_it_has(cluster: FaultCluster, place: str) -> None:
     gate = cluster.root / "gate"
-    cluster.start_controller("busy", DECKHANDS_FAILPOINTS=f"controller.model_thinking:pause@2:{gate}")
-    ids = await cluster.submit(steps(3))
-    await hold_the_loop(cluster, gate, BUSY_SECONDS)
-    await cluster.settle(ids)
-    assert "presumed dead" not in cluster.log_of("busy")
-    assert await Conversations(cluster.client.store).takeovers() == []
-    await cluster.check(ids, commands=3)
-
-
-async def test_a_tool_worker_with_a_burst_of_work_keeps_its_actions(cluster: FaultCluster) -> None:
-    cluster.start_controller()
-    gate = cluster.root / "gate"
-    cluster.start_tool("busy", DECKHANDS_FAILPOINTS=f"tool.before_append:pause@2:{gate}")
+    start, start_other = cluster.start_controller, cluster.start_tool
+    if place.startswith("tool."):
+        start, start_other = start_other, start
+    start_other("other")
+    start("busy", DECKHANDS_FAILPOINTS=f"{place}:pause@2:{gate}")
     ids = await cluster.submit(steps(3))
     await hold_the_loop(cluster, gate, BUSY_SECONDS)
     await cluster.settle(ids)

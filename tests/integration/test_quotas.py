@@ -188,8 +188,11 @@ async def test_a_budget_holds_under_kills_and_a_top_up_resumes(crowd: Crowd) -> 
     crowd.start("c3", **PRICES)
 
     async def all_wait() -> bool:
-        rows = [await crowd.client.row(cid) for cid in ids]
-        return all(row.wait_reason == "waiting_for_budget" and row.owner == "" for row in rows)
+        # Whoever was early may have come to its end: towards the end of a budget one calls at a time.
+        waits = [await crowd.client.row(cid) for cid in ids]
+        waits = [row for row in waits if row.state != "finished"]
+        assert len(waits) > 10
+        return all(row.wait_reason == "waiting_for_budget" and row.owner == "" for row in waits)
 
     await crowd.until(all_wait, what="the end of the budget", limit=60.0)
     tenant = await ledger.account("tenant:acme")
