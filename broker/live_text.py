@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from broker.errors import OutcomeUnknown, StoreUnavailable
 from broker.store import Store
@@ -22,6 +23,9 @@ KEPT_SECONDS = 60.0
 KEPT_PIECES = 512
 PIECE_LIMIT_CHARS = 16_384
 BLOCK_SECONDS = 5.0
+
+_READ = ("XREAD", "COUNT", KEPT_PIECES)
+_BLOCK_MS = int(BLOCK_SECONDS * 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class LiveText:
         keys = store.keys(conversation_id)
         self._store = store
         self._live, self._watched = keys.live, keys.watched
+        self._seen = b"0-0"
 
     async def is_watched(self) -> bool:
         """Say whether somebody looks on; not when the store cannot be reached."""
@@ -72,17 +77,29 @@ class LiveText:
         """
         reader = self._store.connection.another(reply_timeout_seconds=2 * BLOCK_SECONDS)
         try:
-            position = b"0-0"
             while True:
                 await self.announce()
-                found = await reader.call(
-                    "XREAD", "COUNT", KEPT_PIECES, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._live, position
-                )
-                for entry_id, fields in found[0][1] if found else ():
-                    position = entry_id
-                    yield Piece(**json.loads(fields[1]))
+                for piece in self._taken(await reader.call(*_READ, "BLOCK", _BLOCK_MS, *self._unseen)):
+                    yield piece
         finally:
             await reader.aclose()
+
+    async def rest(self) -> list[Piece]:
+        """Return what `watch` has not come to: once the log has a reply, all its pieces are there.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: the store cannot be reached.
+        """
+        return list(self._taken(await self._store.connection.call(*_READ, *self._unseen)))
+
+    @property
+    def _unseen(self) -> tuple[str, str, bytes]:
+        return "STREAMS", self._live, self._seen
+
+    def _taken(self, found: Any) -> Iterator[Piece]:
+        for entry_id, fields in found[0][1] if found else ():
+            self._seen = entry_id
+            yield Piece(**json.loads(fields[1]))
 
 
 def _written(piece: Piece) -> bytes:

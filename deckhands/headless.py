@@ -37,6 +37,7 @@ PATIENCE_SECONDS = 10.0
 _GOES_ON_WHEN_ASKED = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
 
 OnEvent = Callable[[Event], None]
+OnPiece = Callable[[Piece], None]
 Ask = Callable[[RiskyAction], Awaitable[bool]]
 OnStart = Callable[[str], None]
 
@@ -84,7 +85,7 @@ class Watcher:
     on_start: OnStart = lambda _: None
     on_event: OnEvent = lambda _: None
     on_notice: Notice = lambda _: None
-    on_piece: Callable[[Piece], None] | None = None
+    on_piece: OnPiece | None = None
     ask: Ask | None = None
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: Callable[[], None] = lambda: None
@@ -164,13 +165,15 @@ async def carry_out(
     interruption = asyncio.ensure_future(watcher.interrupted.wait())
     breakage = asyncio.ensure_future(broken) if broken is not None else asyncio.get_running_loop().create_future()
     waiting: list[asyncio.Future[Any]] = [following, interruption, breakage]
-    showing = asyncio.ensure_future(_show(client, conversation_id, watcher.on_piece))
+    live = LiveText(client.store, conversation_id)
+    showing = asyncio.ensure_future(_show(live, watcher.on_piece))
     try:
         await asyncio.wait(waiting, timeout=task.time_limit_seconds, return_when=asyncio.FIRST_COMPLETED)
         if breakage.done():
             await breakage
         if following.done():
             await following
+            await _show_rest(live, showing, watcher.on_piece)
             summary = tally.summary()
             return Ending(summary, summary.exit_code)
         code = ExitCode.INTERRUPTED if interruption.done() else ExitCode.OUT_OF_TIME
@@ -187,14 +190,25 @@ async def carry_out(
         await asyncio.gather(*waiting, showing, return_exceptions=True)
 
 
-async def _show(client: Client, conversation_id: str, on_piece: Callable[[Piece], None] | None) -> None:
+async def _show(live: LiveText, on_piece: OnPiece | None) -> None:
     """Pass pieces on until cancelled; without the store there are none."""
     if on_piece is None:
         return
     with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
-        async with contextlib.aclosing(LiveText(client.store, conversation_id).watch()) as pieces:
+        async with contextlib.aclosing(live.watch()) as pieces:
             async for piece in pieces:
                 on_piece(piece)
+
+
+async def _show_rest(live: LiveText, showing: asyncio.Future[None], on_piece: OnPiece | None) -> None:
+    """Pass on what `_show` has not come to."""
+    if on_piece is None:
+        return
+    showing.cancel()
+    await asyncio.wait([showing])
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+        for piece in await live.rest():
+            on_piece(piece)
 
 
 def _begun_with(folder: RunFolder) -> WorkspaceSpec:

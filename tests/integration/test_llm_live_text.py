@@ -75,6 +75,17 @@ async def test_nothing_of_it_is_kept(valkey_store: Store) -> None:
     assert 0 < await valkey_store.connection.call("PTTL", keys.watched) <= 30_000
 
 
+async def test_what_came_after_the_last_look_is_not_missed(valkey_store: Store) -> None:
+    live = LiveText(valkey_store, "c1")
+    first, second = Piece("1.1", "text", "first"), Piece("1.1", "call", "second")
+    await live.show([first])
+    async with contextlib.aclosing(live.watch()) as pieces:
+        assert await anext(pieces) == first
+    await live.show([second])
+    assert await live.rest() == [second]
+    assert await live.rest() == []
+
+
 async def test_a_store_that_is_gone_costs_the_pieces_and_not_the_call(valkey_store: Store, tmp_path: Path) -> None:
     store = replace(valkey_store, connection=MultiplexedConnection(f"unix://{tmp_path}/nobody"))
     async with shown(store, REQUEST, attempt=1) as request:
