@@ -65,9 +65,14 @@ class AgentCondensationObservation(Observation):
 
 
 class FinishRefusedObservation(Observation):
-    """The agent said that it was done, and was not believed; the content tells it why."""
+    """The agent said that it was done, and was not believed; the content tells it why.
+
+    Attributes:
+        reason: `output` when what it handed in does not fit its schema; empty for whatever else.
+    """
 
     kind: Literal["observation.finish_refused"] = "observation.finish_refused"
+    reason: Literal["", "output"] = ""
 
 
 class LoopDetectionObservation(Observation):

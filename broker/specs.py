@@ -6,13 +6,14 @@ Does not: hold an address or a key; those are the workers'.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+import json
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.loop_policy import LoopPolicy
-from broker.tool_specs import ToolOffer
+from broker.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
 
 
 class Part(BaseModel):
@@ -194,6 +195,27 @@ class GoalSpec(Part):
     timeout_seconds: float = Field(default=600.0, gt=0)
 
 
+class OutputSpec(Part):
+    """What an agent has to hand in when it finishes, besides its words.
+
+    Attributes:
+        json_schema: of the object; see `broker.output_schema` for what it may be.
+        max_corrections: how often it may hand in something that does not fit; the next time is an error.
+    """
+
+    json_schema: dict[str, Any]
+    max_corrections: int = Field(default=3, ge=0)
+
+    @field_validator("json_schema")
+    @classmethod
+    def _check_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
+            raise ValueError(f"a schema may have {MAX_SCHEMA_CHARS} characters")
+        if schema.get("type") != "object":
+            raise ValueError("the schema of the output must be of the type object")
+        return schema
+
+
 class AgentSpec(Part):
     """An agent as data: its registered name, its model and its options.
 
@@ -205,6 +227,8 @@ class AgentSpec(Part):
         enable_workspace_skills: read AGENTS.md and the like from a workspace that was there before.
         enable_prompt_extensions: show the model what recalls find.
         disabled_microagents: names of skills that are not told.
+        goal: what decides whether a finish counts; None: the agent.
+        output: what it has to hand in when it finishes; None: words only.
         enable_delegation: offer the model a tool that hands tasks to other agents.
         delegates: what those agents are, by name; an agent that is not named here is this one under that name.
         tools: what it may use besides its own tools, as it was offered when the conversation began.
@@ -229,6 +253,7 @@ class AgentSpec(Part):
     enable_prompt_extensions: bool = True
     disabled_microagents: tuple[str, ...] = ()
     goal: GoalSpec | None = None
+    output: OutputSpec | None = None
     enable_delegation: bool = False
     delegates: dict[str, AgentSpec] = Field(default_factory=dict)
     tool_concurrency: int = Field(default=1, ge=1, le=16)

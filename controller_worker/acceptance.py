@@ -8,6 +8,8 @@ Differs: the original takes the agent's word.
 
 from __future__ import annotations
 
+from dataclasses import replace as changed
+
 from broker.actions import CmdRunAction
 from broker.agent_state import AgentState
 from broker.events import Action, EventSource, Observation
@@ -52,22 +54,24 @@ def is_check(state: State, action: Action) -> bool:
 
 def after_start(state: State, action: Action) -> State:
     """Return the state after the check was begun; it is no step of the agent's, so not one of a loop either."""
-    acceptance = Acceptance(check_id=action.id, refusals=state.acceptance.refusals)
+    acceptance = changed(state.acceptance, check_id=action.id)
     return replace(state, pending=(*state.pending, PendingAction(action.id)), acceptance=acceptance)
 
 
-def after_refusal(state: State) -> State:
+def after_refusal(state: State, told: FinishRefusedObservation) -> State:
     """Return the state after the agent was told; a hook tells it at once, before the finish has led to anything."""
     ending = None if state.ending is AgentState.FINISHED else state.ending
-    return replace(state, ending=ending, acceptance=Acceptance(refusals=state.acceptance.refusals))
+    was = state.acceptance
+    corrections = was.corrections + (told.reason == "output")
+    return replace(state, ending=ending, acceptance=Acceptance(refusals=was.refusals, corrections=corrections))
 
 
 def after_check(state: State, result: Observation) -> State:
     """Return the state after the check's result: the finish stands, or the work goes on."""
-    refusals = state.acceptance.refusals
+    was = changed(state.acceptance, check_id=0)
     if isinstance(result, CmdOutputObservation) and result.exit_code == 0:
-        return replace(state, acceptance=Acceptance(refusals=refusals, is_accepted=True))
-    return replace(state, ending=None, acceptance=Acceptance(refusals=refusals + 1, is_refused=True))
+        return replace(state, acceptance=changed(was, is_accepted=True))
+    return replace(state, ending=None, acceptance=changed(was, refusals=was.refusals + 1, is_refused=True))
 
 
 def refuse(state: State) -> Append:

@@ -52,7 +52,7 @@ from broker.observations import (
     LoopDetectionObservation,
 )
 from broker.standing import ANSWERS, REQUESTABLE_STATES
-from controller_worker import acceptance, delegation
+from controller_worker import acceptance, delegation, handing_in
 from controller_worker.announcement import announce, end_in_error
 from controller_worker.condensation import after_condenser_reply, after_overflow, is_overflow
 from controller_worker.confirmation import after_answer, may_run, with_runnable
@@ -128,7 +128,7 @@ def apply(state: State, event: Event) -> State:
         case LoopDetectionObservation():
             return after_detection(state)
         case FinishRefusedObservation():
-            return acceptance.after_refusal(state)
+            return acceptance.after_refusal(state, event)
         case Observation():
             return _after_observation(state, event)
         case Action():
@@ -209,6 +209,8 @@ def next_effect(state: State, now: datetime) -> Effect:
         return Rest()
     if state.acceptance.is_refused:
         return acceptance.refuse(state)
+    if handing_in.is_hopeless(state):
+        return handing_in.give_up(state)
     if waiting is not None:
         shown = failure_of(waiting.reason).waiting
         return waiting if shown is state.agent_state else announce(state, shown)

@@ -13,6 +13,7 @@ from broker.events import Event, LLMSpec, ModelReply
 from controller_worker.agents.agent import Agent
 from controller_worker.condensers.condenser import Inquiry
 from controller_worker.condensers.registry import create_condenser
+from controller_worker.handing_in import examined
 from controller_worker.llm.llm import ModelRequest
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.memory.recollection import Recollection
@@ -37,7 +38,7 @@ class Question:
     def events_of(self, reply: ModelReply, agent: Agent, state: State) -> tuple[Event, ...]:
         """Return what an answer leads to, the reply itself first."""
         if self.inquiry is None:
-            return (reply, *agent.events_of(reply, state.task_list))
+            return (reply, *examined(agent.events_of(reply, state.task_list), state.agent.output))
         reply = reply.model_copy(update={"service": "condenser", "iteration": self.request.iteration})
         return (reply, self.inquiry.conclude(reply))
 

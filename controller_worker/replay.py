@@ -55,6 +55,7 @@ from controller_worker.commit import greeting
 from controller_worker.confirmation import carried_out
 from controller_worker.controller import apply, end_in_error, next_effect
 from controller_worker.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Park, Recall, Rest
+from controller_worker.handing_in import examined
 from controller_worker.memory.survey import skills_from
 from controller_worker.recalling import recalled
 from controller_worker.security.assessment import assessed
@@ -227,7 +228,7 @@ class Replay:
         """Return what the controller appends together with an event that was brought to it."""
         if not isinstance(event, ModelReply) or event.service != "agent":
             return []
-        led_to = self._agent.events_of(event, self._state.task_list)
+        led_to = examined(self._agent.events_of(event, self._state.task_list), self._state.agent.output)
         return list(assessed(led_to, self._state.agent.confirmation, self._state.workspace))
 
     def _error_of_the_shell(self, event: Event) -> list[Event]:

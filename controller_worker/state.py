@@ -20,7 +20,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 13
+SNAPSHOT_VERSION = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +109,21 @@ class UnansweredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How it stands with the check of a finish, since a person spoke.
+    """How it stands with the finishes of the agent, since a person spoke.
 
     Attributes:
         check_id: the action that checks the finish, while it runs; 0 for none.
         refusals: how many finishes were refused.
         is_refused: the latest was refused and the agent has not been told.
         is_accepted: the latest was checked and counts.
+        corrections: how often what was handed in did not fit its schema.
     """
 
     check_id: int = 0
     refusals: int = 0
     is_refused: bool = False
     is_accepted: bool = False
+    corrections: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Self, cast
 
+from pydantic import BaseModel, ValidationError
+
 from broker.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
 from broker.agent_state import AgentState
 from broker.conversations import ConversationRow, Conversations
@@ -19,7 +21,8 @@ from broker.errors import StoreUnavailable, UsageError
 from broker.event_log import Closed, EventLog
 from broker.events import AgentSpec, ConversationCreated, Event, EventSource, Limits, WorkspaceSpec
 from broker.ids import check_conversation_id, new_conversation_id
-from broker.specs import Tenancy
+from broker.output_schema import check_output_schema
+from broker.specs import OutputSpec, Tenancy
 from broker.standing import RECOVERED_TO, Standing
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
@@ -63,6 +66,7 @@ class Client:
         workspace: WorkspaceSpec | None = None,
         limits: Limits | None = None,
         tools: Sequence[str] = (),
+        output: type[BaseModel] | Mapping[str, Any] | None = None,
         headless: bool = True,
         tenancy: Tenancy | None = None,
         title: str = "",
@@ -74,6 +78,8 @@ class Client:
         Args:
             task: 1 to 100,000 characters.
             tools: what tool workers offer and the agent may use: keys, or patterns such as `github/*`.
+            output: what the agent has to hand in when it finishes, as a Pydantic model or a JSON Schema; it is in
+                `Summary.outputs` then. None: as `agent.output` says.
             headless: nobody is there to be asked.
             tenancy: who it is for: whose budget pays, and who goes first when a quota is short.
             title: for listings; the beginning of the task if empty.
@@ -81,10 +87,15 @@ class Client:
             idempotency_key: the same key always means the same conversation, whatever else is passed.
 
         Raises:
-            UsageError: the task cannot be used, the id is taken, or no tool worker offers one of the tools.
+            UsageError: the task or the schema of the output cannot be used, the id is taken, or no tool worker
+                offers one of the tools.
         """
         check_task(task)
         agent = agent or AgentSpec()
+        if output is not None:
+            agent = agent.model_copy(update={"output": output_of(output)})
+        elif agent.output is not None:
+            check_output_schema(agent.output.json_schema)
         if tools:
             offers = await ToolOffers(self.store).choose(tools, limit_seconds=OFFERS_LIMIT_SECONDS)
             agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
@@ -305,6 +316,20 @@ class Client:
         outcome = await self.log.append(conversation_id, [event], key=key)
         if isinstance(outcome, Closed):
             raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
+
+
+def output_of(output: type[BaseModel] | Mapping[str, Any]) -> OutputSpec:
+    """Return what an agent has to hand in, given as a Pydantic model or a JSON Schema.
+
+    Raises:
+        UsageError: the schema cannot be used.
+    """
+    schema = dict(output) if isinstance(output, Mapping) else output.model_json_schema()
+    check_output_schema(schema)
+    try:
+        return OutputSpec(json_schema=schema)
+    except ValidationError as error:
+        raise UsageError(f"The schema of the output cannot be used: {error.errors()[0]['msg']}.") from error
 
 
 def check_task(task: str, *, name: str = "task") -> None:

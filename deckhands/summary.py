@@ -39,6 +39,10 @@ REMEDIES = {
 """What to do about a failed model call, by its code."""
 
 
+_LATER = ("metrics", "outputs")
+"""Fields that earlier versions have not left."""
+
+
 class ExitCode(IntEnum):
     """How a command of the CLI ends."""
 
@@ -65,6 +69,7 @@ class Summary:
         error_code: the class of that failed call, or empty.
         error_detail: what the provider said to it, or empty.
         message: what the agent said last: its final thought, its reason to refuse, its question.
+        outputs: what it handed in when it finished; empty as long as no finish counts.
         metrics: cost, tokens and latency of every call.
     """
 
@@ -88,6 +93,7 @@ class Summary:
     error_detail: str
     message: str
     metrics: Metrics = field(default_factory=Metrics)
+    outputs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def remedy(self) -> str:
@@ -110,9 +116,10 @@ class Summary:
         Raises:
             KeyError, TypeError, ValueError: they are not the fields of a summary.
         """
-        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name != "metrics"}
-        if "metrics" in fields:  # earlier versions have left none
+        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name not in _LATER}
+        if "metrics" in fields:
             known["metrics"] = Metrics.from_json(fields["metrics"])
+        known["outputs"] = fields.get("outputs", {})
         for name in ("started", "updated"):
             known[name] = datetime.fromisoformat(known[name]) if known[name] else None
         return cls(**known)
@@ -148,6 +155,7 @@ class Tally:
         self._last_error = ""
         self._failure: ModelCallFailed | None = None
         self._message = ""
+        self._outputs: dict[str, Any] = {}
 
     @property
     def last_event_id(self) -> int:
@@ -173,6 +181,7 @@ class Tally:
                 self._failure = event
             case AgentFinishAction():
                 self._message = event.final_thought or event.thought
+                self._outputs = dict(event.outputs)
             case AgentRejectAction():
                 self._message = str(event.outputs.get("reason", "")) or event.thought
             case MessageAction(source=EventSource.AGENT):
@@ -208,6 +217,7 @@ class Tally:
             error_detail=self._failure.content if self._failure else "",
             message=self._message,
             metrics=self._metrics,
+            outputs=self._outputs if self.standing.state is AgentState.FINISHED else {},
         )
 
     def _forget_error(self) -> None:

@@ -40,6 +40,7 @@ from controller_worker.controller import (
     apply,
     next_effect,
 )
+from controller_worker.handing_in import examined
 from controller_worker.memory.survey import skills_from
 from controller_worker.recalling import recalled
 from controller_worker.security.assessment import assessed
@@ -165,7 +166,8 @@ class Core:
             seen_id=self.state.version if seen_id is None else seen_id,
             **{"cost_usd": 0.25, "usage": TokenUsage(prompt_tokens=100, completion_tokens=10)} | fields,
         )
-        return self.append(*assessed((event, *self.agent.events_of(event)), self.state.agent.confirmation, WORKSPACE))
+        events = (event, *examined(self.agent.events_of(event), self.state.agent.output))
+        return self.append(*assessed(events, self.state.agent.confirmation, WORKSPACE))
 
     def append(self, *events: Event) -> Effect:
         """Append what the shell made of a model's answer."""

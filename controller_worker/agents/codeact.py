@@ -12,6 +12,7 @@ from controller_worker.agents import tool_schemas
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.task_list import TASK_TRACKER
 from controller_worker.agents.tool_calls import events_of_reply
+from controller_worker.handing_in import finish_tool
 
 
 class CodeActAgent:
@@ -23,7 +24,7 @@ class CodeActAgent:
         offered = (
             (spec.enable_cmd, tool_schemas.EXECUTE_BASH),
             (spec.enable_think, tool_schemas.THINK),
-            (spec.enable_finish, tool_schemas.FINISH),
+            (spec.enable_finish, finish_tool(tool_schemas.FINISH, spec.output)),
             (spec.enable_delegation, tool_schemas.DELEGATE),
             (can_condense, tool_schemas.REQUEST_CONDENSATION),
             (spec.enable_jupyter, tool_schemas.EXECUTE_IPYTHON_CELL),
@@ -51,4 +52,10 @@ class CodeActAgent:
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """See `Agent.events_of`."""
-        return events_of_reply(reply, self._tool_names, self._offers, task_list=task_list)
+        return events_of_reply(
+            reply,
+            self._tool_names,
+            self._offers,
+            task_list=task_list,
+            hands_in=self._spec.output is not None,
+        )

@@ -11,6 +11,7 @@ from controller_worker.agents.prompt import rendered
 from controller_worker.agents.searching import GLOB, GREP, VIEW
 from controller_worker.agents.tool_calls import events_of_reply
 from controller_worker.agents.tool_schemas import FINISH, THINK
+from controller_worker.handing_in import finish_tool
 
 
 class ReadOnlyAgent:
@@ -18,7 +19,7 @@ class ReadOnlyAgent:
 
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec
-        self._tools = (THINK, FINISH, GREP, GLOB, VIEW)
+        self._tools = (THINK, finish_tool(FINISH, spec.output), GREP, GLOB, VIEW)
         self._tool_names = frozenset(tool.name for tool in self._tools)
 
     @property
@@ -32,4 +33,4 @@ class ReadOnlyAgent:
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """See `Agent.events_of`."""
-        return events_of_reply(reply, self._tool_names, task_list=task_list)
+        return events_of_reply(reply, self._tool_names, task_list=task_list, hands_in=self._spec.output is not None)

@@ -64,6 +64,7 @@ def events_of_reply(
     offers: Mapping[str, ToolOffer] = MappingProxyType({}),
     *,
     task_list: Sequence[TaskItem] = (),
+    hands_in: bool = False,
 ) -> list[Event]:
     """Return what a reply leads to; see `Agent.events_of`.
 
@@ -71,6 +72,7 @@ def events_of_reply(
         tool_names: of the agent's own tools.
         offers: tools that it may use besides, by name.
         task_list: as it is before the reply.
+        hands_in: a finish has an output besides its words.
     """
     if not reply.tool_calls:
         return [MessageAction(content=reply.content, source=EventSource.AGENT, wait_for_response=True)]
@@ -84,7 +86,7 @@ def events_of_reply(
             total_calls_in_response=len(reply.tool_calls),
         )
         try:
-            action = _action_of(call, position, tool_names, offers)
+            action = _action_of(call, position, tool_names, offers, hands_in=hands_in)
         except ToolCallError as error:
             events.append(ErrorObservation(content=str(error), source=EventSource.AGENT, tool_call_metadata=metadata))
             continue
@@ -113,7 +115,12 @@ def events_of_reply(
 
 
 def _action_of(
-    call: ModelToolCall, position: int, tool_names: frozenset[str], offers: Mapping[str, ToolOffer]
+    call: ModelToolCall,
+    position: int,
+    tool_names: frozenset[str],
+    offers: Mapping[str, ToolOffer],
+    *,
+    hands_in: bool,
 ) -> Action:
     if position >= MAX_CALLS:
         raise ToolCallError(f"Not carried out: a reply may hold {MAX_CALLS} tool calls. Call it again.")
@@ -123,6 +130,8 @@ def _action_of(
     convert = _CONVERTERS.get(call.name) if call.name in tool_names else None
     if call.name in offers:
         convert = partial(_offered, offers[call.name])
+    elif convert is _finish and hands_in:
+        convert = _finish_with_output
     if convert is None:
         raise ToolCallError(
             f"Tool {call.name[:100]} is not registered. (arguments: {shown}). "
@@ -220,6 +229,19 @@ def _delegate(arguments: Mapping[str, Any]) -> Action:
 
 def _finish(arguments: Mapping[str, Any]) -> Action:
     return AgentFinishAction(final_thought=required_text(arguments, "message", "finish"))
+
+
+def _finish_with_output(arguments: Mapping[str, Any]) -> Action:
+    output = arguments.get("output", {})  # whether it may be empty its schema says
+    if isinstance(output, str):  # many models write an object as its text
+        try:
+            output = json.loads(output, parse_constant=_refuse_constant, parse_int=_integer)
+        except (ValueError, RecursionError) as error:
+            raise ToolCallError(f"The output of finish must be a JSON object: {error}.") from error
+    if not isinstance(output, dict):
+        raise ToolCallError(f"The output of finish must be a JSON object, not {type(output).__name__}.")
+    message = arguments.get("message")
+    return AgentFinishAction(final_thought=message if isinstance(message, str) else "", outputs=output)
 
 
 _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,8 @@ from broker.confirmation_policy import ConfirmationPolicy
 from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.skills import skills_in
-from broker.specs import GoalSpec
-from deckhands.client import check_task
+from broker.specs import GoalSpec, OutputSpec
+from deckhands.client import check_task, output_of
 from deckhands.settings import SANDBOXES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,6 +45,11 @@ def task_options(command: F) -> F:
             multiple=True,
             metavar="KEY",
             help="A tool that tool workers offer, such as weather or github/*; may be given several times.",
+        ),
+        click.option(
+            "--output-schema",
+            type=click.Path(path_type=Path),
+            help="A JSON Schema, in a file, of what the agent has to hand in when it finishes.",
         ),
         click.option("--check", metavar="COMMAND", help="What must end with exit code 0 for a finish to count."),
         click.option("--max-refusals", type=click.IntRange(min=0), default=3, show_default=True, help="Of --check."),
@@ -122,10 +128,25 @@ def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
         name=options["agent"],
         llm=LLMSpec(model=model),
         goal=goal,
+        output=_output_in(options["output_schema"]) if options["output_schema"] else None,
         confirmation=policy,
         skills=skills_in(Path.home()),
         enable_workspace_skills=True,
     )
+
+
+def _output_in(file: Path) -> OutputSpec:
+    try:
+        schema = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"The file {file} cannot be read: {error.strerror}.", remedy="Name another by --output-schema."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"The file {file} is not JSON: {error}.", remedy="Write a JSON Schema into it.") from error
+    if not isinstance(schema, dict):
+        raise UsageError(f"The file {file} holds no object.", remedy="Write a JSON Schema into it.")
+    return output_of(schema)
 
 
 def limits_of(options: dict[str, Any]) -> Limits:

@@ -82,6 +82,7 @@ def summary_lines(summary: Summary) -> list[str]:
         "Models": _models(summary.metrics),
         "Latency": _latency(summary.metrics),
         "Duration": f"{summary.duration_seconds:.1f} s",
+        "Output": json.dumps(summary.outputs, ensure_ascii=False) if summary.outputs else "",
     }
     return [f"{name + ':':<14}{clean_line(value, limit=1_000)}" for name, value in facts.items() if value]
 

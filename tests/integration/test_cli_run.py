@@ -180,3 +180,20 @@ def test_workers_that_cannot_start_are_quoted(env, workspace, tmp_path):
     assert "keeps ending right after its start" in done.err
     assert "The failpoint 'x:explode' cannot be used" in done.err
     assert "Its log is " in done.err
+
+
+def test_an_output_is_mended_and_handed_in(env, workspace, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}))
+    turns = [
+        {"tool_calls": [{"name": "finish", "arguments": {"message": "Done.", "output": output}}]}
+        for output in ({"n": "three"}, {"n": 3})
+    ]
+    model = script(tmp_path / "m.json", *turns)
+    done = deckhands(
+        "run", "-t", "Count", "-w", workspace, "--model", model, "--output-schema", schema, "--json", env=env
+    )
+    assert done.code == 0, done
+    *events, summary = done.json
+    assert summary["outputs"] == {"n": 3}
+    assert [event["reason"] for event in events if event["kind"] == "observation.finish_refused"] == ["output"]

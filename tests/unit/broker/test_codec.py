@@ -21,7 +21,14 @@ from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import AgentSpec, Event, Part, plain_json, replace_surrogates
 from broker.loop_policy import LoopPolicy
 from broker.observations import CmdOutputObservation, FileReadObservation, MCPObservation
-from broker.specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, GoalSpec, NoOpCondenserSpec, Skill
+from broker.specs import (
+    DEFAULT_CONDENSER,
+    AmortizedForgettingCondenserSpec,
+    GoalSpec,
+    NoOpCondenserSpec,
+    OutputSpec,
+    Skill,
+)
 from broker.tool_specs import OutcomePolicy, ToolOffer
 
 KINDS = dict(sorted(Event.KINDS.items()))
@@ -80,6 +87,7 @@ def _parts(part: type) -> st.SearchStrategy[Any]:
         "max_tokens": st.none() | st.integers(1, 10**9),
         "max_seconds": st.none() | st.floats(0.01, 1e6),
         "goal": st.none() | st.just(GoalSpec(check="make test", max_refusals=0, timeout_seconds=1.5)),
+        "output": st.none() | st.just(OutputSpec(json_schema={"type": "object", "required": ["a"]})),
         "tenant": st.from_regex(r"[A-Za-z0-9_.-]{0,64}", fullmatch=True),
         "experiment": st.from_regex(r"[A-Za-z0-9_.-]{0,64}", fullmatch=True),
         "loop_policy": st.sampled_from([LoopPolicy(), LoopPolicy(responses=("nudge", "park"), monologue=5)]),

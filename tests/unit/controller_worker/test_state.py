@@ -83,7 +83,7 @@ FULL = State(
     delegated_iterations=4,
     order=Order(AgentState.PAUSED, 8),
     result_id=36,
-    acceptance=Acceptance(check_id=41, refusals=1, is_refused=True, is_accepted=True),
+    acceptance=Acceptance(check_id=41, refusals=1, is_refused=True, is_accepted=True, corrections=2),
 )
 
 
@@ -135,7 +135,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        13,
+        14,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from broker.actions import AgentRejectAction, ChangeAgentStateAction, MessageAction
+from broker.actions import AgentFinishAction, AgentRejectAction, ChangeAgentStateAction, MessageAction
 from broker.events import ModelCallFailed
 from deckhands.metrics import Metrics
 from deckhands.summary import Summary, summarize
@@ -37,6 +37,7 @@ def test_a_finished_conversation_in_numbers():
         "error_code": "",
         "error_detail": "",
         "message": "All tests pass.",
+        "outputs": {},
     }
 
 
@@ -47,8 +48,15 @@ def test_it_comes_back_from_json():
 
 def test_the_summary_of_an_earlier_version_has_no_metrics():
     fields = summarize(finished_log()).as_json()
-    del fields["metrics"]
-    assert Summary.from_json(fields).metrics == Metrics()
+    del fields["metrics"], fields["outputs"]
+    assert (Summary.from_json(fields).metrics, Summary.from_json(fields).outputs) == (Metrics(), {})
+
+
+def test_what_was_handed_in_counts_only_when_the_finish_does():
+    done = AgentFinishAction(outputs={"total": 3})
+    assert summarize(numbered(created(), reply(), done, state("finished"))).outputs == {"total": 3}
+    assert summarize(numbered(created(), reply(), done)).outputs == {}
+    assert summarize(numbered(created(), reply(), done, state("error", "no"))).outputs == {}
 
 
 def test_a_condensers_reply_costs_and_is_no_iteration():
