@@ -21,7 +21,8 @@ import pydantic
 import zstandard
 
 import broker.actions
-import broker.observations  # noqa: F401  (both enter their classes into the table of kinds)
+import broker.code_search
+import broker.observations  # noqa: F401  (all of them enter their classes into the table of kinds)
 from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import Event, replace_surrogates
 

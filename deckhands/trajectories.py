@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from broker.code_search import CodeSearchAction
 from broker.codec import event_from_wire
 from broker.errors import CorruptEntry, UnknownKind, UsageError
 from broker.events import AgentSpec, ConversationCreated, Event, EventSource, ModelReply
-from broker.observations import OutcomeUnknownObservation
 from deckhands.client import title_of
 from deckhands.metrics import Metrics, metrics_of, with_reply
 
@@ -36,6 +36,12 @@ OBSERVATIONS = frozenset({
 })
 # fmt: on
 LEGACY_ARGS = {"is_confirmed": "confirmation_state", "images_urls": "image_urls", "openhands_version": "version"}
+RENAMED = {
+    "observation.outcome_unknown": "error",
+    "action.search_code": "run_ipython",
+    "observation.search_code": "run_ipython",
+}
+"""What has another name there."""
 HEAD = ("id", "timestamp", "source", "cause", "tool_call_metadata", "timeout")
 
 Fields = Mapping[str, Any]
@@ -176,8 +182,7 @@ def trajectory_of(events: Sequence[Event]) -> list[dict[str, Any]]:
             metrics = with_reply(metrics, event)
             continue
         family, _, name = event.kind.partition(".")
-        if isinstance(event, OutcomeUnknownObservation):
-            name = "error"
+        name = RENAMED.get(event.kind, name)
         if name not in {"action": ACTIONS, "observation": OBSERVATIONS}.get(family, ()):
             continue
         ids[event.id] = len(written)
@@ -190,6 +195,8 @@ def _written(
 ) -> dict[str, Any]:
     fields = event.wire()
     own = {key: value for key, value in fields.items() if key not in (*HEAD, "kind", "blobs", "content")}
+    if isinstance(event, CodeSearchAction):
+        own = {"code": f"print({event.question}(**{dict(event.arguments)!r}))", "thought": event.thought}
     head: dict[str, Any] = {
         "id": ids[event.id],
         "timestamp": event.timestamp.replace(tzinfo=None).isoformat() if event.timestamp else None,

@@ -12,9 +12,14 @@ from broker.errors import UsageError
 from broker.events import AgentSpec
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.loc import LocAgent
 from controller_worker.agents.readonly import ReadOnlyAgent
 
-AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {"CodeActAgent": CodeActAgent, "ReadOnlyAgent": ReadOnlyAgent}
+AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
+    "CodeActAgent": CodeActAgent,
+    "LocAgent": LocAgent,
+    "ReadOnlyAgent": ReadOnlyAgent,
+}
 ENTRY_POINTS = "deckhands.agents"
 
 

@@ -47,6 +47,12 @@ from broker.events import (
 from broker.observations import AgentThinkObservation, ErrorObservation
 from broker.tool_specs import ToolOffer
 from controller_worker.agents.call_arguments import ToolCallError, required_text
+from controller_worker.agents.locating import (
+    EXPLORE_TREE_STRUCTURE,
+    GET_ENTITY_CONTENTS,
+    SEARCH_CODE_SNIPPETS,
+    code_search_action,
+)
 from controller_worker.agents.searching import glob_action, grep_action, view_action
 from controller_worker.agents.task_list import task_tracking_action, task_tracking_observation
 
@@ -256,6 +262,10 @@ _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
     "grep": grep_action,
     "glob": glob_action,
     "view": view_action,
+    **{
+        tool.name: partial(code_search_action, tool)
+        for tool in (SEARCH_CODE_SNIPPETS, GET_ENTITY_CONTENTS, EXPLORE_TREE_STRUCTURE)
+    },
 }
 
 

@@ -18,6 +18,7 @@ from broker.actions import (
     FileWriteAction,
     RiskyAction,
 )
+from broker.code_search import CodeSearchAction
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
@@ -58,6 +59,8 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
             return ActionSecurityRisk.LOW if command.strip() in KEYS or not command.strip() else ActionSecurityRisk.HIGH
         case CmdRunAction():
             return shell_risk(action.command, workspace)
+        case CodeSearchAction():
+            return ActionSecurityRisk.LOW
         case FileReadAction():
             return reading_risk(action.path, workspace)
         case FileEditAction() | FileWriteAction():

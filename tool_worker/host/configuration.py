@@ -5,6 +5,9 @@ On standard input, because a command line and an environment can be read by whoe
 
 from __future__ import annotations
 
+import os
+import sys
+
 from tool_worker.host.json_text import dumps, loads
 
 # Descriptors that whoever starts a host leaves open in it. The sandbox has no path to any of them.
@@ -61,6 +64,12 @@ class HostConfiguration:
         self.writable = writable or []
         self.announces_pid = announces_pid
         self.sessions = sessions or {}
+
+    @property
+    def programs(self) -> dict[str, list[str]]:
+        """Every tool that a program carries out: our own, and what `sessions` names."""
+        code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "code_program.py")
+        return {"code": [sys.executable, "-I", "-S", code], **self.sessions}
 
     def encode(self) -> bytes:
         """Return what `decode` reads."""

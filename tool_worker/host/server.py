@@ -246,7 +246,7 @@ class Server:
             raise Refused("bad_arguments", "`arguments` is not an object")
         if tool == "edit":
             self._edit(client, request, action_id, arguments)
-        elif isinstance(tool, str) and tool in self._configuration.sessions:
+        elif isinstance(tool, str) and tool in self._configuration.programs:
             self._ask_program(client, request, action_id, tool, arguments)
         elif tool != "bash":
             raise Refused("unknown_tool", f"there is no tool {tool!r}")
@@ -271,7 +271,7 @@ class Server:
             from tool_worker.host.session_program import SessionProgram
 
             self._programs[tool] = SessionProgram(
-                self._loop, self._children, self._configuration, name=tool, command=self._configuration.sessions[tool]
+                self._loop, self._children, self._configuration, name=tool, command=self._configuration.programs[tool]
             )
         program = self._programs[tool]
         if program.is_full:

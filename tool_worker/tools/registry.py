@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tool_worker.tools.bash import RunCommand
+from tool_worker.tools.code_search import SearchCode
 from tool_worker.tools.file_tools import EditFile, ReadFile
 from tool_worker.tools.ipython import RunCell
 from tool_worker.tools.survey import SurveyWorkspace
@@ -14,6 +15,7 @@ TOOLS: Mapping[str, Tool] = {
     "action.run": RunCommand(),
     "action.read": ReadFile(),
     "action.edit": EditFile(),
+    "action.search_code": SearchCode(),
     "action.survey": SurveyWorkspace(),
     "action.run_ipython": RunCell(),
 }

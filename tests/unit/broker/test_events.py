@@ -102,6 +102,7 @@ def test_which_kinds_a_tool_worker_runs() -> None:
         "action.read",
         "action.run",
         "action.run_ipython",
+        "action.search_code",
         "action.survey",
         "action.write",
     }
