@@ -3,15 +3,22 @@
 --
 -- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
 --   :budget:<account>    hash  limit, spent, reserved, lost, lost_calls, calls, own, parent, change
---   :budget:<account>:children|waiting|wanted     :budgets    :ledger:held|lost|swept    :workers
+--   :budget:<account>:children|waiting|wanted     :budgets    :ledger:held|lost|swept|crowded    :workers
 -- An account is 'conversation:<id>', 'experiment:<tenant>/<name>' or 'tenant:<name>'; each has at most one parent, and
 -- what is spent in one counts in all above it. Amounts are nano-USD: whole numbers, so that sums are exact.
 --
 -- A conversation is charged by the sum of its whole log, so a repeated or a late charge adds nothing. `own` is that sum;
 -- `spent` counts its delegates too. What was reserved for a call whose worker died, or whose reply was cut off, is
 -- `lost`: the provider may bill it, so it counts against the limit, but it is not `spent`.
+--
+-- Who waits for an account is served in the order in which it came, and whoever comes later stands behind it: nobody
+-- overtakes, not even a smaller call, or a large one would wait for ever. Room that is there is kept for whom it woke,
+-- but not for long: somebody that was woken and does not come keeps its place for a while and holds nobody up.
 
-local SWEEP_MS, WAKE_AGAIN_MS, MAX_WAKES, MAX_DEPTH = 500, 3000, 64, 24
+local SWEEP_MS, MAX_DEPTH = 500, 24
+local PATIENCE_MS = 3000       -- how long room is kept for a conversation that was woken, and when it is woken again
+local MAX_WAKES = 3            -- how often a conversation is woken that does not come
+local MAX_SCAN = 64            -- how many of a queue are looked at: as many are served at once, later ones behind them
 
 local function budget(shard, account) return shard .. ':budget:' .. account end
 
@@ -99,59 +106,141 @@ local function charge(shard, cid, account, token, total)
   end
 end
 
--- Whether an account has room for an amount. The last call may pass the limit, if it is the only one under way.
-local function has_room(shard, account, amount, planned)
+-- What an account has left, as it stands. nil without a limit.
+local function room_of(shard, account)
   local key = budget(shard, account)
   local limit = get(key, 'limit')
-  if not limit then return true end
-  local reserved = number(key, 'reserved') + planned
-  local committed = number(key, 'spent') + number(key, 'lost') + reserved
-  if committed >= tonumber(limit) then return false end
-  return committed + amount <= tonumber(limit) or reserved == 0
+  if not limit then return nil end
+  local reserved = number(key, 'reserved')
+  return {limit = tonumber(limit), reserved = reserved, committed = number(key, 'spent') + number(key, 'lost') + reserved}
 end
 
--- Find who waits for these accounts and may try again now.
--- wanted: conversation → '<amount> <when it was last woken>'
+-- Whether there is room for an amount. The last call may pass the limit, if it is the only one under way.
+local function fits(room, amount)
+  if not room then return true end
+  if room.committed >= room.limit then return false end
+  return room.committed + amount <= room.limit or room.reserved == 0
+end
+
+local function set_aside(room, amount)
+  if not room then return end
+  room.reserved, room.committed = room.reserved + amount, room.committed + amount
+end
+
+-- wanted: conversation → '<amount> <when it was last woken> <how often>'
+local function waiter_of(key, cid)
+  local amount, at, wakes = string.match(get(key .. ':wanted', cid), '^(%S+) (%S+) ?(%d*)$')
+  return {amount = tonumber(amount), at = tonumber(at), wakes = tonumber(wakes) or 0}
+end
+
+local function note(key, cid, waiter)
+  redis.call('HSET', key .. ':wanted', cid, string.format('%.0f %.0f %d', waiter.amount, waiter.at, waiter.wakes))
+end
+
+local function leave(key, cid)
+  redis.call('ZREM', key .. ':waiting', cid)
+  redis.call('HDEL', key .. ':wanted', cid)
+end
+
+-- Go through those who wait for an account, in order, and set aside what they are to have.
+-- Returns who may call now, and what is left for somebody who comes later; nil for nothing.
+local function served(shard, account, now)
+  local key, room, turn = budget(shard, account), room_of(shard, account), {}
+  local queue = redis.call('ZRANGE', key .. ':waiting', 0, MAX_SCAN - 1)
+  for _, cid in ipairs(queue) do
+    local waiter = waiter_of(key, cid)
+    local is_late = waiter.wakes > 1 or (waiter.wakes == 1 and now - waiter.at >= PATIENCE_MS)
+    if fits(room, waiter.amount) then
+      turn[#turn + 1] = cid
+      turn[cid] = true
+      if not is_late then set_aside(room, waiter.amount) end
+    elseif not is_late then
+      return turn, nil
+    end
+  end
+  if #queue == MAX_SCAN then return turn, nil end
+  return turn, room or {limit = 0, reserved = 0, committed = -1}
+end
+
+-- Since when a conversation waits for one of these accounts; nil when it does not.
+local function waits_since(shard, chain, cid)
+  for _, account in ipairs(chain) do
+    local since = redis.call('ZSCORE', budget(shard, account) .. ':waiting', cid)
+    if since then return since end
+  end
+  return nil
+end
+
+-- The time at which somebody comes; not that of the one before it, or their names would decide who is first.
+local function next_time(shard, account, now)
+  local key = budget(shard, account) .. ':waiting'
+  local last = redis.call('ZREVRANGE', key, 0, 0)[1]
+  if not last then return now end
+  return math.max(now, tonumber(redis.call('ZSCORE', key, last)) + 1)
+end
+
+local function stand(shard, account, cid, amount, since)
+  local key = budget(shard, account)
+  redis.call('ZADD', key .. ':waiting', since, cid)
+  redis.call('SADD', shard .. ':ledger:crowded', account)
+  note(key, cid, {amount = amount, at = 0, wakes = 0})
+end
+
+-- Whether it is the turn of this conversation in an account; of one that has waited for another account by its time.
+local function may_spend(shard, account, cid, amount, since, now)
+  if since then
+    stand(shard, account, cid, amount, since)
+    local turn = served(shard, account, now)
+    return turn[cid] or false
+  end
+  if redis.call('ZCARD', budget(shard, account) .. ':waiting') == 0 then return fits(room_of(shard, account), amount) end
+  local _, left = served(shard, account, now)
+  return left ~= nil and fits(left, amount)
+end
+
+local function stop_waiting(shard, chain, cid)
+  for _, account in ipairs(chain) do leave(budget(shard, account), cid) end
+end
+
+-- Wake those whose turn it is in one of these accounts, unless they were woken a moment ago.
 local function wake(shard, chain, now)
   local woken = {}
   for _, account in ipairs(chain) do
-    local key, planned = budget(shard, account), 0
-    for _, cid in ipairs(redis.call('ZRANGE', key .. ':waiting', 0, MAX_WAKES - 1)) do
-      local amount, at = string.match(get(key .. ':wanted', cid), '^(%S+) (%S+)$')
-      if not has_room(shard, account, tonumber(amount), planned) then break end
-      planned = planned + tonumber(amount)
-      if now - tonumber(at) >= WAKE_AGAIN_MS then
-        redis.call('HSET', key .. ':wanted', cid, amount .. ' ' .. string.format('%.0f', now))
-        woken[#woken + 1] = cid
+    local key = budget(shard, account)
+    for _, cid in ipairs(served(shard, account, now)) do
+      local waiter = waiter_of(key, cid)
+      if waiter.wakes == 0 or now - waiter.at >= PATIENCE_MS then
+        if waiter.wakes >= MAX_WAKES then
+          leave(key, cid)
+        else
+          waiter.at, waiter.wakes = now, waiter.wakes + 1
+          note(key, cid, waiter)
+          woken[#woken + 1] = cid
+        end
       end
     end
+    if redis.call('ZCARD', key .. ':waiting') == 0 then redis.call('SREM', shard .. ':ledger:crowded', account) end
   end
   return woken
 end
 
-local function stop_waiting(shard, chain, cid)
-  for _, account in ipairs(chain) do
-    local key = budget(shard, account)
-    redis.call('ZREM', key .. ':waiting', cid)
-    redis.call('HDEL', key .. ':wanted', cid)
-  end
+local function extend(list, others)
+  for _, other in ipairs(others) do list[#list + 1] = other end
+  return list
 end
 
--- What dead workers had reserved is lost, not blocked.
+-- What dead workers had reserved is lost, not blocked; and whom somebody kept waiting that does not come is woken.
 local function sweep(shard, now)
   local swept = tonumber(redis.call('GET', shard .. ':ledger:swept') or 0)
   if now - swept < SWEEP_MS then return {} end
   redis.call('SET', shard .. ':ledger:swept', string.format('%.0f', now))
-  local is_alive, woken, flat = {}, {}, redis.call('HGETALL', shard .. ':ledger:held')
+  local is_alive, flat = {}, redis.call('HGETALL', shard .. ':ledger:held')
   for i = 1, #flat, 2 do
     local held = reserved_for(shard, flat[i], 'held')
     if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
-    if not is_alive[held.worker] then
-      lose(shard, flat[i], held)
-      for _, cid in ipairs(wake(shard, chain_of(shard, held.account), now)) do woken[#woken + 1] = cid end
-    end
+    if not is_alive[held.worker] then lose(shard, flat[i], held) end
   end
-  return woken
+  return wake(shard, redis.call('SMEMBERS', shard .. ':ledger:crowded'), now)
 end
 
 local function reply(outcome, detail, woken)
@@ -172,21 +261,18 @@ local function reserve(keys, args)
   local held = reserved_for(shard, cid, 'held')
   if held then return reply(held.token == tonumber(token) and 'reserved' or 'fenced', '', woken) end
   local chain = chain_of(shard, accounts[1])
+  local since = waits_since(shard, chain, cid)
   for _, account in ipairs(chain) do
-    if not has_room(shard, account, amount, 0) then
-      local key = budget(shard, account)
-      if not redis.call('ZSCORE', key .. ':waiting', cid) then
-        stop_waiting(shard, chain, cid)
-        redis.call('ZADD', key .. ':waiting', now, cid)
-      end
-      redis.call('HSET', key .. ':wanted', cid, args[4] .. ' 0')
-      return reply('exhausted', account, woken)
+    if not may_spend(shard, account, cid, amount, since, now) then
+      stop_waiting(shard, chain, cid)
+      stand(shard, account, cid, amount, since or next_time(shard, account, now))
+      return reply('exhausted', account, extend(woken, wake(shard, chain, now)))
     end
   end
   stop_waiting(shard, chain, cid)
   add(shard, chain, 'reserved', amount)
   redis.call('HSET', shard .. ':ledger:held', cid, table.concat({args[4], worker, token, accounts[1]}, ' '))
-  return reply('reserved', '', woken)
+  return reply('reserved', '', extend(woken, wake(shard, chain, now)))
 end
 
 -- deck_budget_settle: charge what the log has come to, and end the reservation.
@@ -208,14 +294,15 @@ local function settle(keys, args)
     end
   end
   local woken = sweep(shard, now)
-  for _, other in ipairs(wake(shard, chain_of(shard, accounts[1]), now)) do woken[#woken + 1] = other end
-  return reply('settled', '', woken)
+  return reply('settled', '', extend(woken, wake(shard, chain_of(shard, accounts[1]), now)))
 end
 
--- deck_budget_withdraw: a conversation does no longer wait for its budget.  ARGV cid, account.  returns {'withdrawn', ''}
+-- deck_budget_withdraw: a conversation does no longer wait for its budget.  ARGV cid, account
+-- returns {'withdrawn', '', woken …}
 local function withdraw(keys, args)
-  stop_waiting(keys[1], chain_of(keys[1], args[2]), args[1])
-  return {'withdrawn', ''}
+  local chain = chain_of(keys[1], args[2])
+  stop_waiting(keys[1], chain, args[1])
+  return reply('withdrawn', '', wake(keys[1], chain, now_ms()))
 end
 
 -- deck_budget_sweep: see after what dead workers had reserved.  returns {'swept', '', woken …}

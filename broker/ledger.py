@@ -4,7 +4,8 @@ What a call may cost at worst is reserved before it in every account above the c
 charged after it. A conversation whose budget is exhausted waits, and is woken by a top-up or by room that others leave.
 
 Holds: an account never passes its limit by more than one call; `spent` is the sum over the events of its conversations,
-however often workers die; a reservation of a dead worker is free again once its heartbeat has lapsed.
+however often workers die; a reservation of a dead worker is free again once its heartbeat has lapsed; who waits is
+served in the order of coming, before whoever comes later.
 Does not: know prices. Where none is known nothing can be reserved, and the limit counts what is charged later.
 Keys: `deck:{0}:budget:…`, `deck:{0}:budgets`, `deck:{0}:ledger:…`, see ledger.lua.
 """

@@ -244,8 +244,8 @@ class CallGate:
     async def catch_up(self, state: State) -> None:
         """Charge what a former owner has appended and may not have charged."""
         accounts = accounts_above(state)
+        self._gates.keeps_budgets = self._gates.keeps_budgets or bool(accounts)
         if accounts and state.iteration:
-            self._gates.keeps_budgets = True
             await self._gates.ledger.settle(self._ownership, accounts, total_usd=own_cost_usd(state))
 
     async def withdraw(self, state: State) -> None:
