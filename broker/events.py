@@ -277,12 +277,13 @@ class ModelReply(Event):
         latency_seconds: from request to the end of the reply.
         iteration: which step of the conversation this reply ends, from 1.
         seen_id: the last event the prompt was made from.
-        service: who asked: `agent` for a step, `condenser` for a condensation, which is no step.
+        service: who asked: `agent` for a step; `condenser` for a condensation and `critic` for a verdict on a finish,
+            which are no steps.
     """
 
     kind: Literal["model.reply"] = "model.reply"
     source: EventSource = EventSource.AGENT
-    service: Literal["agent", "condenser"] = "agent"
+    service: Literal["agent", "condenser", "critic"] = "agent"
     content: str = ""
     tool_calls: tuple[ModelToolCall, ...] = ()
     thinking_blocks: tuple[JsonObject, ...] = ()

@@ -75,6 +75,23 @@ class FinishRefusedObservation(Observation):
     reason: Literal["", "output"] = ""
 
 
+class FinishVerdictObservation(Observation):
+    """What a critic says of a finish; the content is its reason.
+
+    Attributes:
+        finish_id: the finish.
+    """
+
+    kind: Literal["observation.finish_verdict"] = "observation.finish_verdict"
+    is_accepted: bool
+    finish_id: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"The critic {'accepts' if self.is_accepted else 'refuses'} the finish. {self.content}".strip()
+
+
 class LoopDetectionObservation(Observation):
     """The agent repeats itself, or has been taken out of a loop; the content is for people.
 

@@ -181,18 +181,38 @@ class Skill(Part):
     triggers: tuple[str, ...] = ()
 
 
+class CriticSpec(Part):
+    """A model that decides whether a finish counts.
+
+    Attributes:
+        llm: None means the conversation's own model.
+        instructions: what it is to look at, besides the task.
+    """
+
+    llm: LLMSpec | None = None
+    instructions: str = Field(default="", max_length=MAX_SCHEMA_CHARS)
+
+
 class GoalSpec(Part):
-    """When an agent's finish counts.
+    """When an agent's finish counts: when the check accepts it, and then the critic.
 
     Attributes:
         check: a command in the workspace; exit code 0 accepts the finish, anything else refuses it.
+        critic: who is asked when the check has accepted.
         max_refusals: how often a finish may be refused; the next one that fails ends the conversation in an error.
         timeout_seconds: how long the check may take.
     """
 
-    check: str = Field(min_length=1)
+    check: str | None = Field(default=None, min_length=1)
+    critic: CriticSpec | None = None
     max_refusals: int = Field(default=3, ge=0)
     timeout_seconds: float = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _has_a_judge(self) -> Self:
+        if self.check is None and self.critic is None:
+            raise ValueError("a goal needs a check or a critic")
+        return self
 
 
 class OutputSpec(Part):

@@ -1,8 +1,8 @@
-"""Whether a finish counts: a command in the workspace decides, and a refusal sends the agent back to work.
+"""Whether a finish counts: a command in the workspace decides, then a critic; a refusal sends the agent back to work.
 
 Holds: pure; the command is an action of the environment like any other, so it is journalled, runs once and survives
-every worker; nothing is checked during a pause; a finish is refused `max_refusals` times, and the next time the
-conversation ends in an error.
+every worker; the critic's verdict is in the log with the reply that it was made of; nothing is checked during a pause;
+a finish is refused `max_refusals` times, and the next time the conversation ends in an error.
 Differs: the original takes the agent's word.
 """
 
@@ -13,9 +13,11 @@ from dataclasses import replace as changed
 from broker.actions import CmdRunAction
 from broker.agent_state import AgentState
 from broker.events import Action, EventSource, Observation
-from broker.observations import CmdOutputObservation, FinishRefusedObservation
+from broker.observations import CmdOutputObservation, FinishRefusedObservation, FinishVerdictObservation
+from broker.specs import GoalSpec
 from controller_worker.announcement import announce
-from controller_worker.effects import Append
+from controller_worker.control_flags import cost_limit_reached
+from controller_worker.effects import Append, CallModel, Effect
 from controller_worker.state import Acceptance, PendingAction, State, replace
 
 NOT_REACHED = "GoalNotReachedError: The check of the goal failed each time the agent finished"
@@ -26,17 +28,33 @@ REFUSED = (
     "did not; its output stands above. The task is not done yet. Find out why, go on working, and finish when the "
     "check would pass."
 )
+REFUSED_BY_CRITIC = (
+    "Your finish was not accepted ({refusals} of {limit} times): whoever judged your work does not think that the task "
+    "is done; the reason stands above. Go on working, and finish when what is said there no longer holds."
+)
 
 
 def wants_check(state: State) -> bool:
     """Say whether the end that the agent wants has to be checked first."""
-    return state.ending is AgentState.FINISHED and state.agent.goal is not None and not state.acceptance.is_accepted
+    goal = _goal_of_finish(state)
+    return goal is not None and goal.check is not None and not state.acceptance.is_checked
+
+
+def wants_verdict(state: State) -> bool:
+    """Say whether a critic has to be asked before the end that the agent wants."""
+    goal = _goal_of_finish(state)
+    return goal is not None and goal.critic is not None and (goal.check is None or state.acceptance.is_checked)
+
+
+def _goal_of_finish(state: State) -> GoalSpec | None:
+    return state.agent.goal if state.ending is AgentState.FINISHED and not state.acceptance.is_accepted else None
 
 
 def check(state: State) -> Append:
     """Return the check, to run in a shell of its own."""
     goal = state.agent.goal
     assert goal is not None
+    assert goal.check is not None
     command = CmdRunAction(
         command=goal.check,
         source=EventSource.ENVIRONMENT,
@@ -45,6 +63,14 @@ def check(state: State) -> Append:
         timeout=goal.timeout_seconds,
     )
     return Append((command,))
+
+
+def ask_critic(state: State) -> Effect:
+    """Return the call of the critic, which is no step; or the end if it may cost nothing more."""
+    refusal = cost_limit_reached(state)
+    if refusal is not None:
+        return announce(state, AgentState.ERROR, refusal.text, code=refusal.code)
+    return CallModel(state.iteration + 1, state.attempt + 1)
 
 
 def is_check(state: State, action: Action) -> bool:
@@ -58,6 +84,12 @@ def after_start(state: State, action: Action) -> State:
     return replace(state, pending=(*state.pending, PendingAction(action.id)), acceptance=acceptance)
 
 
+def after_finish(state: State) -> State:
+    """Return the state after the agent has said that it is done; what was accepted was an earlier finish."""
+    was = state.acceptance
+    return replace(state, acceptance=changed(was, is_checked=False, is_accepted=False, is_by_critic=False))
+
+
 def after_refusal(state: State, told: FinishRefusedObservation) -> State:
     """Return the state after the agent was told; a hook tells it at once, before the finish has led to anything."""
     ending = None if state.ending is AgentState.FINISHED else state.ending
@@ -67,10 +99,25 @@ def after_refusal(state: State, told: FinishRefusedObservation) -> State:
 
 
 def after_check(state: State, result: Observation) -> State:
-    """Return the state after the check's result: the finish stands, or the work goes on."""
+    """Return the state after the check's result: the finish stands, or the critic is asked, or the work goes on."""
     was = changed(state.acceptance, check_id=0)
-    if isinstance(result, CmdOutputObservation) and result.exit_code == 0:
-        return replace(state, acceptance=changed(was, is_accepted=True))
+    if not isinstance(result, CmdOutputObservation) or result.exit_code != 0:
+        return _refused(state, was)
+    goal = state.agent.goal
+    has_critic = goal is not None and goal.critic is not None
+    return replace(state, acceptance=changed(was, is_checked=has_critic, is_accepted=not has_critic))
+
+
+def after_verdict(state: State, verdict: FinishVerdictObservation) -> State:
+    """Return the state after the critic has spoken; of a finish that a person's message took back, it says nothing."""
+    if not wants_verdict(state):
+        return state
+    if verdict.is_accepted:
+        return replace(state, acceptance=changed(state.acceptance, is_accepted=True))
+    return _refused(state, changed(state.acceptance, is_by_critic=True))
+
+
+def _refused(state: State, was: Acceptance) -> State:
     return replace(state, ending=None, acceptance=changed(was, refusals=was.refusals + 1, is_refused=True))
 
 
@@ -81,8 +128,9 @@ def refuse(state: State) -> Append:
     refusals = state.acceptance.refusals
     if refusals > goal.max_refusals:
         return announce(state, AgentState.ERROR, NOT_REACHED, code=NOT_REACHED_CODE)
-    text = REFUSED.format(refusals=refusals, limit=goal.max_refusals, check=goal.check)
-    return Append((FinishRefusedObservation(content=text),))
+    text = REFUSED_BY_CRITIC if state.acceptance.is_by_critic else REFUSED
+    told = text.format(refusals=refusals, limit=goal.max_refusals, check=goal.check)
+    return Append((FinishRefusedObservation(content=told),))
 
 
 def forgotten(state: State) -> State:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from broker.events import ModelCallFailed, ModelReply
 from broker.specs import handles_requests
+from controller_worker.acceptance import wants_verdict
 from controller_worker.llm.errors import ContextWindowError
 from controller_worker.state import State, replace
 
@@ -16,25 +17,31 @@ MAX_OVERFLOWS = 5
 
 def is_overflow(state: State, failure: ModelCallFailed) -> bool:
     """Say whether a prompt did not fit and less of the history can be tried."""
+    if failure.code != ContextWindowError.code:
+        return False
+    if wants_verdict(state):
+        return state.overflows < MAX_OVERFLOWS
     return (
-        failure.code == ContextWindowError.code
-        and state.agent.enable_history_truncation
+        state.agent.enable_history_truncation
         and handles_requests(state.agent.condenser)
         and state.overflows < MAX_OVERFLOWS
     )
 
 
 def after_overflow(state: State) -> State:
-    """Note that a condensation is to be asked for."""
-    return replace(state, gate=None, attempt=0, wait=None, overflows=state.overflows + 1, wants_condensation=True)
+    """Note that a condensation is to be asked for; a critic, whose question is not the View, is asked a shorter one."""
+    is_condensed = not wants_verdict(state)
+    state = replace(state, gate=None, attempt=0, wait=None, overflows=state.overflows + 1)
+    return replace(state, wants_condensation=True) if is_condensed else state
 
 
-def after_condenser_reply(state: State, reply: ModelReply) -> State:
-    """Count what the condenser's model cost."""
+def after_paid_reply(state: State, reply: ModelReply) -> State:
+    """Count what a reply cost that is no step: a condenser's, a critic's."""
     return replace(
         state,
         gate=None,
         attempt=0,
+        overflows=0 if reply.service == "critic" else state.overflows,
         wait=None,
         cost_usd=state.cost_usd + (reply.cost_usd or 0.0),
         has_unknown_cost=state.has_unknown_cost or reply.cost_usd is None,

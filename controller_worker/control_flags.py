@@ -51,6 +51,11 @@ def limit_reached(state: State) -> Refusal | None:
     if _is_used_up(steps, state.max_iterations):
         text = f"iteration. Current iteration: {steps}, max iteration: {state.max_iterations}"
         return Refusal("max_iterations", REACHED + text)
+    return cost_limit_reached(state)
+
+
+def cost_limit_reached(state: State) -> Refusal | None:
+    """Return why no further model call may be made, be it a step or not; None if one may."""
     if state.max_budget_usd is not None and state.cost_usd >= state.max_budget_usd:
         budget = f"Current budget: {state.cost_usd:.2f}, max budget: {state.max_budget_usd:.2f}"
         return Refusal("max_budget", f"{REACHED}budget for conversation. {budget}")

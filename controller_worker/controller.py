@@ -49,12 +49,13 @@ from broker.loop_policy import STUCK_CODE
 from broker.observations import (
     AgentStateChangedObservation,
     FinishRefusedObservation,
+    FinishVerdictObservation,
     LoopDetectionObservation,
 )
 from broker.standing import ANSWERS, REQUESTABLE_STATES
 from controller_worker import acceptance, delegation, handing_in
 from controller_worker.announcement import announce, end_in_error
-from controller_worker.condensation import after_condenser_reply, after_overflow, is_overflow
+from controller_worker.condensation import after_overflow, after_paid_reply, is_overflow
 from controller_worker.confirmation import after_answer, may_run, with_runnable
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
 from controller_worker.effects import (
@@ -119,8 +120,8 @@ def apply(state: State, event: Event) -> State:
     assert event.id == state.version + 1, f"event {event.id} after version {state.version}"
     state = replace(state, version=event.id)
     match event:
-        case ModelReply(service="condenser"):
-            return after_condenser_reply(state, event)
+        case ModelReply(service="condenser" | "critic"):
+            return after_paid_reply(state, event)
         case ModelReply():
             return _after_reply(state, event)
         case AgentStateChangedObservation():
@@ -129,6 +130,8 @@ def apply(state: State, event: Event) -> State:
             return after_detection(state)
         case FinishRefusedObservation():
             return acceptance.after_refusal(state, event)
+        case FinishVerdictObservation():
+            return acceptance.after_verdict(state, event)
         case Observation():
             return _after_observation(state, event)
         case Action():
@@ -186,7 +189,8 @@ def next_effect(state: State, now: datetime) -> Effect:
     if state.ending is not None and _has_ended(state):
         if acceptance.wants_check(state):
             return acceptance.check(state) if state.agent_state is AgentState.RUNNING else Rest()
-        return announce(state, state.ending, state.last_error, code=state.error_code)
+        if not acceptance.wants_verdict(state):
+            return announce(state, state.ending, state.last_error, code=state.error_code)
     if state.agent_state in (AgentState.RUNNING, AgentState.RATE_LIMITED, AgentState.USER_CONFIRMED):
         out_of_time = is_out_of_time(state, now)
         if out_of_time is not None:
@@ -214,6 +218,8 @@ def next_effect(state: State, now: datetime) -> Effect:
     if waiting is not None:
         shown = failure_of(waiting.reason).waiting
         return waiting if shown is state.agent_state else announce(state, shown)
+    if acceptance.wants_verdict(state):
+        return acceptance.ask_critic(state)
     loop = loop_of(state)
     if loop is not None:
         return respond(state, loop)
@@ -249,7 +255,7 @@ def _after_action(state: State, action: Action) -> State:
         case MessageAction(wait_for_response=True):
             return _end_turn(state, AgentState.AWAITING_USER_INPUT)
         case AgentFinishAction():
-            return _end_turn(state, AgentState.FINISHED)
+            return _end_turn(acceptance.after_finish(state), AgentState.FINISHED)
         case AgentRejectAction():
             return _end_turn(state, AgentState.REJECTED)
         case ChangeAgentStateAction(agent_state=wanted) if wanted in REQUESTABLE_STATES:

@@ -58,7 +58,10 @@ class AwaitTools:
 
 @dataclass(frozen=True, slots=True)
 class CallModel:
-    """Ask the model for the step `iteration` (from 1); `attempt` counts its calls, from 1."""
+    """Ask the model for the step `iteration` (from 1), or a critic about the finish before it.
+
+    `attempt` counts the calls, from 1.
+    """
 
     iteration: int
     attempt: int

@@ -1,4 +1,4 @@
-"""What is asked of a model next: the step itself, or what a condenser wants to know before it.
+"""What is asked of a model next: the step itself, or what a condenser or a critic has to say first.
 
 Holds: a function of the state, the View and the agent, and what an answer leads to is a function of the answer: a
 worker that dies in between costs one model call, and the next one asks the same.
@@ -6,15 +6,22 @@ worker that dies in between costs one model call, and the next one asks the same
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from broker.actions import CondensationAction
 from broker.events import Event, LLMSpec, ModelReply
+from broker.tool_specs import ToolSpec
+from controller_worker import critic
+from controller_worker.acceptance import wants_verdict
 from controller_worker.agents.agent import Agent
 from controller_worker.condensers.condenser import Inquiry
 from controller_worker.condensers.registry import create_condenser
 from controller_worker.handing_in import examined
 from controller_worker.llm.llm import ModelRequest
+from controller_worker.llm.messages import Message
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.memory.recollection import Recollection
 from controller_worker.model_call import Models
@@ -27,20 +34,20 @@ class Question:
 
     Attributes:
         seen_id: the last event the prompt was made from.
-        inquiry: the condenser's question that this is; None for a step.
+        conclude: what the answer means to whoever asks it instead of the agent; None for a step.
     """
 
     llm: LLMSpec
     request: ModelRequest
     seen_id: int
-    inquiry: Inquiry | None = None
+    conclude: Callable[[ModelReply], Event] | None = None
 
     def events_of(self, reply: ModelReply, agent: Agent, state: State) -> tuple[Event, ...]:
         """Return what an answer leads to, the reply itself first."""
-        if self.inquiry is None:
+        if self.conclude is None:
             return (reply, *examined(agent.events_of(reply, state.task_list), state.agent.output))
-        reply = reply.model_copy(update={"service": "condenser", "iteration": self.request.iteration})
-        return (reply, self.inquiry.conclude(reply))
+        reply = reply.model_copy(update={"service": self.request.service, "iteration": self.request.iteration})
+        return (reply, self.conclude(reply))
 
 
 async def next_question(
@@ -51,6 +58,8 @@ async def next_question(
     Raises:
         CorruptEntry: an entry of the log is damaged or missing.
     """
+    if wants_verdict(state):
+        return await _question_to_critic(state, recollection)
     llm = state.agent.llm
     prompt = await recollection.prompt(
         state.version,
@@ -64,15 +73,42 @@ async def next_question(
     )
     if isinstance(prompt, CondensationAction):
         return prompt
-    inquiry = prompt if isinstance(prompt, Inquiry) else None
-    if inquiry is not None:  # such a prompt is never sent again
-        llm = (inquiry.llm or llm).model_copy(update={"caching_prompt": False})
-    request = ModelRequest(
-        messages=prompt.messages if isinstance(prompt, Inquiry) else prompt,
-        tools=agent.tools if inquiry is None else inquiry.tools,
+    if isinstance(prompt, Inquiry):
+        request = _request(state, prompt.messages, prompt.tools, "condenser")
+        return Question(_asked_once(prompt.llm or llm), request, state.version, prompt.conclude)
+    return Question(llm, _request(state, prompt, agent.tools, "agent"), state.version)
+
+
+async def _question_to_critic(state: State, recollection: Recollection) -> Question:
+    goal = state.agent.goal
+    assert goal is not None
+    assert goal.critic is not None
+    events = (await recollection.view(state.version)).events
+    messages = critic.question(goal.critic, events, overflows=state.overflows)
+    return Question(
+        _asked_once(goal.critic.llm or state.agent.llm),
+        _request(state, messages, (critic.VERDICT,), "critic"),
+        state.version,
+        partial(critic.verdict_of, finish_id=state.result_id),
+    )
+
+
+def _asked_once(llm: LLMSpec) -> LLMSpec:
+    """Return the model without prompt caching, for a prompt that is never sent again."""
+    return llm.model_copy(update={"caching_prompt": False})
+
+
+def _request(
+    state: State,
+    messages: tuple[Message, ...],
+    tools: Sequence[ToolSpec],
+    service: Literal["agent", "condenser", "critic"],
+) -> ModelRequest:
+    return ModelRequest(
+        messages=messages,
+        tools=tools,
         conversation_id=state.conversation_id,
         iteration=state.iteration,
         workspace=state.workspace.path or "/workspace",
-        service="agent" if inquiry is None else "condenser",
+        service=service,
     )
-    return Question(llm, request, state.version, inquiry)

@@ -43,6 +43,7 @@ from broker.observations import (
     AgentThinkObservation,
     ErrorObservation,
     FinishRefusedObservation,
+    FinishVerdictObservation,
     LoopDetectionObservation,
     NullObservation,
     RecallObservation,
@@ -54,6 +55,7 @@ from controller_worker.agents.registry import create_agent
 from controller_worker.commit import greeting
 from controller_worker.confirmation import carried_out
 from controller_worker.controller import apply, end_in_error, next_effect
+from controller_worker.critic import verdict_of
 from controller_worker.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Park, Recall, Rest
 from controller_worker.handing_in import examined
 from controller_worker.memory.survey import skills_from
@@ -76,6 +78,7 @@ DECIDED = (
     TaskTrackingObservation,
     LoopDetectionObservation,
     FinishRefusedObservation,
+    FinishVerdictObservation,
     RiskyAction,
     SurveyAction,
 )
@@ -226,6 +229,8 @@ class Replay:
 
     def _led_to_by(self, event: Event) -> list[Event]:
         """Return what the controller appends together with an event that was brought to it."""
+        if isinstance(event, ModelReply) and event.service == "critic":
+            return [verdict_of(event, finish_id=self._state.result_id)]
         if not isinstance(event, ModelReply) or event.service != "agent":
             return []
         led_to = examined(self._agent.events_of(event, self._state.task_list), self._state.agent.output)

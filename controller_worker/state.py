@@ -115,14 +115,18 @@ class Acceptance:
         check_id: the action that checks the finish, while it runs; 0 for none.
         refusals: how many finishes were refused.
         is_refused: the latest was refused and the agent has not been told.
-        is_accepted: the latest was checked and counts.
+        is_checked: the check has accepted the latest, and the critic is asked.
+        is_accepted: the latest counts.
+        is_by_critic: it was the critic that refused the latest.
         corrections: how often what was handed in did not fit its schema.
     """
 
     check_id: int = 0
     refusals: int = 0
     is_refused: bool = False
+    is_checked: bool = False
     is_accepted: bool = False
+    is_by_critic: bool = False
     corrections: int = 0
 
 

@@ -29,6 +29,7 @@ from broker.observations import (
     ErrorObservation,
     FileEditObservation,
     FileReadObservation,
+    FinishVerdictObservation,
     LoopDetectionObservation,
     NullObservation,
     OutcomeUnknownObservation,
@@ -121,6 +122,8 @@ class Renderer:
         match event:
             case ErrorObservation() | LoopDetectionObservation() | OutcomeUnknownObservation():
                 yield from self._block("  ! ", event.content, "red")
+            case FinishVerdictObservation():
+                yield from self._block("  ", event.sentence, "green" if event.is_accepted else "red")
             case CmdOutputObservation():
                 yield from self._block("  ", event.content, "dim")
                 if event.exit_code not in (0, -1):

@@ -69,7 +69,7 @@ class RouteRule(BaseModel):
         use: a profile.
         images: whether there is an image in the prompt.
         min_tokens: the prompt has at least about so many.
-        service: what the reply is for: `agent` or `condenser`.
+        service: what the reply is for: `agent`, `condenser` or `critic`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -77,7 +77,7 @@ class RouteRule(BaseModel):
     use: str = Field(min_length=1)
     images: bool | None = None
     min_tokens: int | None = Field(default=None, ge=0)
-    service: Literal["agent", "condenser"] | None = None
+    service: Literal["agent", "condenser", "critic"] | None = None
 
 
 class RouterSpec(BaseModel):

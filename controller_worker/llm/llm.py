@@ -44,7 +44,8 @@ class ModelRequest:
         stop: the reply ends before the first of these texts.
         on_delta: called with each piece as it arrives, on the event loop; must not block. None asks for the reply in
             one piece, which costs less. A call that fails may have shown pieces before.
-        service: what the answer is for: `agent` for a step, `condenser` for a summary of the history.
+        service: what the answer is for: `agent` for a step, `condenser` for a summary of the history,
+            `critic` for a verdict on a finish.
     """
 
     messages: Sequence[Message]
@@ -55,7 +56,7 @@ class ModelRequest:
     temperature: float | None = None
     stop: tuple[str, ...] = ()
     on_delta: Callable[[Delta], None] | None = None
-    service: Literal["agent", "condenser"] = "agent"
+    service: Literal["agent", "condenser", "critic"] = "agent"
 
     def __post_init__(self) -> None:
         if not self.messages:

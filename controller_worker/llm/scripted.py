@@ -86,6 +86,7 @@ class Turn(_Part):
         stop_reason: None derives it from whether there are tool calls.
         cost_usd: None computes it from the configured prices per token, if there are any.
         latency_seconds: instead of the script's.
+        critic: what a critic says of the finish of this turn; None: that it is accepted.
     """
 
     text: str = ""
@@ -96,8 +97,10 @@ class Turn(_Part):
     cost_usd: float | None = Field(default=None, ge=0)
     latency_seconds: float | None = Field(default=None, ge=0)
     error: ScriptedError | None = None
+    critic: Turn | None = None
 
 
+CRITIC_TURN = Turn(text="ACCEPTED")
 CONDENSATION_TURN = Turn(text="What the script did so far was left out here.")
 FINISH_TURN = Turn(tool_calls=(ScriptedCall(name="finish", arguments={"message": "The script has ended."}),))
 
@@ -142,6 +145,12 @@ class Script(_Part):
         """Return the turn after so many replies, from 0."""
         return self.turns[iteration] if iteration < len(self.turns) else FINISH_TURN
 
+    def turn_for(self, request: ModelRequest) -> Turn:
+        """Return what is said to a request."""
+        if request.service == "critic":  # about the latest turn
+            return self.turn(request.iteration - 1).critic or CRITIC_TURN
+        return self.turn(request.iteration) if request.service == "agent" else self.condensation
+
 
 class ScriptedLLM:
     """The backend for `scripted/FILE`."""
@@ -149,19 +158,19 @@ class ScriptedLLM:
     def __init__(self, config: LLMConfig) -> None:
         self._config = config
         self._script = Script.load(Path(config.model.removeprefix(PREFIX)).expanduser())
-        self._failures: dict[tuple[str, int], int] = {}
+        self._failures: dict[tuple[str, str, int], int] = {}
         self._clock = SystemClock()
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Say the turn of this iteration, after the script's latency. See `LLM.complete`."""
         began = self._clock.monotonic()
-        is_step = request.service == "agent"
-        turn = self._script.turn(request.iteration) if is_step else self._script.condensation
+        turn = self._script.turn_for(request)
         latency = self._script.latency_seconds if turn.latency_seconds is None else turn.latency_seconds
         if latency:
             await asyncio.sleep(latency)
         if turn.error is not None:
-            self._fail(turn.error, (request.conversation_id, request.iteration if is_step else -1))
+            number = -1 if request.service == "condenser" else request.iteration
+            self._fail(turn.error, (request.conversation_id, request.service, number))
         usage = Usage(**turn.usage.model_dump())
         if request.on_delta is not None:
             for piece in re.findall(r"\S+\s*|\s+", turn.text):
@@ -181,7 +190,7 @@ class ScriptedLLM:
     async def aclose(self) -> None:
         """Do nothing: there are no connections."""
 
-    def _fail(self, error: ScriptedError, step: tuple[str, int]) -> None:
+    def _fail(self, error: ScriptedError, step: tuple[str, str, int]) -> None:
         failures = self._failures.pop(step, 0)
         if error.times is not None and failures >= error.times:
             return

@@ -19,6 +19,7 @@ from broker.observations import (
     FileEditObservation,
     FileReadObservation,
     FileWriteObservation,
+    FinishVerdictObservation,
     IPythonRunCellObservation,
     LoopDetectionObservation,
     NullObservation,
@@ -109,5 +110,6 @@ _RENDERINGS: Mapping[type[Observation], Callable[[Any], str]] = {
     FileWriteObservation: _nothing,
     AgentStateChangedObservation: _nothing,
     LoopDetectionObservation: lambda event: event.advice,
+    FinishVerdictObservation: lambda event: "" if event.is_accepted else f"Your finish was judged:\n{event.content}",
 }
 """How a model reads what is not just its content; every other observation is."""

@@ -59,16 +59,23 @@ class Recollection:
         Raises:
             CorruptEntry: an entry is damaged or missing.
         """
-        fold = self._fold
-        if fold is None:
-            fold = self._fold = await self._read(version)
-        assert fold.version == version, f"remembers {fold.version}, asked for {version}"
+        fold = await self._fold_at(version)
         condensed = condenser.condense(fold.view(overflows=overflows))
         if not isinstance(condensed, View):
             return condensed
         if options != self._options or fold.condensations != self._condensations:
             self._options, self._memory = options, None
         return tuple(self._messages(fold, condensed.events))
+
+    async def view(self, version: int) -> View:
+        """Return the View of the log up to `version`; see `prompt` for what is raised."""
+        return (await self._fold_at(version)).view()
+
+    async def _fold_at(self, version: int) -> ViewFold:
+        if self._fold is None:
+            self._fold = await self._read(version)
+        assert self._fold.version == version, f"remembers {self._fold.version}, asked for {version}"
+        return self._fold
 
     async def _read(self, version: int) -> ViewFold:
         """Read the log; of what was forgotten, nothing that is kept beside it."""

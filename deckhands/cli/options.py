@@ -14,7 +14,8 @@ from broker.confirmation_policy import ConfirmationPolicy
 from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.skills import skills_in
-from broker.specs import GoalSpec, OutputSpec
+from broker.specs import CriticSpec, GoalSpec, OutputSpec
+from broker.tool_specs import MAX_SCHEMA_CHARS
 from deckhands.client import check_task, output_of
 from deckhands.settings import SANDBOXES
 
@@ -52,7 +53,15 @@ def task_options(command: F) -> F:
             help="A JSON Schema, in a file, of what the agent has to hand in when it finishes.",
         ),
         click.option("--check", metavar="COMMAND", help="What must end with exit code 0 for a finish to count."),
-        click.option("--max-refusals", type=click.IntRange(min=0), default=3, show_default=True, help="Of --check."),
+        click.option("--critic", metavar="TEXT", help="Let a model judge each finish; what it is to look at, or ''."),
+        click.option("--critic-model", help="Which model that is; the agent's if not given."),
+        click.option(
+            "--max-refusals",
+            type=click.IntRange(min=0),
+            default=3,
+            show_default=True,
+            help="How often --check and --critic may refuse a finish.",
+        ),
         click.option(
             "--confirm",
             type=click.Choice(["never", "risky", "always"]),
@@ -122,17 +131,29 @@ def workspace_of(options: dict[str, Any], path: Path | None, sandbox: str) -> Wo
 
 def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
     """Return the agent that the options describe."""
-    goal = GoalSpec(check=options["check"], max_refusals=options["max_refusals"]) if options["check"] else None
     policy = ConfirmationPolicy(mode=options["confirm"])
     return AgentSpec(
         name=options["agent"],
         llm=LLMSpec(model=model),
-        goal=goal,
+        goal=_goal_of(options),
         output=_output_in(options["output_schema"]) if options["output_schema"] else None,
         confirmation=policy,
         skills=skills_in(Path.home()),
         enable_workspace_skills=True,
     )
+
+
+def _goal_of(options: dict[str, Any]) -> GoalSpec | None:
+    check, instructions, model = options["check"], options["critic"], options["critic_model"]
+    has_critic = instructions is not None or model is not None
+    if not check and not has_critic:
+        return None
+    if len(instructions or "") > MAX_SCHEMA_CHARS:
+        raise UsageError(
+            f"What the critic is to look at has more than {MAX_SCHEMA_CHARS:,} characters.", remedy="Say it shorter."
+        )
+    critic = CriticSpec(llm=LLMSpec(model=model) if model else None, instructions=instructions or "")
+    return GoalSpec(check=check or None, critic=critic if has_critic else None, max_refusals=options["max_refusals"])
 
 
 def _output_in(file: Path) -> OutputSpec:

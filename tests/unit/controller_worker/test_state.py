@@ -83,7 +83,9 @@ FULL = State(
     delegated_iterations=4,
     order=Order(AgentState.PAUSED, 8),
     result_id=36,
-    acceptance=Acceptance(check_id=41, refusals=1, is_refused=True, is_accepted=True, corrections=2),
+    acceptance=Acceptance(
+        check_id=41, refusals=1, is_refused=True, is_checked=True, is_accepted=True, is_by_critic=True, corrections=2
+    ),
 )
 
 
