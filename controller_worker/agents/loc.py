@@ -11,6 +11,7 @@ from controller_worker.agents.locating import EXPLORE_TREE_STRUCTURE, GET_ENTITY
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply
 from controller_worker.agents.tool_schemas import FINISH
+from controller_worker.handing_in import finish_tool
 
 
 class LocAgent:
@@ -18,7 +19,8 @@ class LocAgent:
 
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec
-        self._tools = (FINISH, SEARCH_CODE_SNIPPETS, GET_ENTITY_CONTENTS, EXPLORE_TREE_STRUCTURE)
+        own_finish = finish_tool(FINISH, spec.output)
+        self._tools = (own_finish, SEARCH_CODE_SNIPPETS, GET_ENTITY_CONTENTS, EXPLORE_TREE_STRUCTURE)
         self._tool_names = frozenset(tool.name for tool in self._tools)
 
     @property
@@ -32,4 +34,4 @@ class LocAgent:
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """See `Agent.events_of`."""
-        return events_of_reply(reply, self._tool_names, task_list=task_list)
+        return events_of_reply(reply, self._tool_names, task_list=task_list, hands_in=self._spec.output is not None)
