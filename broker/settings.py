@@ -32,6 +32,10 @@ class BrokerSettings:
         tools: tools that this tool worker offers, `module:attribute`, separated by commas.
         mcp: a file that names the MCP servers whose tools this tool worker offers.
         sandbox: strongest sandbox to use here: `auto`, `bwrap` or `none`.
+        egress: hosts that workspaces of this tool worker may be given, separated by commas; `none`; empty: any, and the
+            whole network too.
+        egress_private: networks that they may reach by name although they are not public, separated by commas.
+        egress_bytes: that a workspace with a list of hosts may move, in both directions together.
         quotas: what providers let us call: the path of a TOML file, or the table itself; see docs/quotas.md.
         hooks: a file that names what a controller worker does before and after what happens; see docs/hooks.md.
         concurrency: actions a tool worker runs at once.
@@ -58,6 +62,9 @@ class BrokerSettings:
     tools: str = ""
     mcp: str = ""
     sandbox: str = "auto"
+    egress: str = ""
+    egress_private: str = ""
+    egress_bytes: int = 20 * 2**30
     quotas: str = ""
     hooks: str = ""
     concurrency: int = 64

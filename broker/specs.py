@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from broker.allowed_hosts import host_rules
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.loop_policy import LoopPolicy
 from broker.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
@@ -288,13 +289,27 @@ class WorkspaceSpec(Part):
         path: an existing directory on the tool worker's node; None makes an empty one.
         sandbox: `auto` (the strongest that works on the node), `bwrap` or `none`.
         network: whether commands may reach the network.
+        allow: the hosts that they may reach although they have no network, by a proxy; see `allowed_hosts`.
         pool: the action stream of the tool workers that may take the conversation.
     """
 
     path: str | None = None
     sandbox: Literal["auto", "bwrap", "none"] = "auto"
     network: bool = False
+    allow: tuple[str, ...] = ()
     pool: str = "bash"
+
+    @field_validator("allow")
+    @classmethod
+    def _are_hosts(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        host_rules(allow)
+        return allow
+
+    @model_validator(mode="after")
+    def _is_given_one_way(self) -> Self:
+        if self.network and self.allow:
+            raise ValueError("with the whole network there is nothing to allow: give either")
+        return self
 
 
 class Tenancy(Part):

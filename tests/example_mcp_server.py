@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import urllib.request
 from pathlib import Path
 
 from mcp.server import MCPServer
@@ -37,6 +38,14 @@ def fail() -> str:
 @server.tool(description="Tell what the server sees.")
 def look(path: str) -> list[str]:
     return sorted(os.listdir(path))  # noqa: PTH208
+
+
+@server.tool(description="Fetch a page.")
+def fetch(address: str) -> str:
+    try:
+        return urllib.request.urlopen(address, timeout=20).read().decode()
+    except OSError as error:
+        return str(error)
 
 
 @server.tool(description="Tell a variable of the server.")

@@ -57,11 +57,13 @@ class ToolConsumer:
             search_path=settings.search_path,
             sessions=self._programs.commands,
             read_only=self._programs.read_only,
+            gate=settings.gate,
         )
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )
-        servers = McpServers(settings.mcp_servers, self._offered, SandboxedLaunch(settings.sandbox, settings.node_dir))
+        launch = SandboxedLaunch(settings.sandbox, settings.node_dir, settings.gate)
+        servers = McpServers(settings.mcp_servers, self._offered, launch)
         offering = asyncio.create_task(servers.offer(ToolOffers(store).publish), name="offer mcp")
         announcing = asyncio.create_task(_announce_sandbox(workspaces))
         try:

@@ -24,12 +24,13 @@ from broker.failpoints import failpoint
 from broker.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.tool_specs import OutcomePolicy, outcome_policy
 from tool_worker.host.protocol import NEVER_STARTED
+from tool_worker.open_workspace import OpenWorkspace
 from tool_worker.safekeeping import Safekeeping
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest, answering
 from tool_worker.workspace_errors import WorkspaceLost
-from tool_worker.workspaces import OpenWorkspace, Workspaces
+from tool_worker.workspaces import Workspaces
 
 MAX_ATTEMPTS = 3
 
@@ -142,7 +143,7 @@ class Executor:
             if notice is not None:
                 return ErrorObservation(content=notice, error_id=WorkspaceLost.code)
         host = await self._workspaces.open(
-            delivery.conversation_id, path=spec.path, sandbox=spec.sandbox, network=spec.network
+            delivery.conversation_id, path=spec.path, sandbox=spec.sandbox, network=spec.network, allow=spec.allow
         )
         failpoint("tool.before_run")
         may_repeat = outcome_policy(action.kind) is OutcomePolicy.IDEMPOTENT
@@ -153,7 +154,7 @@ class Executor:
         failpoint("tool.after_result")
         if result.is_unknown:
             return OutcomeUnknownObservation(content=LOST_WITH_HOST)
-        return tool.observe(action, result.value)
+        return _with_refusals(tool.observe(action, result.value), result.value)
 
     async def _with_secrets(self, conversation_id: str, request: HostRequest) -> Mapping[str, Any]:
         """Return a request's arguments, with those secrets in a command's environment that the command names."""
@@ -175,6 +176,17 @@ class Executor:
         event = await self._log.blobs.whole(delivery.conversation_id, event)
         assert isinstance(event, Action)
         return event
+
+
+def _with_refusals(observation: Observation, result: Mapping[str, Any]) -> Observation:
+    """Add what the workspace's proxy refused meanwhile: most programs do not say why they were."""
+    refused = result.get("refused")
+    if not isinstance(refused, list) or not refused:
+        return observation
+    listed = "".join(f"\n- {text}" for text in refused)
+    return observation.model_copy(
+        update={"content": f"{observation.content}\n[The proxy of this workspace refused:{listed}]"}
+    )
 
 
 async def _may_have_run_before_reboot(host: OpenWorkspace, action: Action) -> bool:

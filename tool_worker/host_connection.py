@@ -62,11 +62,13 @@ class HostReport:
         workspace: the path of the workspace, as its programs see it.
         running: actions that were begun or wait for their turn.
         is_shell_busy: whether a command runs in the shell, answered or not.
+        has_egress: whether a proxy is attached to it.
     """
 
     workspace: str
     running: tuple[int, ...]
     is_shell_busy: bool
+    has_egress: bool
 
 
 class HostConnection:
@@ -176,7 +178,8 @@ class HostConnection:
                 f"The host of {self.conversation_id} speaks version {version!r} of the protocol.",
                 remedy="Close the workspace: another host will be started.",
             )
-        return HostReport(str(reply.get("workspace")), tuple(running), reply.get("is_shell_busy") is True)
+        is_busy, has_egress = (reply.get(name) is True for name in ("is_shell_busy", "has_egress"))
+        return HostReport(str(reply.get("workspace")), tuple(running), is_busy, has_egress)
 
     async def detach(self) -> None:
         """Close the connection; actions go on in the host.  Idempotent."""

@@ -7,14 +7,17 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from broker.allowed_hosts import host_rules
 from broker.errors import UsageError
 from broker.failpoints import arm
 from broker.secrets import no_key, secret_key
 from broker.settings import BrokerSettings
+from tool_worker.egress.addresses import AddressRules
+from tool_worker.egress.gate import EgressGate
 from tool_worker.tools.mcp_config import McpServerSpec, read_servers
 
 # The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
@@ -36,6 +39,7 @@ class ToolSettings:
         tools: custom tools besides those of installed packages, as `module:attribute`.
         mcp_servers: whose tools are offered.
         sandbox: `auto`, `bwrap` or `none`; a conversation may ask for less only if this is `none`.
+        gate: what of the network workspaces may be given.
         concurrency: actions run at once.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
         workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
@@ -64,6 +68,7 @@ class ToolSettings:
     search_path: str
     checkpoints: str = ""
     checkpoint_every: int = 10
+    gate: EgressGate = field(default_factory=EgressGate)
     secret_key: Callable[[], bytes | None] = no_key
 
 
@@ -93,8 +98,28 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         search_path=env.get("PATH", ""),
         checkpoints=broker.checkpoints,
         checkpoint_every=broker.checkpoint_every,
+        gate=_gate(broker),
         secret_key=partial(secret_key, broker),
     )
+
+
+def _gate(broker: BrokerSettings) -> EgressGate:
+    hosts, private = _words(broker.egress), _words(broker.egress_private)
+    try:
+        ceiling = () if hosts == ("none",) else host_rules(hosts) or None
+    except ValueError as error:
+        raise UsageError(
+            f"DECKHANDS_EGRESS cannot be used: {error}.", remedy="Write hosts such as example.com or *.example.com:443."
+        ) from error
+    try:
+        AddressRules.parse(private)
+    except ValueError as error:
+        raise UsageError(
+            f"DECKHANDS_EGRESS_PRIVATE cannot be used: {error}.", remedy="Write networks such as 10.2.0.0/16."
+        ) from error
+    if broker.egress_bytes < 1:
+        raise UsageError(f"DECKHANDS_EGRESS_BYTES is {broker.egress_bytes}.", remedy="It must be 1 or more.")
+    return EgressGate(ceiling, private, broker.egress_bytes)
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

@@ -10,6 +10,7 @@
     ├── WorkspaceTooLarge        holds more than may be saved or handed out
     ├── CheckpointCorrupt        the saved copy is damaged
     ├── HostRefused              the host did not begin the action; carries the host's code
+    ├── EgressRefused            asks for more of the network than the node gives
     └── SandboxError
         ├── SandboxUnavailable   does not work on this machine
         ├── SandboxTooWeak       weaker than this node demands
@@ -58,6 +59,12 @@ class WorkspaceConflict(WorkspaceError):
     """The workspace was opened with another directory, sandbox or network."""
 
     code = "workspace_conflict"
+
+
+class EgressRefused(WorkspaceError):
+    """The workspace asks for more of the network than the node gives."""
+
+    code = "egress_refused"
 
 
 class FileUnfit(WorkspaceError):

@@ -17,16 +17,17 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from broker.ids import check_conversation_id
-from tool_worker.binding import Binding, absolute, check_directory
+from tool_worker.binding import Binding, absolute, check_directory, mount_of
+from tool_worker.egress.gate import EGRESS_PORT, EgressGate, proxy_environment
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import children
-from tool_worker.host_connection import ActionStatus, HostConnection, HostResult
+from tool_worker.host_connection import HostConnection
 from tool_worker.host_folder import HostFolder
 from tool_worker.host_launch import end_host, reap, start_host, wait_until_dead
 from tool_worker.node_room import NodeRoom, end_least_used
+from tool_worker.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
 from tool_worker.sandbox.choice import AUTO, named_sandbox, sandboxes
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.none import NoSandbox
@@ -38,10 +39,8 @@ from tool_worker.workspace_errors import (
     WorkspaceUnavailable,
 )
 
-MOUNT_AT = "/workspace"
 SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 STARTS_AT_ONCE = 4
-OPEN_ATTEMPTS = 3
 ENDING_LIMIT_SECONDS = 10.0
 LET_GO_SECONDS = 60.0
 SESSION_IDLE_SECONDS = 300.0
@@ -66,38 +65,6 @@ class _Attached:
     binding: Binding | None = None
 
 
-class OpenWorkspace:
-    """A workspace that was opened: its requests find the host again if the connection or the host was lost."""
-
-    def __init__(self, workspaces: Workspaces, conversation_id: str, connection: HostConnection) -> None:
-        self.conversation_id = conversation_id
-        self.connection = connection
-        self._workspaces = workspaces
-
-    async def run(
-        self, action_id: int, tool: str, arguments: Mapping[str, Any], *, may_repeat: bool = False
-    ) -> HostResult:
-        """Run an action; see `HostConnection.run`.
-
-        Idempotent: an action id is run once in the life of the workspace, `may_repeat` apart. If the host dies while
-        it runs, a new one is started and says that the outcome is unknown.
-        """
-        for _ in range(OPEN_ATTEMPTS - 1):
-            try:
-                return await self.connection.run(action_id, tool, arguments, may_repeat=may_repeat)
-            except HostLost:
-                self.connection = (await self._workspaces.open(self.conversation_id)).connection
-        return await self.connection.run(action_id, tool, arguments, may_repeat=may_repeat)
-
-    async def status(self, action_id: int) -> ActionStatus:
-        """Ask what is known of an action; see `HostConnection.status`."""
-        return await self.connection.status(action_id)
-
-    async def interrupt(self, action_id: int | None) -> bool:
-        """Stop an action; see `HostConnection.interrupt`."""
-        return await self.connection.interrupt(action_id)
-
-
 class Workspaces:
     """Opens and closes the workspaces of a node; one object serves all conversations of a tool worker.
 
@@ -113,6 +80,7 @@ class Workspaces:
         read_only: Further paths that programs in a sandbox may read.
         sessions: See `HostConfiguration`.
         limits: Bounds for every shell and what it starts.
+        gate: What of the network workspaces may be given.
         room: When there is little of it, sessions that were not used for long end before another starts.
     """
 
@@ -129,6 +97,7 @@ class Workspaces:
         read_only: tuple[Path, ...] = (),
         sessions: Mapping[str, Sequence[str]] | None = None,
         limits: ResourceLimits | None = None,
+        gate: EgressGate | None = None,
         room: NodeRoom | None = None,
     ) -> None:
         self._root = root.absolute()
@@ -142,6 +111,7 @@ class Workspaces:
         self._read_only = read_only
         self._sessions = {name: list(command) for name, command in (sessions or {}).items()}
         self._limits = limits or ResourceLimits()
+        self._gate = gate or EgressGate()
         self._room = room or NodeRoom()
         found = ControlGroups.find()
         self._groups = found if isinstance(found, ControlGroups) else None
@@ -154,7 +124,13 @@ class Workspaces:
         self._is_closed = False
 
     async def open(
-        self, conversation_id: str, *, path: str | None = None, sandbox: str = AUTO, network: bool | None = None
+        self,
+        conversation_id: str,
+        *,
+        path: str | None = None,
+        sandbox: str = AUTO,
+        network: bool | None = None,
+        allow: tuple[str, ...] | None = None,
     ) -> OpenWorkspace:
         """Return the workspace with a host that answers, started if need be.
 
@@ -162,12 +138,14 @@ class Workspaces:
             path: An existing directory; None: as before, or an empty one of its own the first time.
             sandbox: `auto`: as before, or what the node demands the first time.
             network: None: as before, or none the first time.
+            allow: The hosts that it may reach; None: as before, or none the first time.
 
         Raises:
             WorkspaceLost: the directory is not there.
             WorkspaceRefused: the directory may not be a workspace.
             WorkspaceConflict: it was first opened with other arguments.
             SandboxError: the sandbox is too weak for the node, does not work here or does not hold.
+            EgressRefused: it asks for more of the network than the node gives.
             WorkspaceUnavailable: no host could be started, or `aclose` was called; retryable.
             UsageError: the conversation id cannot be used.
         """
@@ -179,14 +157,16 @@ class Workspaces:
                 await attached.connection.detach()
                 attached.connection = None
             if attached.binding is not None:
-                attached.binding.require_same(path, None if sandbox == AUTO else sandbox, network)
+                attached.binding.require_same(path, None if sandbox == AUTO else sandbox, network, allow)
             if attached.connection is None:
                 folder = HostFolder(self._root, conversation_id)
                 folder.create()
                 async with folder.opening():
-                    attached.binding = await self._bind(folder, path, sandbox, network)
+                    attached.binding = await self._bind(folder, path, sandbox, network, allow)
                     attached.connection = await self._attach(folder, attached.binding)
-            return OpenWorkspace(self, conversation_id, attached.connection)
+            if attached.binding is not None and attached.binding.allow:
+                await self._lead_out(HostFolder(self._root, conversation_id), attached.binding, attached.connection)
+            return OpenWorkspace(conversation_id, attached.connection, lambda: self._reopen(conversation_id))
 
     async def demanded_sandbox(self) -> Sandbox:
         """Return the sandbox of conversations that ask for none in particular, tried out before.  Idempotent.
@@ -260,36 +240,44 @@ class Workspaces:
             if binding is not None:
                 yield WorkspaceState(entry.name, binding.path, binding.sandbox, folder.is_alive)
 
-    async def _bind(self, folder: HostFolder, path: str | None, sandbox: str, network: bool | None) -> Binding:
+    async def _lead_out(self, folder: HostFolder, binding: Binding, connection: HostConnection) -> None:
+        proxy = await self._gate.lead_out(folder, binding.allow, connection)
+        if proxy is not None:
+            self._started.add(proxy)
+
+    async def _reopen(self, conversation_id: str) -> HostConnection:
+        return (await self.open(conversation_id)).connection
+
+    async def _bind(
+        self,
+        folder: HostFolder,
+        path: str | None,
+        sandbox: str,
+        network: bool | None,
+        allow: tuple[str, ...] | None,
+    ) -> Binding:
         """Return the binding of a workspace, made the first time, checked every other."""
         binding = folder.read_binding()
         if binding is None:
             chosen = await self._sandbox(sandbox)
+            self._gate.check(allow or (), has_network=bool(network), is_confined=chosen.is_confining)
             if path is None:
                 folder.workspace.mkdir(mode=0o700, exist_ok=True)
             directory = absolute(path) if path is not None else folder.workspace
             binding = Binding(
                 path=str(directory),
-                mount_at=self._mount_at(directory, chosen),
+                mount_at=mount_of(directory, self._root) if chosen.is_confining else str(directory),
                 sandbox=chosen.name,
                 has_network=bool(network),
                 host_id=secrets.token_hex(16),
+                allow=allow or (),
             )
             check_directory(directory)
             folder.write_binding(binding)
         else:
-            binding.require_same(path, None if sandbox == AUTO else sandbox, network)
+            binding.require_same(path, None if sandbox == AUTO else sandbox, network, allow)
             check_directory(Path(binding.path))
         return binding
-
-    def _mount_at(self, directory: Path, sandbox: Sandbox) -> str:
-        """Say where programs find a directory.
-
-        Our own directories are at /workspace: no path of this node gets into the conversation, so it can go on
-        elsewhere. A directory of the user's stays where it is: virtual environments and build trees contain its path.
-        """
-        is_own = directory.resolve().is_relative_to(self._root.resolve())
-        return MOUNT_AT if is_own and sandbox.is_confining else str(directory)
 
     async def _sandbox(self, name: str) -> Sandbox:
         """Return a sandbox that this node allows and that holds, tried once in the life of this object."""
@@ -368,6 +356,7 @@ class Workspaces:
         environment = {
             **sandbox.shell_environment(enclosure),
             **({} if sandbox.is_confining else self._search_path),
+            **(proxy_environment() if binding.allow else {}),
             **self._environment,
             HOST_ID_VARIABLE: binding.host_id,
         }
@@ -381,6 +370,7 @@ class Workspaces:
             writable=list(sandbox.writable(enclosure)),
             announces_pid=not sandbox.is_confining,
             sessions=self._sessions,
+            egress_port=EGRESS_PORT if binding.allow else 0,
         )
         return sandbox, enclosure, configuration
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from broker.allowed_hosts import host_rules
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
@@ -71,6 +72,12 @@ def task_options(command: F) -> F:
         ),
         sandbox_option,
         click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
+        click.option(
+            "--allow",
+            multiple=True,
+            metavar="HOST",
+            help="A host that they may reach without it, such as example.com or *.example.com:443; several times.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -119,12 +126,22 @@ def workspace_of(options: dict[str, Any], path: Path | None, sandbox: str) -> Wo
 
     Args:
         sandbox: the one to use if none is given.
+
+    Raises:
+        UsageError: what of the network they ask for is not clear.
     """
+    try:
+        host_rules(options["allow"])
+    except ValueError as error:
+        raise UsageError(f"--allow: {error}.", remedy="Write example.com or *.example.com:8443.") from error
+    if options["network"] and options["allow"]:
+        raise UsageError("With --network there is nothing to --allow.", remedy="Give one of them.")
     return WorkspaceSpec.model_validate(
         {
             "path": str(path) if path is not None else None,
             "sandbox": options["sandbox"] or sandbox,
             "network": options["network"],
+            "allow": options["allow"],
         }
     )
 

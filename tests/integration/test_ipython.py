@@ -16,9 +16,10 @@ from broker.events import Observation
 from broker.observations import ErrorObservation, IPythonRunCellObservation
 from tests.integration.workspace_hosts import LIMIT_SECONDS, opened, processes
 from tests.polling import until
+from tool_worker.open_workspace import OpenWorkspace
 from tool_worker.session_programs import session_programs
 from tool_worker.tools.ipython import RunCell
-from tool_worker.workspaces import OpenWorkspace, Workspaces
+from tool_worker.workspaces import Workspaces
 
 PROGRAMS = session_programs(["ipython"])
 SETTINGS: dict[str, Any] = {"sessions": PROGRAMS.commands, "read_only": PROGRAMS.read_only}

@@ -20,6 +20,7 @@ from broker.events import Observation
 from broker.observations import ErrorObservation, MCPObservation, OutcomeUnknownObservation
 from broker.tool_specs import OutcomePolicy, ToolOffer
 from tests.polling import until
+from tool_worker.egress.gate import EgressGate
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp_launch import SandboxedLaunch
 from tool_worker.tools.mcp_tools import McpServers
@@ -64,14 +65,16 @@ class Offering:
 
 
 @asynccontextmanager
-async def offering(spec: McpServerSpec, node: Path, sandbox: str = "none") -> AsyncIterator[Offering]:
+async def offering(
+    spec: McpServerSpec, node: Path, sandbox: str = "none", gate: EgressGate | None = None
+) -> AsyncIterator[Offering]:
     offered = OfferedTools(())
     published: list[ToolOffer] = []
 
     async def publish(offers: Any) -> None:
         published.extend(offers)
 
-    servers = McpServers([spec], offered, SandboxedLaunch(sandbox, node))
+    servers = McpServers([spec], offered, SandboxedLaunch(sandbox, node, gate))
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             await servers.offer(publish)

@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 
 from tool_worker.host_folder import HostFolder
-from tool_worker.workspaces import OpenWorkspace, Workspaces
+from tool_worker.open_workspace import OpenWorkspace
+from tool_worker.workspaces import Workspaces
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 20.0

@@ -12,10 +12,10 @@ import pytest
 
 from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
 from tool_worker.host_folder import HostFolder
+from tool_worker.open_workspace import OpenWorkspace
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.workspace_errors import HostRefused
-from tool_worker.workspaces import OpenWorkspace
 
 IS_ROOT = os.getuid() == 0
 GROUPS = ControlGroups.find()

@@ -37,6 +37,7 @@ class HostConfiguration:
         output_limit_bytes: Of longer output the head and the tail are kept, half of this each.
         writable: The directories below which alone anything may be changed; empty: no such bound.
         sessions: Tools that a program of their own carries out, by name, and how it is started.
+        egress_port: Where on the loopback a proxy is lent a socket; 0: the workspace has no way out.
         announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that in its place.
     """
 
@@ -53,6 +54,7 @@ class HostConfiguration:
         writable: list[str] | None = None,
         announces_pid: bool = False,
         sessions: dict[str, list[str]] | None = None,
+        egress_port: int = 0,
     ) -> None:
         self.workspace = workspace
         self.environment = environment
@@ -64,6 +66,7 @@ class HostConfiguration:
         self.writable = writable or []
         self.announces_pid = announces_pid
         self.sessions = sessions or {}
+        self.egress_port = egress_port
 
     @property
     def programs(self) -> dict[str, list[str]]:

@@ -16,6 +16,11 @@ from __future__ import annotations
 
 import os
 
+LONG_TEXT_CHARS = 2**20
+SHORT_TEXT_CHARS = 2048
+
+_KEPT_TEXTS = ("content", "diff", "old_content", "new_content")
+
 
 class JournalError(Exception):
     """The record could not be written; nothing of it remains."""
@@ -130,3 +135,14 @@ class Journal:
                         self._results[action_id] = (offset, length)
                     self._started.add(action_id)
                 end = file.tell()
+
+
+def bounded(result: dict[str, object], limit_chars: int) -> dict[str, object]:
+    """Cut the text for the model and leave out what cannot be used in part."""
+    bounded = dict(result)
+    for name in _KEPT_TEXTS:
+        text = bounded.get(name)
+        if isinstance(text, str) and len(text) > limit_chars:
+            half = limit_chars // 2
+            bounded[name] = f"{text[:half]}\n[... truncated ...]\n{text[-half:]}" if name == "content" else None
+    return bounded

@@ -21,7 +21,8 @@ from tool_worker.host.children import Children
 from tool_worker.host.compiled import accepted, signal, socket
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import kill_descendants, live_descendants
-from tool_worker.host.journal import Journal, JournalError
+from tool_worker.host.egress import Egress
+from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, bounded
 from tool_worker.host.json_text import dumps
 from tool_worker.host.loop import Loop, Outlet
 
@@ -34,11 +35,7 @@ CLIENT_LIMIT = 64
 UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
 QUEUE_LIMIT = 256
 JOURNAL_LIMIT_BYTES = 512 * 2**20
-LONG_TEXT_CHARS = 2**20
-SHORT_TEXT_CHARS = 2048
 END_LIMIT_SECONDS = 2.0
-
-_KEPT_TEXTS = ("content", "diff", "old_content", "new_content")
 
 
 class Refused(Exception):
@@ -84,6 +81,7 @@ class Server:
         self._children = Children(loop)
         self._session = BashSession(loop, self._children, configuration)
         self._editor: FileEditor | None = None
+        self._egress = Egress(configuration.egress_port)
         self._clients: set[Client] = set()
         self._executions: dict[int, Execution] = {}
         self._queue: list[Execution] = []
@@ -140,6 +138,7 @@ class Server:
         if client.is_open:
             client.is_open = False
             self._clients.discard(client)
+            self._egress.forget(client)
             client.outlet.clear()
             self._loop.on_readable(client.connection.fileno(), None)
             client.connection.close()
@@ -199,6 +198,10 @@ class Server:
                 self._reply(client, request, self._greeting())
             elif operation == "retire":
                 self._reply(client, request, {"closing": self._retire(may_kill=message.get("may_kill") is True)})
+            elif operation == "egress":
+                self._lend(client, request)
+            elif operation == "refused":
+                self._egress.note(message)
             elif operation == "close":
                 self._reply(client, request, {"closing": True})
                 self._loop.stop()
@@ -214,7 +217,15 @@ class Server:
             "workspace": self._configuration.workspace,
             "running": sorted(self._executions),
             "is_shell_busy": self._session.has_running_command,
+            "has_egress": self._egress.proxy is not None,
         }
+
+    def _lend(self, client: Client, request: object) -> None:
+        """Take a client for the proxy: it gets the listening socket, and does not count as a tool worker."""
+        if not self._egress.lend(client, client.connection, protocol.encode({"request": request})):
+            raise Refused("no_egress", "this workspace has no way out")
+        self._clients.discard(client)
+        self._note_activity()
 
     def _status(self, client: Client, request: object, action_id: int) -> None:
         body = self._journal.result(action_id)
@@ -366,6 +377,8 @@ class Server:
 
     def _record_result(self, action_id: int, result: dict[str, object]) -> bytes:
         is_full = self._journal.size_bytes > JOURNAL_LIMIT_BYTES
+        refused = self._egress.take_refusals()
+        result = {**result, "refused": refused} if refused else result
         body = dumps(bounded(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
         self._journal.record_result(action_id, body)
         return body
@@ -376,14 +389,3 @@ def _action_id(message: dict[str, object]) -> int:
     if not isinstance(action_id, int) or isinstance(action_id, bool) or action_id < 0:
         raise Refused("bad_arguments", "`action_id` is not a number from 0 on")
     return action_id
-
-
-def bounded(result: dict[str, object], limit_chars: int) -> dict[str, object]:
-    """Cut the text for the model and leave out what cannot be used in part."""
-    bounded = dict(result)
-    for name in _KEPT_TEXTS:
-        text = bounded.get(name)
-        if isinstance(text, str) and len(text) > limit_chars:
-            half = limit_chars // 2
-            bounded[name] = f"{text[:half]}\n[... truncated ...]\n{text[-half:]}" if name == "content" else None
-    return bounded

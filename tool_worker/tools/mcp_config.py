@@ -17,6 +17,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from broker.allowed_hosts import host_rules
 from broker.errors import UsageError
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -30,6 +31,7 @@ class McpServerSpec(BaseModel):
         args, env: What it is started with; nothing of the tool worker's environment gets to it by itself.
         read_only: Further paths of this machine that it may read.
         network: Whether it may reach the network.
+        allow: The hosts that it may reach without it, as in `broker.allowed_hosts`.
         url: A server that is reached by HTTP, with these headers.
         type: Of HTTP: `http` (streamable) or `sse` (the older way).
         timeout: Seconds for one call.
@@ -45,6 +47,7 @@ class McpServerSpec(BaseModel):
     env: dict[str, str] = Field(default_factory=dict)
     read_only: tuple[Path, ...] = ()
     network: bool = False
+    allow: tuple[str, ...] = ()
     url: Annotated[str, Field(pattern=r"^(https?://\S+)?$")] = ""
     headers: dict[str, str] = Field(default_factory=dict)
     type: Literal["http", "sse", "stdio"] | None = None
@@ -56,6 +59,9 @@ class McpServerSpec(BaseModel):
     def _is_reached_one_way(self) -> Self:
         if bool(self.command) == bool(self.url):
             raise ValueError("give either a command or a url")
+        if self.allow and (self.network or not self.command):
+            raise ValueError("allow is for a command without network")
+        host_rules(self.allow)
         return self
 
 

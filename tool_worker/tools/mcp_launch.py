@@ -6,12 +6,17 @@ Differs: the original runs it in the agent's own sandbox, where every command ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
+from tool_worker.egress.gate import EgressGate, proxy_environment
 from tool_worker.sandbox.choice import named_sandbox
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp_server import Launch
+from tool_worker.tools.mcp_way_out import led_out, way_out
 
 MOUNT_AT = "/server"
 _FILTER_FD = 9
@@ -23,11 +28,13 @@ class SandboxedLaunch:
     Args:
         demanded: `auto`, `bwrap` or `none`, as for workspaces.
         node_dir: Where the directories of servers are made.
+        gate: By whose rules a server's proxy works.
     """
 
-    def __init__(self, demanded: str, node_dir: Path) -> None:
+    def __init__(self, demanded: str, node_dir: Path, gate: EgressGate | None = None) -> None:
         self._demanded = demanded
         self._node_dir = node_dir
+        self._gate = gate or EgressGate()
         self._sandbox: Sandbox | None = None
 
     def __call__(self, spec: McpServerSpec) -> Launch:
@@ -35,6 +42,7 @@ class SandboxedLaunch:
 
         Raises:
             SandboxUnavailable: the node's sandbox does not work here.
+            EgressRefused: it is to reach some hosts only, and there is no sandbox.
         """
         files = self._node_dir.absolute() / ".sandbox"
         if self._sandbox is None:
@@ -44,14 +52,25 @@ class SandboxedLaunch:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = files / "mcp" / f"{spec.name}.log"
         mount_at = MOUNT_AT if sandbox.is_confining else str(directory)
-        enclosure = Enclosure(directory, mount_at, has_network=spec.network, read_only=spec.read_only)
-        options = sandbox.options(enclosure)
+        # Not by our own gate: its ceiling is for conversations, and this list is the operator's.
+        EgressGate().check(spec.allow, has_network=False, is_confined=sandbox.is_confining)
+        address = files / "mcp" / f"{spec.name}.socket"
+        read_only = (*spec.read_only, address) if spec.allow else spec.read_only
+        enclosure = Enclosure(directory, mount_at, has_network=spec.network, read_only=read_only)
         program = [spec.command, *spec.args]
-        environment = {**sandbox.shell_environment(enclosure), "LOGNAME": "agent", **spec.env}
+        environment = {**sandbox.shell_environment(enclosure), "LOGNAME": "agent"}
+        leading_out: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+        if spec.allow:
+            program = led_out(sandbox, address, program)
+            environment |= proxy_environment()
+            refusals = files / "mcp" / f"{spec.name}.egress.log"
+            leading_out = partial(way_out, address, self._gate, spec.allow, log=refusals, name=spec.name)
+        environment |= spec.env
+        options = sandbox.options(enclosure)
         if not sandbox.system_call_filter:
-            return Launch(sandbox.command(program, options), environment, log)
+            return Launch(sandbox.command(program, options), environment, log, leading_out)
         filter_file = files / "mcp" / "filter"
         filter_file.write_bytes(sandbox.system_call_filter)
         # The SDK starts a command line and passes no descriptors: a shell opens the filter and becomes the sandbox.
         opening = ["/bin/sh", "-c", f'exec {_FILTER_FD}<"$0"; exec "$@"', str(filter_file)]
-        return Launch([*opening, *sandbox.command(program, options, _FILTER_FD)], environment, log)
+        return Launch([*opening, *sandbox.command(program, options, _FILTER_FD)], environment, log, leading_out)

@@ -11,7 +11,14 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,11 +40,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the program of a server is started: the command line, its environment, and where its messages go."""
+    """How the program of a server is started: the command line, its environment, and where its messages go.
+
+    Attributes:
+        way_out: is open while the program runs.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path
+    way_out: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
 class McpServer:
@@ -193,7 +205,7 @@ async def _transport(spec: McpServerSpec, launch: Callable[[McpServerSpec], Laun
         program, *arguments = started.command
         parameters = StdioServerParameters(command=program, args=arguments, env=dict(started.environment))
         with started.log.open("w", encoding="utf-8", errors="replace") as log:
-            async with stdio_client(parameters, errlog=log) as streams:
+            async with started.way_out(), stdio_client(parameters, errlog=log) as streams:
                 yield streams
     elif spec.type == "sse":
         from mcp.client.sse import sse_client

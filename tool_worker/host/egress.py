@@ -1,0 +1,60 @@
+"""The sandbox's end of the way out: a listening socket on its loopback, lent to the proxy outside.
+
+A socket belongs to the network in which it was made, whoever holds it. So the proxy, which is outside, serves programs
+inside without a forwarder and without a path that leads to it.
+
+Holds: the socket stays here as long as the host lives, so that a proxy that died can be replaced; connections wait
+meanwhile. One proxy at a time.
+"""
+
+from __future__ import annotations
+
+import _struct as struct
+
+from tool_worker.host.compiled import socket
+
+BACKLOG = 128
+KEPT_REFUSALS = 20
+
+
+class Egress:
+    """Lends the listening socket, and keeps what the proxy refused until somebody is told.
+
+    Args:
+        port: On the loopback; 0: this workspace has no way out.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._listener: socket.socket | None = None
+        self._refused: list[str] = []
+        self.proxy: object = None
+        if port:
+            self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind(("127.0.0.1", port))
+            self._listener.listen(BACKLOG)
+
+    def lend(self, proxy: object, connection: socket.socket, line: bytes) -> bool:
+        """Send a line with the listening socket to a proxy; false: there is none to lend."""
+        if self._listener is None:
+            return False
+        rights = struct.pack("i", self._listener.fileno())
+        connection.sendmsg([line], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        self.proxy = proxy
+        return True
+
+    def forget(self, proxy: object) -> None:
+        """Take note that this peer, if it was the proxy, is gone."""
+        if self.proxy is proxy:
+            self.proxy = None
+
+    def note(self, message: dict[str, object]) -> None:
+        """Keep a refusal, once."""
+        text = str(message.get("why"))
+        if text not in self._refused and len(self._refused) < KEPT_REFUSALS:
+            self._refused.append(text)
+
+    def take_refusals(self) -> list[str]:
+        """Return what was refused since the last call."""
+        refused, self._refused = self._refused, []
+        return refused

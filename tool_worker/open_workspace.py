@@ -1,0 +1,49 @@
+"""A workspace as a tool uses it: its requests find the host again if the connection or the host was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from tool_worker.host_connection import ActionStatus, HostConnection, HostResult
+from tool_worker.workspace_errors import HostLost
+
+OPEN_ATTEMPTS = 3
+
+
+class OpenWorkspace:
+    """A workspace that was opened.
+
+    Args:
+        reopen: Opens it again and returns the new connection.
+    """
+
+    def __init__(
+        self, conversation_id: str, connection: HostConnection, reopen: Callable[[], Awaitable[HostConnection]]
+    ) -> None:
+        self.conversation_id = conversation_id
+        self.connection = connection
+        self._reopen = reopen
+
+    async def run(
+        self, action_id: int, tool: str, arguments: Mapping[str, Any], *, may_repeat: bool = False
+    ) -> HostResult:
+        """Run an action; see `HostConnection.run`.
+
+        Idempotent: an action id is run once in the life of the workspace, `may_repeat` apart. If the host dies while
+        it runs, a new one is started and says that the outcome is unknown.
+        """
+        for _ in range(OPEN_ATTEMPTS - 1):
+            try:
+                return await self.connection.run(action_id, tool, arguments, may_repeat=may_repeat)
+            except HostLost:
+                self.connection = await self._reopen()
+        return await self.connection.run(action_id, tool, arguments, may_repeat=may_repeat)
+
+    async def status(self, action_id: int) -> ActionStatus:
+        """Ask what is known of an action; see `HostConnection.status`."""
+        return await self.connection.status(action_id)
+
+    async def interrupt(self, action_id: int | None) -> bool:
+        """Stop an action; see `HostConnection.interrupt`."""
+        return await self.connection.interrupt(action_id)
