@@ -237,6 +237,20 @@ class OutputSpec(Part):
         return schema
 
 
+class PlanSpec(Part):
+    """What becomes of a planning agent's plan.
+
+    Attributes:
+        executor: the agent that carries it out.
+        llm: that agent's model; None: the same.
+        needs_approval: whether a person has to confirm the plan first.
+    """
+
+    executor: str = "CodeActAgent"
+    llm: LLMSpec | None = None
+    needs_approval: bool = True
+
+
 class AgentSpec(Part):
     """An agent as data: its registered name, its model and its options.
 
@@ -250,6 +264,7 @@ class AgentSpec(Part):
         disabled_microagents: names of skills that are not told.
         goal: what decides whether a finish counts; None: the agent.
         output: what it has to hand in when it finishes; None: words only.
+        plan: of a planning agent; None: as `PlanSpec` has it.
         enable_delegation: offer the model a tool that hands tasks to other agents.
         delegates: what those agents are, by name; an agent that is not named here is this one under that name.
         tools: what it may use besides its own tools, as it was offered when the conversation began.
@@ -274,12 +289,17 @@ class AgentSpec(Part):
     enable_prompt_extensions: bool = True
     disabled_microagents: tuple[str, ...] = ()
     goal: GoalSpec | None = None
+    plan: PlanSpec | None = None
     output: OutputSpec | None = None
     enable_delegation: bool = False
     delegates: dict[str, AgentSpec] = Field(default_factory=dict)
     tool_concurrency: int = Field(default=1, ge=1, le=16)
     tools: tuple[ToolOffer, ...] = ()
     system_prompt_suffix: str = ""
+
+
+AGENTS_WITHOUT_MODEL = frozenset({"DummyAgent"})
+"""Who decides without asking one."""
 
 
 class WorkspaceSpec(Part):

@@ -52,8 +52,9 @@ from broker.observations import (
     FinishVerdictObservation,
     LoopDetectionObservation,
 )
+from broker.planning import PlanAction
 from broker.standing import ANSWERS, REQUESTABLE_STATES
-from controller_worker import acceptance, delegation, handing_in
+from controller_worker import acceptance, delegation, handing_in, planning
 from controller_worker.announcement import announce, end_in_error
 from controller_worker.condensation import after_overflow, after_paid_reply, is_overflow
 from controller_worker.confirmation import after_answer, may_run, with_runnable
@@ -205,7 +206,9 @@ def next_effect(state: State, now: datetime) -> Effect:
     if state.agent_state not in (AgentState.RUNNING, AgentState.USER_CONFIRMED):
         return Rest()
     if state.pending:
-        ready = may_run(state)
+        ready = planning.up_to_plan(state, may_run(state))
+        if state.plan.action_id in ready:
+            return planning.accepted(state)
         return AwaitTools(ready[: state.agent.tool_concurrency]) if ready else _ask_for_confirmation(state)
     if delegation.unanswered(state):
         return AwaitDelegates(delegation.unanswered(state))
@@ -244,7 +247,8 @@ def _after_action(state: State, action: Action) -> State:
         is_of_reply = action.source is EventSource.AGENT
         trace = trace_of(action, metadata.reply_id if metadata else state.reply_id if is_of_reply else 0)
     if action.runnable:
-        return with_runnable(state, action, trace)
+        state = with_runnable(state, action, trace)
+        return planning.with_plan(state, action) if isinstance(action, PlanAction) else state
     if trace is not None:
         state = replace(state, recent=with_action(state.recent, action, trace, state.agent.loop_policy))
     match action:
@@ -281,6 +285,8 @@ def _after_observation(state: State, observation: Observation) -> State:
     settled = next((action for action in state.pending if action.id == observation.cause), None)
     if settled is not None:
         state = without_pending(state, settled.id)
+        if settled.id == state.plan.action_id:
+            return planning.after_answer(state, observation)
         if settled.id == state.survey.action_id:
             return survey.after_answer(state, observation)
         if settled.id == state.acceptance.check_id:

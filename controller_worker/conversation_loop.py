@@ -236,6 +236,8 @@ class ConversationLoop:
         self._services.hooks.tell(self.state, events)
         if events:
             self.waiting_since = self._services.store.clock.monotonic()
+        if state.agent.name != self.state.agent.name:
+            self._agent = create_agent(state.agent)
         self.state = state
 
     async def _commit(self, wanted: Append) -> None:

@@ -22,6 +22,7 @@ from controller_worker.condensers.registry import create_condenser
 from controller_worker.handing_in import examined
 from controller_worker.llm.llm import ModelRequest
 from controller_worker.llm.messages import Message
+from controller_worker.llm.silent import MODEL as SILENT_MODEL
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.memory.recollection import Recollection
 from controller_worker.model_call import Models
@@ -60,7 +61,7 @@ async def next_question(
     """
     if wants_verdict(state):
         return await _question_to_critic(state, recollection)
-    llm = state.agent.llm
+    llm = state.agent.llm if getattr(agent, "asks_model", True) else LLMSpec(model=SILENT_MODEL)
     prompt = await recollection.prompt(
         state.version,
         create_condenser(state.agent.condenser),

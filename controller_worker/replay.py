@@ -50,6 +50,7 @@ from broker.observations import (
     TaskTrackingObservation,
     UserRejectObservation,
 )
+from broker.planning import PlanAcceptedObservation
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.commit import greeting
@@ -79,6 +80,7 @@ DECIDED = (
     LoopDetectionObservation,
     FinishRefusedObservation,
     FinishVerdictObservation,
+    PlanAcceptedObservation,
     RiskyAction,
     SurveyAction,
 )
@@ -165,7 +167,9 @@ class Replay:
                 decided = self._expected[0] if self._expected else None
                 wanted = _wanted(next_effect(self._state, now))
                 return self._replayed(False, Divergence(event.id, event, _as_recorded(decided, event), wanted))
-            self._state = apply(self._state, event)
+            before, self._state = self._state.agent.name, apply(self._state, event)
+            if event.id > 1 and self._state.agent.name != before:
+                self._agent = create_agent(self._state.agent)
         last = self._events[-1]
         if self._expected:
             divergence = Divergence(last.id + 1, None, self._expected[0], "the log ends within an append")
@@ -221,7 +225,8 @@ class Replay:
         """Say whether somebody else than the controller may have written an event."""
         if isinstance(event, ModelReply) and event.service == "agent":
             return event.iteration == self._state.iteration + 1
-        if isinstance(event, Observation) and event.cause and self._events[event.cause - 1].runnable:
+        is_answer = isinstance(event, Observation) and not isinstance(event, PlanAcceptedObservation)
+        if is_answer and event.cause and self._events[event.cause - 1].runnable:
             return any(pending.id == event.cause for pending in self._state.pending)
         if isinstance(event, MessageAction | ChangeAgentStateAction | LoopRecoveryAction):
             return event.source is not EventSource.AGENT

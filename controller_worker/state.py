@@ -20,7 +20,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 14
+SNAPSHOT_VERSION = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,15 @@ class Survey:
     is_over: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The plan under discussion, 0 for none, and whether a person has changed it."""
+
+    action_id: int = 0
+    text: str = ""
+    is_edited: bool = False
+
+
 @dataclass(frozen=True)
 class State:
     """A conversation as its log tells it (OpenHands section 4.1, less the history).
@@ -182,6 +191,7 @@ class State:
         delegated_iterations: steps of delegates that have ended.
         delegated_usd: what they cost, which is part of `cost_usd`.
         order: what the delegates are to be told.
+        plan: what a planning agent has proposed, until that is settled.
         result_id: the action that ended the latest turn.
     """
 
@@ -233,6 +243,7 @@ class State:
     delegated_usd: float = 0.0
     order: Order | None = None
     result_id: int = 0
+    plan: Plan = Plan()
     acceptance: Acceptance = Acceptance()
 
 

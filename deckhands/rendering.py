@@ -35,8 +35,10 @@ from broker.observations import (
     OutcomeUnknownObservation,
     SurveyObservation,
 )
+from broker.planning import PlanAction
 
 MAX_LINES = 20
+MAX_PLAN_LINES = 1_000
 MAX_COLUMNS = 2_000
 
 _ESCAPE_SEQUENCES = re.compile(
@@ -106,6 +108,9 @@ class Renderer:
                 yield from self._block("", action.sentence, "green")
             case AgentRejectAction():
                 yield from self._block("", action.sentence, "red")
+            case PlanAction():
+                yield from self._block("", action.thought, "")
+                yield from self._block("", action.sentence, "", max_lines=MAX_PLAN_LINES)
             case ChangeAgentStateAction():
                 yield self.styled(action.sentence, "dim")
             case _:
@@ -136,13 +141,13 @@ class Renderer:
             case _:
                 yield from self._block("  ", event.content, "dim")
 
-    def _block(self, mark: str, text: str, style: str) -> Iterator[str]:
+    def _block(self, mark: str, text: str, style: str, *, max_lines: int = MAX_LINES) -> Iterator[str]:
         """Yield the first and the last lines of a text behind a mark; nothing for an empty text."""
         lines = clean(text).strip("\n").split("\n")
         if lines == [""]:
             return
-        if len(lines) > MAX_LINES:
-            half = MAX_LINES // 2
+        if len(lines) > max_lines:
+            half = max_lines // 2
             lines = [*lines[:half], f"… {len(lines) - 2 * half} more lines …", *lines[-half:]]
         for number, line in enumerate(lines):
             shown = line if len(line) <= MAX_COLUMNS else line[:MAX_COLUMNS] + "…"

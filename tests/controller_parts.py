@@ -26,7 +26,7 @@ from broker.events import (
     with_id,
 )
 from broker.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
-from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.registry import create_agent
 from controller_worker.commit import Commit, greeting, settle
 from controller_worker.confirmation import carried_out
 from controller_worker.controller import (
@@ -98,7 +98,7 @@ class Core:
         self.commits: list[Commit] = []
         self.dispatched: list[int] = []
         self.state = State()
-        self.agent = CodeActAgent(agent)
+        self.agent = create_agent(agent)
         created = ConversationCreated(
             conversation_id=CID,
             agent=agent,
@@ -113,7 +113,9 @@ class Core:
         for event in events:
             stamped = with_id(event, self.state.version + 1).model_copy(update={"timestamp": self.now})
             self.events.append(stamped)
-            self.state = apply(self.state, stamped)
+            before, self.state = self.state.agent.name, apply(self.state, stamped)
+            if stamped.id > 1 and self.state.agent.name != before:
+                self.agent = create_agent(self.state.agent)
 
     def say(self, text: str = "and this") -> None:
         self.put(said(text))

@@ -14,7 +14,10 @@ from broker.tool_specs import ToolSpec
 
 
 class Agent(Protocol):
-    """What decides, besides the model."""
+    """What decides, besides the model.
+
+    An agent that decides without a model says so by an attribute `asks_model` that is false.
+    """
 
     @property
     def tools(self) -> Sequence[ToolSpec]:

@@ -12,12 +12,16 @@ from broker.errors import UsageError
 from broker.events import AgentSpec
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.dummy import DummyAgent
 from controller_worker.agents.loc import LocAgent
+from controller_worker.agents.planning import PlanningAgent
 from controller_worker.agents.readonly import ReadOnlyAgent
 
 AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
     "CodeActAgent": CodeActAgent,
+    "DummyAgent": DummyAgent,
     "LocAgent": LocAgent,
+    "PlanningAgent": PlanningAgent,
     "ReadOnlyAgent": ReadOnlyAgent,
 }
 ENTRY_POINTS = "deckhands.agents"
@@ -29,15 +33,28 @@ def create_agent(spec: AgentSpec) -> Agent:
     Raises:
         UsageError: no agent has this name, or the package that brings it cannot be loaded.
     """
+    if spec.plan is not None:
+        check_agent(spec.plan.executor)
+    check_agent(spec.name)
     factory = AGENTS.get(spec.name)
     if factory is not None:
         return factory(spec)
-    points = metadata.entry_points(group=ENTRY_POINTS)
-    if spec.name not in points.names:
-        known = ", ".join(sorted({*AGENTS, *points.names}))
-        raise UsageError(f"There is no agent named {spec.name!r}.", remedy=f"Known agents: {known}.")
     try:
-        agent: Agent = points[spec.name].load()(spec)
+        agent: Agent = metadata.entry_points(group=ENTRY_POINTS)[spec.name].load()(spec)
     except Exception as error:
         raise UsageError(f"The agent {spec.name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     return agent
+
+
+def check_agent(name: str) -> None:
+    """Make sure that there is an agent of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name in AGENTS:
+        return
+    brought = metadata.entry_points(group=ENTRY_POINTS).names
+    if name not in brought:
+        known = ", ".join(sorted({*AGENTS, *brought}))
+        raise UsageError(f"There is no agent named {name!r}.", remedy=f"Known agents: {known}.")

@@ -45,6 +45,7 @@ from broker.events import (
     replace_surrogates,
 )
 from broker.observations import AgentThinkObservation, ErrorObservation
+from broker.planning import PlanAction
 from broker.tool_specs import ToolOffer
 from controller_worker.agents.call_arguments import ToolCallError, required_text
 from controller_worker.agents.locating import (
@@ -250,6 +251,10 @@ def _finish_with_output(arguments: Mapping[str, Any]) -> Action:
     return AgentFinishAction(final_thought=message if isinstance(message, str) else "", outputs=output)
 
 
+def _plan(arguments: Mapping[str, Any]) -> Action:
+    return PlanAction(plan=required_text(arguments, "plan", "propose_plan"))
+
+
 _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
     "execute_bash": _run,
     "str_replace_editor": _edit,
@@ -257,6 +262,7 @@ _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
     "think": _think,
     "finish": _finish,
     "delegate": _delegate,
+    "propose_plan": _plan,
     "request_condensation": lambda _: CondensationRequestAction(),
     "task_tracker": task_tracking_action,
     "grep": grep_action,

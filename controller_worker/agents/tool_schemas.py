@@ -65,6 +65,19 @@ FINISH = ToolSpec(
     },
 )
 
+PROPOSE_PLAN = ToolSpec(
+    name="propose_plan",
+    description=(
+        "Propose the plan, when you have looked at all that it touches. Once it is accepted it is carried out as it "
+        "stands, so it has to be complete."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {"plan": {"type": "string", "description": "The whole plan, in Markdown."}},
+        "required": ["plan"],
+    },
+)
+
 REQUEST_CONDENSATION = ToolSpec(
     name="request_condensation",
     description=(

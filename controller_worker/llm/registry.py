@@ -20,10 +20,12 @@ from controller_worker.llm.replayed import PREFIX as REPLAY_PREFIX
 from controller_worker.llm.replayed import ReplayedLLM
 from controller_worker.llm.scripted import PREFIX as SCRIPTED_PREFIX
 from controller_worker.llm.scripted import ScriptedLLM
+from controller_worker.llm.silent import MODEL as SILENT_MODEL
+from controller_worker.llm.silent import SilentLLM
 from controller_worker.llm.text_tools import TextToolsLLM
 from controller_worker.llm.without_images import WithoutImagesLLM
 
-LOCAL_BACKENDS = frozenset({"scripted", "replay"})
+LOCAL_BACKENDS = frozenset({"scripted", "replay", "silent"})
 RESPONSES_PREFIX = "responses/"
 """Behind the provider: litellm's way to name a model that is to be asked by the Responses API."""
 OPENHANDS_PREFIX = "openhands/"
@@ -43,7 +45,7 @@ def create_llm(config: LLMConfig) -> LLM:
     if config.model.startswith(OPENHANDS_PREFIX):
         model = "litellm_proxy/" + config.model.removeprefix(OPENHANDS_PREFIX)
         config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
-    backend = backend_of(config)
+    backend = "silent" if config.model == SILENT_MODEL else backend_of(config)
     llm = _create(backend, config)
     if backend not in LOCAL_BACKENDS and not shows_images(config):
         llm = WithoutImagesLLM(llm)
@@ -68,6 +70,8 @@ def shows_images(config: LLMConfig) -> bool:
 def _create(backend: str, config: LLMConfig) -> LLM:
     if backend == "scripted":
         return ScriptedLLM(config)
+    if backend == "silent":
+        return SilentLLM()
     if backend == "replay":
         return ReplayedLLM(config)
     if backend == "anthropic":

@@ -32,6 +32,7 @@ from broker.observations import (
     NullObservation,
     SurveyObservation,
 )
+from broker.planning import PlanAcceptedObservation
 
 _NEVER_SHOWN = (
     NullAction,
@@ -68,7 +69,8 @@ class ViewFold:
 
     Attributes:
         version: the last event taken in.
-        condensations: how many of them have been taken in; after one, messages made before are out of date.
+        condensations: how many of them have been taken in, and how often another agent has taken over; after one,
+            messages made before are out of date.
     """
 
     def __init__(self) -> None:
@@ -92,6 +94,9 @@ class ViewFold:
                 self._forget(event)
             case CondensationRequestAction():
                 self._has_request = True
+            case PlanAcceptedObservation():
+                self._make_way()
+                self._events.append(event)
             case SystemMessageAction():
                 self._system = self._system or event
                 self._events.insert(0, event)
@@ -116,7 +121,8 @@ class ViewFold:
         companions = iter([*(one for one in self._companions if not _is_reply(one) or one.id in replies), None])
         companion = next(companions)
         for event in self._essential(events):
-            while companion is not None and 0 < companion.id < event.id:
+            # The system message comes first whenever it was written, and takes nothing along.
+            while companion is not None and event is not self._system and 0 < companion.id < event.id:
                 yield companion
                 companion = next(companions)
             yield event
@@ -133,6 +139,12 @@ class ViewFold:
             return events
         others = [event for event in events if event is not self._task]
         return [*others[:place], self._task, *others[place:]]
+
+    def _make_way(self) -> None:
+        """Leave the planning agent's system message out: the other agent's takes its place."""
+        self._events = [event for event in self._events if event is not self._system]
+        self._system = None
+        self.condensations += 1
 
     def _forget(self, condensation: CondensationAction) -> None:
         """Leave out what is forgotten, and put the latest summary in its place."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import TypeGuard
 
 from broker.actions import (
     BrowseInteractiveAction,
@@ -21,6 +22,7 @@ from broker.actions import (
 from broker.code_search import CodeSearchAction
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
+from broker.planning import PlanAction
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
 from controller_worker.security.shell_analyzer import shell_risk
 
@@ -33,7 +35,12 @@ def assessed(events: Iterable[Event], policy: ConfirmationPolicy, workspace: Wor
     """Return the events with the risk of each runnable action, and with those waiting that a person must confirm."""
     if policy.mode == "never":
         return tuple(events)
-    return tuple(_assessed(event, policy, workspace) if isinstance(event, RiskyAction) else event for event in events)
+    return tuple(_assessed(event, policy, workspace) if _is_examined(event) else event for event in events)
+
+
+def _is_examined(event: Event) -> TypeGuard[RiskyAction]:
+    # Who has to agree to a plan is said where the planning agent is.
+    return isinstance(event, RiskyAction) and not isinstance(event, PlanAction)
 
 
 def risk_of(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> ActionSecurityRisk:

@@ -11,11 +11,13 @@ import click
 
 from broker.actions import RiskyAction
 from broker.errors import UsageError
+from broker.planning import PlanAction
 from deckhands.cli.output import note
 from deckhands.cli.reach import conversation_client
 from deckhands.settings import FaceSettings
 
 QUESTION = "Run it? [y/N] "
+QUESTION_OF_A_PLAN = "Carry the plan out? [y/N] "
 
 
 @click.command()
@@ -52,8 +54,11 @@ def reject(*, conversation_id: str, action_id: int | None) -> None:
 
 async def ask_at_terminal(action: RiskyAction) -> bool:
     """Show an action and wait for a line; everything but yes refuses it."""
-    note(f"The agent asks to run action {action.id} (risk {action.security_risk.name}):\n  {action.sentence}")
-    sys.stderr.write(QUESTION)
+    if isinstance(action, PlanAction):  # it stands above, whole
+        sys.stderr.write(QUESTION_OF_A_PLAN)
+    else:
+        note(f"The agent asks to run action {action.id} (risk {action.security_risk.name}):\n  {action.sentence}")
+        sys.stderr.write(QUESTION)
     sys.stderr.flush()
     loop = asyncio.get_running_loop()
     has_line = asyncio.Event()
@@ -77,5 +82,5 @@ def _edited(edits: tuple[str, ...]) -> dict[str, Any]:
         except ValueError:
             value = text
         # What looks like a number may be a command all the same.
-        edited[name] = text if name in ("command", "path", "code") else value
+        edited[name] = text if name in ("command", "path", "code", "plan") else value
     return edited

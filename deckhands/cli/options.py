@@ -15,7 +15,7 @@ from broker.confirmation_policy import ConfirmationPolicy
 from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.skills import skills_in
-from broker.specs import CriticSpec, GoalSpec, OutputSpec
+from broker.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec
 from broker.tool_specs import MAX_SCHEMA_CHARS
 from deckhands.client import check_task, output_of
 from deckhands.settings import SANDBOXES
@@ -36,6 +36,11 @@ def task_options(command: F) -> F:
         click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task."),
         click.option("--title", default="", help="A name for listings; the task's first line if not given."),
         click.option("--agent", default="CodeActAgent", show_default=True, help="Which agent does it."),
+        click.option(
+            "--plan",
+            type=click.Choice(["ask", "auto"]),
+            help="Plan first, changing nothing; --agent carries the plan out, once a person agrees (ask) or at once.",
+        ),
         click.option("--model", help="Which model it uses; LLM_MODEL if not given."),
         click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=500, show_default=True),
         click.option("-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="In USD."),
@@ -149,8 +154,10 @@ def workspace_of(options: dict[str, Any], path: Path | None, sandbox: str) -> Wo
 def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
     """Return the agent that the options describe."""
     policy = ConfirmationPolicy(mode=options["confirm"])
+    plan = PlanSpec(executor=options["agent"], needs_approval=options["plan"] == "ask") if options["plan"] else None
     return AgentSpec(
-        name=options["agent"],
+        name="PlanningAgent" if plan else options["agent"],
+        plan=plan,
         llm=LLMSpec(model=model),
         goal=_goal_of(options),
         output=_output_in(options["output_schema"]) if options["output_schema"] else None,

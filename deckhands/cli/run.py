@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from broker.errors import UsageError
+from broker.specs import AGENTS_WITHOUT_MODEL
 from deckhands.cli.confirming import ask_at_terminal
 from deckhands.cli.options import agent_of, given_text, json_option, limits_of, read_task, task_options, workspace_of
 from deckhands.cli.output import EventPrinter, note
@@ -63,7 +64,7 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
     text = read_task(options["argument"], options["text"], file=options["file"])
     directory = check_directory(options["workspace"])
     model = options["model"] or settings.model
-    if model is None and not settings.has_profiles:
+    if model is None and not settings.has_profiles and options["agent"] not in AGENTS_WITHOUT_MODEL:
         raise UsageError(
             "No model is configured.",
             remedy="Set LLM_MODEL and LLM_API_KEY (and LLM_BASE_URL for a server of your own), or pass --model. "

@@ -99,6 +99,7 @@ def test_which_kinds_a_tool_worker_runs() -> None:
         "action.call_tool",
         "action.call_tool_mcp",
         "action.edit",
+        "action.plan",
         "action.read",
         "action.run",
         "action.run_ipython",

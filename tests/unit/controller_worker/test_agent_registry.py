@@ -57,4 +57,7 @@ def test_a_package_that_cannot_be_loaded_is_named() -> None:
 def test_an_unknown_name_is_answered_with_all_there_are() -> None:
     with pytest.raises(UsageError) as raised:
         create_agent(AgentSpec(name="NoSuchAgent"))
-    assert raised.value.remedy == "Known agents: CodeActAgent, Lost, Poet, ReadOnlyAgent."
+    assert (
+        raised.value.remedy
+        == "Known agents: CodeActAgent, DummyAgent, LocAgent, Lost, PlanningAgent, Poet, ReadOnlyAgent."
+    )

@@ -103,15 +103,18 @@ def test_a_reply_becomes_events() -> None:
     assert [event.kind for event in events] == ["action.run", "action.finish"]
 
 
+BUILT_IN = ["CodeActAgent", "DummyAgent", "LocAgent", "PlanningAgent", "ReadOnlyAgent"]
+
+
 def test_agents_by_name() -> None:
-    assert sorted(AGENTS) == ["CodeActAgent", "ReadOnlyAgent"]
+    assert sorted(AGENTS) == BUILT_IN
     assert isinstance(create_agent(AgentSpec(name="CodeActAgent")), CodeActAgent)
 
 
 def test_an_unknown_agent_is_named_with_those_there_are() -> None:
     with pytest.raises(UsageError) as raised:
         create_agent(AgentSpec(name="NoSuchAgent"))
-    assert str(raised.value) == "There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent, ReadOnlyAgent."
+    assert str(raised.value) == f"There is no agent named 'NoSuchAgent'. Known agents: {', '.join(BUILT_IN)}."
 
 
 def test_cells_are_offered_where_they_are_switched_on() -> None:

@@ -1,0 +1,46 @@
+"""DummyAgent: does the same few things whatever it is told, without a model; for tests and demonstrations (9.6).
+
+Holds: step N is always the same, so a conversation of this agent has the same log every time but for its times.
+Differs: the original writes and reads its file by file actions, whose paths only the workspace knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction, TaskItem
+from broker.events import Action, AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.tool_specs import ToolSpec
+
+STEPS: Sequence[Action] = (
+    MessageAction(content="I begin.", source=EventSource.AGENT),
+    CmdRunAction(command="echo foo"),
+    CmdRunAction(command="printf '%s\\n' 'echo \"Hello, World!\"' > hello.sh"),
+    CmdRunAction(command="cat hello.sh"),
+    CmdRunAction(command="bash hello.sh"),
+    AgentRejectAction(outputs={"reason": "I can do no more than this."}),
+    AgentFinishAction(final_thought="There is nothing left to do."),
+)
+"""The steps in order; the last one again and again."""
+
+
+class DummyAgent:
+    """The agent that follows its list."""
+
+    asks_model = False
+
+    def __init__(self, spec: AgentSpec) -> None:
+        """Take a specification, of which nothing matters."""
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """No tools: nobody would call them."""
+        return ()
+
+    def system_prompt(self, workspace: WorkspaceSpec) -> str:  # noqa: ARG002  (nobody reads it)
+        """Return the text a conversation begins with."""
+        return "This agent follows a fixed list and asks no model."
+
+    def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:  # noqa: ARG002
+        """Return the step whose number the reply bears. See `Agent.events_of`."""
+        return [STEPS[min(reply.iteration, len(STEPS)) - 1]]

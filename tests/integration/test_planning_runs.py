@@ -1,0 +1,57 @@
+"""Planning first in runs from the command line, with real workers: at once, and after a person at a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.command_line import deckhands, environment, finish, script
+
+PLAN = {"tool_calls": [{"name": "propose_plan", "arguments": {"plan": "1. Make `made`."}}]}
+TOUCH = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "touch made", "security_risk": "LOW"}}]}
+GREP = {"tool_calls": [{"name": "grep", "arguments": {"pattern": "made"}}]}
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    return [event["kind"] for event in events if event.get("kind", "").startswith(("action.", "observation.plan"))]
+
+
+def planned(tmp_path: Path, mode: str, *turns: dict[str, Any]) -> list[str | Path]:
+    (tmp_path / "work").mkdir()
+    model = script(tmp_path / "m.json", *turns)
+    return ["run", "-t", "Do it", "--plan", mode, "-w", tmp_path / "work", "--model", model, "--json"]
+
+
+def test_a_plan_is_carried_out_at_once_by_the_other_agent(tmp_path: Path) -> None:
+    env = environment(tmp_path / "home")
+    done = deckhands(*planned(tmp_path, "auto", TOUCH, GREP, PLAN, TOUCH, finish("Done.")), env=env)
+    assert done.code == 0, done
+    assert kinds(done.json)[-6:] == [
+        *("action.run", "action.plan", "observation.plan_accepted"),
+        *("action.system", "action.run", "action.finish"),
+    ]
+    assert (tmp_path / "work" / "made").exists()
+    refused = [event for event in done.json if event.get("kind") == "observation.error"]
+    assert [event["content"].partition(".")[0] for event in refused] == ["Tool execute_bash is not registered"]
+    checked = deckhands("replay", done.json[-1]["conversation_id"], "--json", env=env)
+    assert checked.json[0]["is_same"], checked
+
+
+def test_without_a_person_nothing_begins_and_the_planner_can_be_told_more(tmp_path: Path) -> None:
+    env = environment(tmp_path / "home")
+    done = deckhands(*planned(tmp_path, "ask", PLAN, PLAN, TOUCH), env=env)
+    assert done.code == 5, done
+    conversation_id = done.json[-1]["conversation_id"]
+    again = deckhands("run", "--resume", conversation_id, "-t", "Smaller, please", "--json", env=env)
+    assert again.code == 5, again
+    assert kinds(again.json)[-1] == "action.plan"
+    assert not (tmp_path / "work" / "made").exists()
+
+
+@pytest.mark.parametrize("agent", ["Nobody"])
+def test_an_agent_that_cannot_carry_it_out_is_said_before_anything_is_planned(tmp_path: Path, agent: str) -> None:
+    done = deckhands(*planned(tmp_path, "auto", PLAN), "--agent", agent, env=environment(tmp_path / "home"))
+    assert done.code == 1, done
+    assert "There is no agent named 'Nobody'" in done.json[-1]["last_error"]
