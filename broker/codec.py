@@ -20,6 +20,11 @@ import msgpack
 import pydantic
 import zstandard
 
+import broker.actions
+import broker.code_search
+import broker.notes
+import broker.observations
+import broker.planning  # noqa: F401  (all of them enter their classes into the table of kinds)
 from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import Event, replace_surrogates
 

@@ -16,6 +16,8 @@
     deck:{0}:quota:<pool>:…        several governor      for ever      who may call a model, see governor.lua
     deck:{0}:budget:<account>      hash    ledger        for ever      limit, spent, reserved; see ledger.lua
     deck:{0}:ledger:…              several ledger        for ever      budgets reserved for calls under way
+    deck:{0}:notes:<t>/<u>/<p>     hash    controller    until erased  notes of a tenant's user's project, by id
+    deck:{0}:notebooks             set     controller    for ever      which of them there are
     deck:{k}:c:<id>:events         stream  append        retention     the log
     deck:{k}:c:<id>:meta           hash    append, claim retention     owner, token, last id, what `ls` shows
     deck:{k}:c:<id>:once           hash    append        retention     idempotency keys; claims of running actions
@@ -106,6 +108,15 @@ class ShardKeys:
     def budgets(self) -> str:
         """The set of accounts that a listing shows."""
         return f"{self.root}:budgets"
+
+    def notes(self, notebook: str) -> str:
+        """The hash of a notebook; all notebooks are in the first shard."""
+        return f"{self.root}:notes:{notebook}"
+
+    @property
+    def notebooks(self) -> str:
+        """The set of notebooks that a listing shows."""
+        return f"{self.root}:notebooks"
 
     def actions(self, route: str) -> str:
         """The action stream of a route, `pool:<name>` or `node:<id>`."""

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from broker.actions import FileEditSource, FileReadSource, RecallType, TaskItem
 from broker.agent_state import AgentState
 from broker.events import JsonObject, Observation, Part
+from broker.notes import Note
 
 MAX_COMMAND_OUTPUT_CHARS = 30_000
 TRUNCATION_MARKER = "\n[... Observation truncated due to length ...]\n"
@@ -279,7 +280,11 @@ class MicroagentKnowledge(Part):
 
 
 class RecallObservation(Observation):
-    """What a recall found."""
+    """What a recall found.
+
+    Attributes:
+        notes: of earlier conversations.
+    """
 
     kind: Literal["observation.recall"] = "observation.recall"
     recall_type: RecallType
@@ -294,6 +299,7 @@ class RecallObservation(Observation):
     conversation_instructions: str = ""
     working_dir: str = ""
     microagent_knowledge: tuple[MicroagentKnowledge, ...] = ()
+    notes: tuple[Note, ...] | None = None
 
 
 class SurveyObservation(Observation):

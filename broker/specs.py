@@ -16,6 +16,9 @@ from broker.confirmation_policy import ConfirmationPolicy
 from broker.loop_policy import LoopPolicy
 from broker.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
 
+NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
+"""Of tenants, experiments, users and projects."""
+
 
 class Part(BaseModel):
     """A value inside an event."""
@@ -251,6 +254,18 @@ class PlanSpec(Part):
     needs_approval: bool = True
 
 
+class MemorySpec(Part):
+    """Which notebook an agent writes to and recalls from, at its tenant; see `broker.notes`.
+
+    Attributes:
+        user: whose; empty for everybody.
+        project: of which work; empty for none in particular.
+    """
+
+    user: str = Field(default="", pattern=NAME_PATTERN)
+    project: str = Field(default="", pattern=NAME_PATTERN)
+
+
 class AgentSpec(Part):
     """An agent as data: its registered name, its model and its options.
 
@@ -265,6 +280,7 @@ class AgentSpec(Part):
         goal: what decides whether a finish counts; None: the agent.
         output: what it has to hand in when it finishes; None: words only.
         plan: of a planning agent; None: as `PlanSpec` has it.
+        memory: where it keeps notes for later conversations; None: it keeps none.
         enable_delegation: offer the model a tool that hands tasks to other agents.
         delegates: what those agents are, by name; an agent that is not named here is this one under that name.
         tools: what it may use besides its own tools, as it was offered when the conversation began.
@@ -291,6 +307,7 @@ class AgentSpec(Part):
     goal: GoalSpec | None = None
     plan: PlanSpec | None = None
     output: OutputSpec | None = None
+    memory: MemorySpec | None = None
     enable_delegation: bool = False
     delegates: dict[str, AgentSpec] = Field(default_factory=dict)
     tool_concurrency: int = Field(default=1, ge=1, le=16)
@@ -341,8 +358,8 @@ class Tenancy(Part):
         priority: None: interactive if a person is there, else batch.
     """
 
-    tenant: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]{0,64}$")
-    experiment: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]{0,64}$")
+    tenant: str = Field(default="", pattern=NAME_PATTERN)
+    experiment: str = Field(default="", pattern=NAME_PATTERN)
     priority: Literal["interactive", "batch"] | None = None
 
 

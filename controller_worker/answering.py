@@ -1,27 +1,36 @@
-"""What an effect needs of earlier events, read from the log: a person's answer, and what a workspace said."""
+"""What an effect needs from outside the state: a person's answer, what a workspace said, the agent's notes."""
 
 from __future__ import annotations
 
 from broker.actions import ChangeAgentStateAction, RiskyAction
 from broker.event_log import EventLog
 from broker.events import Event, Observation
+from broker.notebooks import Notebooks
+from broker.notes import NoteAction
 from controller_worker.confirmation import carried_out
-from controller_worker.effects import Append, CarryOut, Recall
+from controller_worker.effects import Append, CarryOut, Recall, TakeNote
 from controller_worker.memory.survey import skills_from
+from controller_worker.note_taking import notebook_of, noted
 from controller_worker.recalling import recalled
 from controller_worker.state import State
 
 
-async def answered(log: EventLog, state: State, wanted: Recall | CarryOut) -> Append:
-    """Return what the answer of a person, or of a workspace that was surveyed, leads to.
+async def answered(log: EventLog, notebooks: Notebooks, state: State, wanted: Recall | CarryOut | TakeNote) -> Append:
+    """Return what the answer of a person, of a surveyed workspace or of the notebook leads to.
 
     Raises:
         CorruptEntry: an entry, or a text kept beside the log, is damaged or missing.
     """
     if isinstance(wanted, Recall):
-        survey = await event_of(log, state.conversation_id, wanted.survey_id)
-        assert isinstance(survey, Observation)
-        return recalled(state, skills_from(survey))
+        survey = await event_of(log, state.conversation_id, wanted.survey_id) if wanted.survey_id else None
+        skills = skills_from(survey) if isinstance(survey, Observation) else ()
+        notebook = notebook_of(state)
+        return recalled(state, skills, () if notebook is None else await notebooks.notes(notebook))
+    if isinstance(wanted, TakeNote):
+        asked = await event_of(log, state.conversation_id, wanted.action_id)
+        (masked,) = await log.hide(state.conversation_id, [asked])  # a secret may have become one since
+        assert isinstance(masked, NoteAction)
+        return await noted(notebooks, state, masked)
     action = await event_of(log, state.conversation_id, wanted.action_id)
     answer = await event_of(log, state.conversation_id, wanted.answer_id)
     assert isinstance(action, RiskyAction)

@@ -46,6 +46,7 @@ from broker.events import (
     Observation,
 )
 from broker.loop_policy import STUCK_CODE
+from broker.notes import NoteAction
 from broker.observations import (
     AgentStateChangedObservation,
     FinishRefusedObservation,
@@ -56,7 +57,7 @@ from broker.planning import PlanAction
 from broker.standing import ANSWERS, REQUESTABLE_STATES
 from controller_worker import acceptance, delegation, handing_in, planning
 from controller_worker.announcement import announce, end_in_error
-from controller_worker.condensation import after_overflow, after_paid_reply, is_overflow
+from controller_worker.condensation import after_paid_reply
 from controller_worker.confirmation import after_answer, may_run, with_runnable
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
 from controller_worker.effects import (
@@ -70,13 +71,15 @@ from controller_worker.effects import (
     Park,
     Recall,
     Rest,
+    TakeNote,
 )
 from controller_worker.failures import failure_of
 from controller_worker.gate import after_deferral, at_gate, is_at_gate
 from controller_worker.loop_recovery import STOP, after_choice, after_detection, loop_of, recover, respond
 from controller_worker.memory import survey
 from controller_worker.recalling import recalled
-from controller_worker.state import State, UnansweredMessage, Wait, replace, without_pending
+from controller_worker.retrying import after_failure, wait_for_retry
+from controller_worker.state import PendingAction, State, UnansweredMessage, replace, without_pending
 from controller_worker.stuck_detector import (
     RecentEvents,
     is_poll,
@@ -97,6 +100,7 @@ __all__ = [
     "Park",
     "Recall",
     "Rest",
+    "TakeNote",
     "apply",
     "end_in_error",
     "fold",
@@ -138,7 +142,7 @@ def apply(state: State, event: Event) -> State:
         case Action():
             return _after_action(state, event)
         case ModelCallFailed():
-            return _after_failure(state, event)
+            return after_failure(state, event)
         case ModelCallDeferred():
             return after_deferral(state, event)
         case ModelCallAdmitted():
@@ -173,13 +177,16 @@ def next_effect(state: State, now: datetime) -> Effect:
         return Rest()
     if not state.has_system_message:
         return Greet()
+    if state.note_taking:
+        return TakeNote(state.note_taking[0].id)
     if state.recovery and (state.recovery == STOP or not state.pending):
         return recover(state, state.recovery)
     if survey.wants_survey(state):
         asked = state.survey.action_id
         return AwaitTools((asked,)) if asked else survey.survey()
     if state.message is not None:
-        return Recall(state.survey.answer_id) if state.survey.answer_id else recalled(state)
+        needs_reading = state.survey.answer_id or state.agent.memory is not None
+        return Recall(state.survey.answer_id) if needs_reading else recalled(state)
     if state.requested in ANSWERS and state.asked_id is not None:
         return CarryOut(state.asked_id, state.answer_id)
     if state.requested is not None:
@@ -198,7 +205,7 @@ def next_effect(state: State, now: datetime) -> Effect:
             return announce(state, AgentState.ERROR, out_of_time.text, code=out_of_time.code)
     if is_at_gate(state):
         return at_gate(state)
-    waiting = _wait_for_retry(state, now)
+    waiting = wait_for_retry(state, now)
     if state.agent_state is AgentState.RATE_LIMITED:
         return waiting or announce(state, AgentState.RUNNING)
     if state.agent_state is AgentState.USER_CONFIRMED and state.confirmed_id not in may_run(state):
@@ -274,6 +281,8 @@ def _after_action(state: State, action: Action) -> State:
             return replace(state, has_system_message=True)
         case CondensationRequestAction():
             return replace(state, wants_condensation=False)
+        case NoteAction():
+            return replace(state, note_taking=(*state.note_taking, PendingAction(action.id, action.tool_call_metadata)))
         case TaskTrackingAction(command="plan"):
             return replace(state, task_list=action.task_list)
     return state
@@ -282,6 +291,9 @@ def _after_action(state: State, action: Action) -> State:
 def _after_observation(state: State, observation: Observation) -> State:
     if state.delegates:
         state = delegation.after_observation(state, observation)
+    if state.note_taking:
+        left = tuple(asked for asked in state.note_taking if asked.id != observation.cause)
+        state = replace(state, note_taking=left)
     settled = next((action for action in state.pending if action.id == observation.cause), None)
     if settled is not None:
         state = without_pending(state, settled.id)
@@ -316,15 +328,6 @@ def _after_reply(state: State, reply: ModelReply) -> State:
         prompt_tokens=state.prompt_tokens + reply.usage.prompt_tokens,
         completion_tokens=state.completion_tokens + reply.usage.completion_tokens,
     )
-
-
-def _after_failure(state: State, failure: ModelCallFailed) -> State:
-    if is_overflow(state, failure):
-        return after_overflow(state)
-    state = replace(state, gate=None, attempt=failure.attempt, last_error=failure.last_error, error_code=failure.code)
-    if failure.retry_at is None:
-        return replace(state, attempt=0, wait=None, ending=failure_of(failure.code).ended)
-    return replace(state, wait=Wait(failure.code, failure.retry_at))
 
 
 def _after_message(state: State, message: MessageAction) -> State:
@@ -387,10 +390,3 @@ def _has_ended(state: State) -> bool:
     if state.agent_state not in (AgentState.RUNNING, AgentState.PAUSED):
         return False
     return state.ending is AgentState.ERROR or not (state.pending or delegation.unanswered(state))
-
-
-def _wait_for_retry(state: State, now: datetime) -> Park | None:
-    if state.wait is not None and now < state.wait.until:
-        until = state.wait.until if state.deadline is None else min(state.wait.until, state.deadline)
-        return Park(until, state.wait.reason)
-    return None

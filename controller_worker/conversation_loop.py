@@ -44,6 +44,7 @@ from controller_worker.effects import (
     Greet,
     Park,
     Recall,
+    TakeNote,
 )
 from controller_worker.gate import is_at_gate
 from controller_worker.memory.recollection import Recollection
@@ -180,8 +181,9 @@ class ConversationLoop:
         elif isinstance(effect, Greet):
             assert self._agent is not None
             await self._commit(greeting(self._agent, self.state))
-        elif isinstance(effect, Recall | CarryOut):
-            await self._commit(await answered(self._services.log, self.state, effect))
+        elif isinstance(effect, Recall | CarryOut | TakeNote):
+            services = self._services
+            await self._commit(await answered(services.log, services.notebooks, self.state, effect))
         elif isinstance(effect, AwaitDelegates):
             wanted = await self._delegates.start(self.state, effect.delegate_ids)
             await (self._commit(wanted) if wanted else self._mark(is_stepping=False))

@@ -174,7 +174,7 @@ def spec_of(parent: AgentSpec, name: str) -> AgentSpec:
     """
     spec = parent.delegates.get(name)
     if spec is None:
-        return parent.model_copy(update={"name": name, "goal": None, "output": None})
+        return parent.model_copy(update={"name": name, "goal": None, "output": None, "memory": None})
     if spec.confirmation.mode == "never":
         spec = spec.model_copy(update={"confirmation": parent.confirmation})
     return spec

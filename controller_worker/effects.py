@@ -43,6 +43,13 @@ class CarryOut:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeNote:
+    """Do to the notebook what an action wants, and append what came of it."""
+
+    action_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitDelegates:
     """See to it that these delegates exist, then wait for the end of them that the step waits for."""
 
@@ -80,4 +87,4 @@ class Rest:
     """Nothing to do until somebody speaks up."""
 
 
-Effect = Append | Greet | Recall | CarryOut | AwaitDelegates | AwaitTools | CallModel | Park | Rest
+Effect = Append | Greet | Recall | CarryOut | TakeNote | AwaitDelegates | AwaitTools | CallModel | Park | Rest

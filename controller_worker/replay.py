@@ -38,6 +38,7 @@ from broker.agent_state import AgentState
 from broker.errors import DeckhandsError, UsageError
 from broker.events import ConversationCreated, Event, EventSource, ModelReply, Observation
 from broker.export import events_from_lines
+from broker.notes import Note, NoteAction
 from broker.observations import (
     AgentStateChangedObservation,
     AgentThinkObservation,
@@ -57,7 +58,18 @@ from controller_worker.commit import greeting
 from controller_worker.confirmation import carried_out
 from controller_worker.controller import apply, end_in_error, next_effect
 from controller_worker.critic import verdict_of
-from controller_worker.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Park, Recall, Rest
+from controller_worker.effects import (
+    Append,
+    AwaitTools,
+    CallModel,
+    CarryOut,
+    Effect,
+    Greet,
+    Park,
+    Recall,
+    Rest,
+    TakeNote,
+)
 from controller_worker.handing_in import examined
 from controller_worker.memory.survey import skills_from
 from controller_worker.recalling import recalled
@@ -83,10 +95,11 @@ DECIDED = (
     PlanAcceptedObservation,
     RiskyAction,
     SurveyAction,
+    NoteAction,
 )
 """Kinds that nobody but the controller writes, whoever they name as their source."""
 
-KNOWN_EFFECTS = (Append, Greet, Recall, CarryOut, CallModel, AwaitTools, Park, Rest)
+KNOWN_EFFECTS = (Append, Greet, Recall, CarryOut, TakeNote, CallModel, AwaitTools, Park, Rest)
 """What came of any other effect is taken from the log as it is."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -175,7 +188,7 @@ class Replay:
             divergence = Divergence(last.id + 1, None, self._expected[0], "the log ends within an append")
             return self._replayed(False, divergence)
         effect = next_effect(self._state, last.timestamp or EPOCH)
-        return self._replayed(isinstance(effect, Append | Greet | Recall | CarryOut))
+        return self._replayed(isinstance(effect, Append | Greet | Recall | CarryOut | TakeNote))
 
     def _replayed(self, is_waiting: bool, divergence: Divergence | None = None) -> Replayed:
         return Replayed(self._state.version, self._decided, is_waiting, self._state, divergence)
@@ -211,15 +224,21 @@ class Replay:
         if isinstance(effect, Greet):
             effect = greeting(self._agent, self._state)
         elif isinstance(effect, Recall):
-            survey = self._events[effect.survey_id - 1]
-            assert isinstance(survey, Observation)
-            effect = recalled(self._state, skills_from(survey))
+            survey = self._events[effect.survey_id - 1] if effect.survey_id else None
+            skills = skills_from(survey) if isinstance(survey, Observation) else ()
+            effect = recalled(self._state, skills, self._notes_recalled())
         elif isinstance(effect, CarryOut):
             action, answer = self._events[effect.action_id - 1], self._events[effect.answer_id - 1]
             assert isinstance(action, RiskyAction)
             assert isinstance(answer, ChangeAgentStateAction)
             effect = carried_out(self._state, action, answer)
         return list(effect.events) if isinstance(effect, Append) else []
+
+    def _notes_recalled(self) -> Sequence[Note]:
+        """Return what the notebook held, as far as the recall that comes next tells of it."""
+        follows = self._events[self._state.version :]
+        recall = next((event for event in follows if isinstance(event, RecallObservation | NullObservation)), None)
+        return (recall.notes or ()) if isinstance(recall, RecallObservation) else ()
 
     def _is_given(self, event: Event) -> bool:
         """Say whether somebody else than the controller may have written an event."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from broker.event_log import EventLog
+from broker.notebooks import Notebooks
 from broker.ownership import Owners
 from broker.quotas import QuotaTable
 from broker.store import Store
@@ -20,6 +21,7 @@ class Services:
     Attributes:
         quotas: of models, for the whole cluster; empty for none.
         hooks: what the operator does before and after what happens here.
+        notebooks: of the store.
         gates: made of the quotas, and of the store's budgets.
     """
 
@@ -29,7 +31,9 @@ class Services:
     models: Models
     quotas: QuotaTable = QuotaTable()
     hooks: Hooks = field(default_factory=Hooks)
+    notebooks: Notebooks = field(init=False)
     gates: Gates = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "notebooks", Notebooks(self.store))
         object.__setattr__(self, "gates", Gates(self.store, self.quotas))

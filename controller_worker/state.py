@@ -20,7 +20,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 15
+SNAPSHOT_VERSION = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,7 @@ class State:
         loop: the latest loop, until a person speaks or it is recovered from.
         loops_met: how many loops the policy has answered since a person spoke.
         acceptance: how it stands with the check of a finish.
+        note_taking: notes to be written, forgotten or listed.
         recovery: the way out of the loop that a person chose, 0 for none.
         asked_id: the action that a person is asked to confirm.
         answer_id: the event in which a person answered.
@@ -245,6 +246,7 @@ class State:
     result_id: int = 0
     plan: Plan = Plan()
     acceptance: Acceptance = Acceptance()
+    note_taking: tuple[PendingAction, ...] = ()
 
 
 if TYPE_CHECKING:

@@ -20,10 +20,14 @@ from broker.errors import OutcomeUnknown, StoreUnavailable, UnknownConversation,
 from broker.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, Limits, WorkspaceSpec
 from broker.ids import new_conversation_id
 from broker.live_text import LiveText, Piece
+from broker.notebooks import Notebooks
+from broker.notes import Notebook
+from broker.specs import MemorySpec
 from broker.workspace_orders import WorkspaceOrders
 from deckhands.client import Client
 from deckhands.cluster import Cluster, ClusterSpec, Notice
 from deckhands.home import Home, supervising
+from deckhands.notebook_file import NotebookFile
 from deckhands.runs import RunFolder
 from deckhands.summary import ExitCode, Summary, Tally
 
@@ -105,19 +109,24 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
     home.prepare(folder.path)
     with supervising(folder.path, "A run"):
         # The private tool worker demands what the conversation asks for: nobody else is there to be protected.
-        sandbox = _begun_with(folder).sandbox if task.resumed_id else task.workspace.sandbox
+        created = _begun_with(folder) if task.resumed_id else None
+        sandbox = (created.workspace if created else task.workspace).sandbox
+        memory = (created.agent if created else task.agent).memory
         spec = ClusterSpec(folder.path, environment={**environment, "DECKHANDS_SANDBOX": sandbox})
         cluster = Cluster(spec, on_notice=watcher.on_notice)
         watcher.at_once = cluster.kill_all
         try:
             await cluster.start()
             async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:
+                notebook = await _lend_notebook(client, home, memory)
                 seen_id = await _begin(client, task, conversation_id, watcher)
                 watcher.on_start(conversation_id)
                 with folder.recording() as recording:
 
                     def on_event(event: Event) -> None:
                         recording.add(event)
+                        if notebook is not None:
+                            _keep_notes(notebook, event, watcher)
                         if event.id > seen_id:
                             watcher.on_event(event)
 
@@ -211,10 +220,26 @@ async def _show_rest(live: LiveText, showing: asyncio.Future[None], on_piece: On
             on_piece(piece)
 
 
-def _begun_with(folder: RunFolder) -> WorkspaceSpec:
-    """Return the workspace that a run has had from its beginning."""
+def _begun_with(folder: RunFolder) -> ConversationCreated | None:
+    """Return what a run has been from its beginning; None when it was killed before it had one."""
     created = folder.events()[0] if folder.has_events else None
-    return created.workspace if isinstance(created, ConversationCreated) else WorkspaceSpec()
+    return created if isinstance(created, ConversationCreated) else None
+
+
+async def _lend_notebook(client: Client, home: Home, memory: MemorySpec | None) -> NotebookFile | None:
+    """Put the notebook of a run into its store; return it, None if the run keeps no notes."""
+    if memory is None:
+        return None
+    file = NotebookFile(home.notes, memory)
+    await file.put_into(Notebooks(client.store), Notebook.of(memory))
+    return file
+
+
+def _keep_notes(notebook: NotebookFile, event: Event, watcher: Watcher) -> None:
+    try:
+        notebook.take_in(event)
+    except UsageError as error:  # the run has written to its own notebook already, and goes on
+        watcher.on_notice(f"{error.message} A note of this run is lost.")
 
 
 async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summary:

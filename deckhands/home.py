@@ -2,6 +2,7 @@
 
     cluster/            what `deckhands up` keeps: its store, logs, workspaces; `url` while it is up
     runs/<id>/          one run: its store, logs, and what it leaves: events.jsonl, summary.json
+    notes/<user>/       what the agents of runs have written down, a file for each project
     errors.log          tracebacks of unexpected errors
 
 Holds: only its user can enter it; a directory has one supervisor at a time, known by its pid.
@@ -26,6 +27,7 @@ class Home:
         self.path = path
         self.cluster = path / "cluster"
         self.runs = path / "runs"
+        self.notes = path / "notes"
         self.errors = path / "errors.log"
         self._url = self.cluster / "url"
 

@@ -25,6 +25,7 @@ from broker.events import (
     WorkspaceSpec,
     with_id,
 )
+from broker.notes import Note
 from broker.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
 from controller_worker.agents.registry import create_agent
 from controller_worker.commit import Commit, greeting, settle
@@ -97,6 +98,7 @@ class Core:
         self.events: list[Event] = []
         self.commits: list[Commit] = []
         self.dispatched: list[int] = []
+        self.notes: tuple[Note, ...] = ()
         self.state = State()
         self.agent = create_agent(agent)
         created = ConversationCreated(
@@ -147,9 +149,9 @@ class Core:
         if isinstance(effect, Greet):
             return greeting(self.agent, self.state)
         if isinstance(effect, Recall):
-            answer = self.event(effect.survey_id)
-            assert isinstance(answer, Observation)
-            return recalled(self.state, skills_from(answer))
+            answer = self.event(effect.survey_id) if effect.survey_id else None
+            skills = skills_from(answer) if isinstance(answer, Observation) else ()
+            return recalled(self.state, skills, self.notes)
         if isinstance(effect, Append):
             return effect
         action, answered = self.event(effect.action_id), self.event(effect.answer_id)

@@ -9,6 +9,7 @@ from broker.events import AgentSpec, Event, ModelReply, WorkspaceSpec
 from broker.specs import handles_requests
 from broker.tool_specs import ToolSpec
 from controller_worker.agents import tool_schemas
+from controller_worker.agents.note_tool import NOTE
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.task_list import TASK_TRACKER
 from controller_worker.agents.tool_calls import events_of_reply
@@ -29,6 +30,7 @@ class CodeActAgent:
             (can_condense, tool_schemas.REQUEST_CONDENSATION),
             (spec.enable_jupyter, tool_schemas.EXECUTE_IPYTHON_CELL),
             (spec.enable_plan_mode, TASK_TRACKER),
+            (spec.memory is not None, NOTE),
             (spec.enable_editor, tool_schemas.STR_REPLACE_EDITOR),
         )
         own = tuple(tool for is_enabled, tool in offered if is_enabled)

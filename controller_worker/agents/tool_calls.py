@@ -54,6 +54,7 @@ from controller_worker.agents.locating import (
     SEARCH_CODE_SNIPPETS,
     code_search_action,
 )
+from controller_worker.agents.note_tool import note_action
 from controller_worker.agents.searching import glob_action, grep_action, view_action
 from controller_worker.agents.task_list import task_tracking_action, task_tracking_observation
 
@@ -265,6 +266,7 @@ _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
     "propose_plan": _plan,
     "request_condensation": lambda _: CondensationRequestAction(),
     "task_tracker": task_tracking_action,
+    "note": note_action,
     "grep": grep_action,
     "glob": glob_action,
     "view": view_action,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from broker.actions import AgentFinishAction, CmdRunAction, FileReadAction, MessageAction, SystemMessageAction
 from broker.agent_state import AgentState
 from broker.events import Action, Event, EventSource, ModelReply, Observation
+from broker.notes import Note
 from broker.observations import (
     AgentStateChangedObservation,
     CmdOutputObservation,
@@ -72,6 +73,7 @@ class ConversationMemory:
         self._places: dict[int, _Shown] = {}
         self._masks: dict[int, str] = {}
         self._skills: set[str] = set()
+        self._notes: set[Note] = set()
         self._turn: OpenTurn | None = None
         # What the next reply may not have seen, as it was before it was joined on: the tail of what is shown.
         self._since_reply: list[tuple[int, Message]] = []
@@ -185,7 +187,7 @@ class ConversationMemory:
         return tuple(part for n, url in enumerate(urls, 1) for part in (TextPart(f"Image {n}:"), ImagePart(url)))
 
     def _recalled(self, recall: RecallObservation) -> Message | None:
-        """Return what a recall found, without the skills that are shown already."""
+        """Return what a recall found, without the skills and notes that are shown already."""
         options = self._options
         if not options.shows_recalls:
             return None
@@ -195,7 +197,9 @@ class ConversationMemory:
             if skill.name not in self._skills and skill.name not in options.disabled_skills
         )
         self._skills |= {skill.name for skill in recall.microagent_knowledge}
-        content = self._content_of(recall.model_copy(update={"microagent_knowledge": skills}))
+        notes = tuple(note for note in recall.notes or () if note not in self._notes)
+        self._notes |= set(notes)
+        content = self._content_of(recall.model_copy(update={"microagent_knowledge": skills, "notes": notes}))
         return Message("user", content) if content else None
 
     def _is_silence(self) -> bool:

@@ -38,6 +38,7 @@ VERBS = {
     "budget": ("deckhands.cli.budget", "Budgets: what tenants and experiments may spend, and have spent."),
     "up": ("deckhands.cli.serve", "Keep a cluster up on this machine, for other terminals to use."),
     "secret": ("deckhands.cli.secret", "Give commands a secret that nobody can read; list or remove it."),
+    "notes": ("deckhands.cli.notes", "What agents have written down for later conversations."),
     "doctor": ("deckhands.cli.doctor", "Say what this machine can do, and whether the store serves."),
     "controller": ("deckhands.cli.serve", "Run one controller worker against DECKHANDS_URL."),
     "tools": ("deckhands.cli.serve", "Run one tool worker against DECKHANDS_URL."),

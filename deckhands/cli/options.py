@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from pydantic import ValidationError
 
 from broker.allowed_hosts import host_rules
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.skills import skills_in
-from broker.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec
+from broker.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
 from broker.tool_specs import MAX_SCHEMA_CHARS
 from deckhands.client import check_task, output_of
 from deckhands.settings import SANDBOXES
@@ -68,6 +69,8 @@ def task_options(command: F) -> F:
             show_default=True,
             help="How often --check and --critic may refuse a finish.",
         ),
+        click.option("--memory", metavar="PROJECT", help="Let the agent keep notes under this name and recall them."),
+        click.option("--user", default="", help="Whose notes those are; everybody's if not given."),
         click.option(
             "--confirm",
             type=click.Choice(["never", "risky", "always"]),
@@ -161,10 +164,27 @@ def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
         llm=LLMSpec(model=model),
         goal=_goal_of(options),
         output=_output_in(options["output_schema"]) if options["output_schema"] else None,
+        memory=None if options["memory"] is None else memory_of(options["memory"], options["user"]),
         confirmation=policy,
         skills=skills_in(Path.home()),
         enable_workspace_skills=True,
     )
+
+
+def memory_of(project: str, user: str) -> MemorySpec:
+    """Return which notebook is meant.
+
+    Raises:
+        UsageError: it cannot have such a name.
+    """
+    try:
+        return MemorySpec(user=user, project=project)
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        raise UsageError(
+            f"A {name} cannot be called {user if name == 'user' else project!r}.",
+            remedy="Use up to 64 letters, digits, '.', '_' and '-'.",
+        ) from None
 
 
 def _goal_of(options: dict[str, Any]) -> GoalSpec | None:

@@ -20,11 +20,13 @@ from broker.actions import CmdRunAction, CondensationAction, MCPAction, MessageA
 from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import AgentSpec, Event, Part, plain_json, replace_surrogates
 from broker.loop_policy import LoopPolicy
+from broker.notes import Note
 from broker.observations import CmdOutputObservation, FileReadObservation, MCPObservation
 from broker.specs import (
     DEFAULT_CONDENSER,
     AmortizedForgettingCondenserSpec,
     GoalSpec,
+    MemorySpec,
     NoOpCondenserSpec,
     OutputSpec,
     Skill,
@@ -88,6 +90,7 @@ def _parts(part: type) -> st.SearchStrategy[Any]:
         "max_seconds": st.none() | st.floats(0.01, 1e6),
         "goal": st.none() | st.just(GoalSpec(check="make test", max_refusals=0, timeout_seconds=1.5)),
         "output": st.none() | st.just(OutputSpec(json_schema={"type": "object", "required": ["a"]})),
+        "memory": st.none() | st.just(MemorySpec(user="ada", project="engine")),
         "tenant": st.from_regex(r"[A-Za-z0-9_.-]{0,64}", fullmatch=True),
         "experiment": st.from_regex(r"[A-Za-z0-9_.-]{0,64}", fullmatch=True),
         "loop_policy": st.sampled_from([LoopPolicy(), LoopPolicy(responses=("nudge", "park"), monologue=5)]),
@@ -111,7 +114,11 @@ st.register_type_strategy(
     ),
 )
 st.register_type_strategy(Skill, st.builds(Skill, name=st.text("abc_", min_size=1, max_size=9), content=texts))
-for _part in set(Part.__subclasses__()) - {Skill}:
+st.register_type_strategy(
+    Note,
+    st.builds(Note, id=st.text("ab9", min_size=1, max_size=8), text=st.text("ab ü", min_size=1, max_size=20)),
+)
+for _part in set(Part.__subclasses__()) - {Skill, Note}:
     st.register_type_strategy(_part, _parts(_part))
 
 

@@ -88,6 +88,7 @@ FULL = State(
     acceptance=Acceptance(
         check_id=41, refusals=1, is_refused=True, is_checked=True, is_accepted=True, is_by_critic=True, corrections=2
     ),
+    note_taking=(PendingAction(40, METADATA),),
 )
 
 
@@ -139,7 +140,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        15,
+        16,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
@@ -158,7 +159,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             *("reply_id", "recent", "loop", "loops_met", "recovery"),
             *("asked_id", "answer_id", "confirmed_id"),
             *("parent", "delegate_level", "delegates", "delegated_iterations", "delegated_usd"),
-            *("order", "result_id", "plan", "acceptance"),
+            *("order", "result_id", "plan", "acceptance", "note_taking"),
         ],
     )
 

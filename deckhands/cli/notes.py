@@ -1,0 +1,140 @@
+"""`deckhands notes`: what agents have written down for later conversations, to be read, written and erased."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from broker.clock import SystemClock
+from broker.errors import UsageError
+from broker.ids import new_key
+from broker.notebooks import Notebooks
+from broker.notes import ID_CHARS, MAX_NOTE_CHARS, Note, Notebook
+from broker.specs import MemorySpec
+from deckhands.cli.options import json_option, memory_of
+from deckhands.cli.output import note as say
+from deckhands.cli.output import print_json, table
+from deckhands.cli.reach import cluster_client
+from deckhands.home import Home
+from deckhands.notebook_file import NotebookFile, notebooks_in
+from deckhands.rendering import clean
+from deckhands.settings import FaceSettings
+
+
+@click.command()
+@click.argument("project", required=False)
+@click.option("--user", default="", help="Whose notes; everybody's if not given.")
+@click.option("--tenant", default="", help="Of which tenant of a cluster.")
+@click.option("--write", "text", help="Add a note of your own.")
+@click.option("--keyword", "keywords", multiple=True, help="Recall it when a message mentions this word, not always.")
+@click.option("--forget", "note_id", metavar="ID", help="Remove one note.")
+@click.option("--erase", is_flag=True, help="Remove all notes of the notebook.")
+@click.option("--local", is_flag=True, help="The notes of `deckhands run` here, though there is a cluster.")
+@json_option
+def notes(*, project: str | None, user: str, tenant: str, local: bool, as_json: bool, **wanted: Any) -> None:
+    """Show the notes that agents keep about PROJECT, or write and erase them. Without PROJECT: list the notebooks."""
+    settings = FaceSettings.from_env()
+    is_local = local or (settings.url is None and Home(settings.home).cluster_url is None)
+    changes = [name for name in ("text", "note_id", "erase") if wanted[name]]
+    if len(changes) > 1 or (changes and project is None):
+        raise UsageError(
+            "It is not clear what is to be done.", remedy="Name one PROJECT, and one of --write, --forget and --erase."
+        )
+    if is_local and tenant:
+        raise UsageError("The notes of `deckhands run` have no tenant.", remedy="Leave --tenant out.")
+    if project is None:
+        _show_notebooks(asyncio.run(_all(settings, is_local=is_local)), as_json=as_json)
+        return
+    memory = memory_of(project, user)
+    book = Notebook.of(memory, tenant=tenant)
+    if not changes:
+        _show(asyncio.run(_notes(settings, memory, book, is_local=is_local)), as_json=as_json)
+        return
+    say(asyncio.run(_change(settings, memory, book, is_local=is_local, **wanted)))
+
+
+def _show_notebooks(books: dict[Notebook, int], *, as_json: bool) -> None:
+    if as_json:
+        for book, count in books.items():
+            print_json({"tenant": book.tenant, "user": book.user, "project": book.project, "notes": count})
+        return
+    rows = [(book.project or "-", book.user or "-", book.tenant or "-", str(count)) for book, count in books.items()]
+    click.echo("\n".join(table(("PROJECT", "USER", "TENANT", "NOTES"), rows)))
+
+
+def _show(found: Sequence[Note], *, as_json: bool) -> None:
+    for note in found:
+        if as_json:
+            print_json(note.model_dump(mode="json"))
+            continue
+        day = f"{note.written:%Y-%m-%d}" if note.written else "-"
+        words = f"  [{', '.join(note.keywords)}]" if note.keywords else ""
+        click.echo(clean(f"{note.id}  {day}{words}  {note.text}"))
+
+
+async def _all(settings: FaceSettings, *, is_local: bool) -> dict[Notebook, int]:
+    if is_local:
+        return dict(notebooks_in(Home(settings.home).notes))
+    async with cluster_client(settings) as client:
+        return await Notebooks(client.store).all()
+
+
+async def _notes(settings: FaceSettings, memory: MemorySpec, book: Notebook, *, is_local: bool) -> Sequence[Note]:
+    if is_local:
+        return NotebookFile(Home(settings.home).notes, memory).notes
+    async with cluster_client(settings) as client:
+        return await Notebooks(client.store).notes(book)
+
+
+async def _change(
+    settings: FaceSettings,
+    memory: MemorySpec,
+    book: Notebook,
+    *,
+    is_local: bool,
+    text: str | None,
+    keywords: tuple[str, ...],
+    note_id: str | None,
+    erase: bool,
+) -> str:
+    """Do it, and return what to tell a person."""
+    note = None if text is None else _note_of(text, keywords)
+    file = NotebookFile(Home(settings.home).notes, memory)
+    if is_local:
+        if note is not None:
+            file.write(note)
+        elif erase:
+            file.erase()
+        else:
+            _found(file.forget(note_id or ""), note_id)
+    else:
+        async with cluster_client(settings) as client:
+            books = Notebooks(client.store)
+            if note is not None:
+                await books.write(book, note)
+            elif erase:
+                await books.erase(book)
+            else:
+                _found(await books.forget(book, note_id or ""), note_id)
+    if note is not None:
+        return f"Noted under the id {note.id}."
+    return "The notebook is empty." if erase else f"The note {note_id} is forgotten."
+
+
+def _note_of(text: str, keywords: tuple[str, ...]) -> Note:
+    try:
+        note_id, now = new_key()[:ID_CHARS], SystemClock().now()
+        return Note(id=note_id, text=text.strip(), keywords=keywords, written=now)
+    except ValidationError as error:
+        raise UsageError(
+            f"The note has {len(text.strip())} characters.", remedy=f"Use 1 to {MAX_NOTE_CHARS}."
+        ) from error
+
+
+def _found(is_found: bool, note_id: str | None) -> None:
+    if not is_found:
+        raise UsageError(f"There is no note {note_id!r}.", remedy="`deckhands notes PROJECT` lists them.")

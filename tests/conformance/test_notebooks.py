@@ -1,0 +1,60 @@
+"""Notebooks in the store: kept apart, bounded, erased."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.errors import UsageError
+from broker.notebooks import Notebooks
+from broker.notes import MAX_NOTES, Note, Notebook
+from broker.store import Store
+
+MINE = Notebook("", "ada", "engine")
+OTHERS = (Notebook("acme", "ada", "engine"), Notebook("", "", "engine"), Notebook("", "ada", ""))
+
+
+async def test_a_note_is_written_replaced_and_forgotten(store: Store) -> None:
+    books = Notebooks(store)
+    await books.write(MINE, Note(id="a", text="old"))
+    await books.write(MINE, Note(id="a", text="new", keywords=("x",)))
+    await books.write(MINE, Note(id="b", text="other"))
+    assert await books.notes(MINE) == (Note(id="a", text="new", keywords=("x",)), Note(id="b", text="other"))
+    assert await books.forget(MINE, "a") is True
+    assert await books.forget(MINE, "a") is False
+    assert await books.notes(MINE) == (Note(id="b", text="other"),)
+
+
+async def test_nobody_reads_anothers_notes(store: Store) -> None:
+    books = Notebooks(store)
+    await books.write(MINE, Note(id="a", text="mine"))
+    for other in OTHERS:
+        assert await books.notes(other) == ()
+        await books.write(other, Note(id="b", text="theirs"))
+    assert await books.all() == dict.fromkeys(sorted((MINE, *OTHERS)), 1)
+    await books.erase(MINE)
+    assert await books.notes(MINE) == ()
+    assert await books.all() == dict.fromkeys(sorted(OTHERS), 1)
+
+
+async def test_a_full_notebook_takes_no_more_however_many_write_at_once(store: Store) -> None:
+    books = Notebooks(store)
+    notes = [Note(id=f"n{n}", text="x") for n in range(MAX_NOTES + 20)]
+    outcomes = await asyncio.gather(*(books.write(MINE, note) for note in notes), return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, UsageError)]
+    assert len(refused) >= 20
+    assert len(await books.notes(MINE)) <= MAX_NOTES
+    await books.erase(MINE)
+    for note in notes[:MAX_NOTES]:
+        await books.write(MINE, note)
+    with pytest.raises(UsageError, match="holds 200 notes"):
+        await books.write(MINE, notes[-1])
+    assert len(await books.notes(MINE)) == MAX_NOTES
+
+
+async def test_what_cannot_be_read_is_left_out(store: Store) -> None:
+    books = Notebooks(store)
+    await books.write(MINE, Note(id="a", text="x"))
+    await store.connection.call("HSET", "deck:{0}:notes:/ada/engine", "b", '{"id": "b", "from": "the future"}')
+    assert [note.id for note in await books.notes(MINE)] == ["a"]

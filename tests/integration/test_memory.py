@@ -1,0 +1,113 @@
+"""Notes on a real store: written by one conversation, recalled by the next, without secrets, once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from broker.event_log import EventLog
+from broker.events import AgentSpec, ConversationCreated, Event, LLMSpec
+from broker.masking import MASK
+from broker.notebooks import Notebooks
+from broker.notes import Note, NoteAction, Notebook, NoteObservation
+from broker.observations import RecallObservation
+from broker.ownership import Claimed
+from broker.secrets import Secrets
+from broker.specs import MemorySpec, Tenancy
+from controller_worker.answering import answered
+from controller_worker.controller import TakeNote
+from controller_worker.conversation_loop import ConversationLoop
+from controller_worker.replay import replay
+from tests.controller_parts import said
+from tests.conversation_hands import CID, WORKER, Hands
+
+BOOK = Notebook("acme", "ada", "engine")
+SECRET = "c4n4ry-9f8e7d6c"
+
+
+def noting(**arguments: Any) -> dict[str, Any]:
+    return {"tool_calls": [{"name": "note", "arguments": arguments}]}
+
+
+def fields_of(hands: Hands) -> dict[str, Any]:
+    script = f"scripted/{hands.folder / 'script.json'}"
+    memory = MemorySpec(user="ada", project="engine")
+    return {"agent": AgentSpec(llm=LLMSpec(model=script), memory=memory), "tenancy": Tenancy(tenant="acme")}
+
+
+async def events_of(hands: Hands, conversation_id: str, task: str) -> list[Event]:
+    """Run another conversation with the same notebook, whose model finishes at once."""
+    (hands.folder / "other.json").write_text(json.dumps({"turns": []}))
+    fields = fields_of(hands)
+    llm = LLMSpec(model=f"scripted/{hands.folder / 'other.json'}")
+    fields["agent"] = fields["agent"].model_copy(update={"llm": llm})
+    await hands.log.create(ConversationCreated(conversation_id=conversation_id, **fields), [said(task)], key="begin")
+    claimed = await hands.owners.claim(conversation_id, WORKER)
+    assert isinstance(claimed, Claimed)
+    loop = ConversationLoop(claimed, hands.services, on_gone=lambda _: None)
+    hands.loops.append(loop)
+    loop.wake(has_news=False)
+    await hands.at_rest(loop)
+    return await hands.log.read(conversation_id)
+
+
+async def test_what_one_conversation_notes_the_next_recalls(hands: Hands) -> None:
+    await hands.begin(
+        noting(command="write", text="Use make."),
+        noting(command="write", text="Ask first.", keywords=["deploy"]),
+        noting(command="list"),
+        **fields_of(hands),
+    )
+    await hands.go()
+    events = await hands.events()
+    first, second, shown = (event for event in events if isinstance(event, NoteObservation))
+    assert first.written is not None
+    assert (first.content, first.written.conversation_id) == (f"Noted under the id {first.written.id}.", CID)
+    assert shown.content.startswith("2 of at most 200 notes:\n")
+    assert replay(events).divergence is None
+    later = await events_of(hands, "conversation-2", "Deploy it")
+    (recall,) = (event for event in later if isinstance(event, RecallObservation))
+    assert recall.notes == (first.written, second.written)
+    assert replay(later).divergence is None
+    await Notebooks(hands.store).erase(BOOK)
+    assert replay(await hands.log.read("conversation-2")).divergence is None
+    (recall,) = (e for e in await events_of(hands, "conversation-3", "Deploy") if isinstance(e, RecallObservation))
+    assert recall.notes is None
+
+
+async def test_a_note_is_forgotten_and_replaced(hands: Hands) -> None:
+    books = Notebooks(hands.store)
+    for note_id in ("a", "b"):
+        await books.write(BOOK, Note(id=note_id, text="old"))
+    await hands.begin(
+        noting(command="forget", id="a"),
+        noting(command="forget", id="zz"),
+        noting(command="write", id="b", text="new"),
+        **fields_of(hands),
+    )
+    await hands.go()
+    told = [event.content for event in await hands.events() if isinstance(event, NoteObservation)]
+    assert told == ["The note a is forgotten.", "There is no note zz (any more).", "Noted under the id b."]
+    assert [note.text for note in await books.notes(BOOK)] == ["new"]
+
+
+async def test_a_worker_that_dies_before_the_answer_writes_no_second_note(hands: Hands) -> None:
+    await hands.begin(noting(command="write", text="Use make."), **fields_of(hands))
+    loop = await hands.go()
+    action = next(event for event in await hands.events() if isinstance(event, NoteAction))
+    again = await answered(hands.log, hands.services.notebooks, loop.state, TakeNote(action.id))
+    told = next(event for event in await hands.events() if isinstance(event, NoteObservation))
+    assert [event.model_copy(update={"id": told.id, "timestamp": told.timestamp}) for event in again.events] == [told]
+    assert len(await Notebooks(hands.store).notes(BOOK)) == 1
+
+
+async def test_no_secret_reaches_a_notebook(hands: Hands) -> None:
+    secrets = Secrets(hands.store, lambda: bytes(32))
+    await secrets.put(CID, "TOKEN", SECRET)
+    hands.log = EventLog(hands.store, secrets)
+    hands.services = replace(hands.services, log=hands.log)
+    await hands.begin(noting(command="write", text=f"The token is {SECRET}."), **fields_of(hands))
+    await hands.go()
+    (note,) = await Notebooks(hands.store).notes(BOOK)
+    assert note.text == f"The token is {MASK}."
