@@ -236,7 +236,7 @@ async def test_an_unknown_agent_is_an_error_of_its_conversation(hands: Hands) ->
     assert isinstance(change, AgentStateChangedObservation)
     assert (change.agent_state, change.reason) == (
         AgentState.ERROR,
-        "UsageError: There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent, ReadOnlyAgent.",
+        "UsageError: There is no agent named 'NoSuchAgent'. Known agents: " + ", ".join(sorted(AGENTS)) + ".",
     )
     assert standing(events).is_settled
     row = await Conversations(hands.store).row(CID)
