@@ -16,6 +16,7 @@ from broker.observations import AgentStateChangedObservation, ErrorObservation, 
 from broker.ownership import Claimed, NotClaimed
 from broker.specs import NoOpCondenserSpec
 from broker.standing import standing
+from controller_worker.agents.registry import AGENTS
 from controller_worker.condensers.noop import NoOpCondenser
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.conversation_memory import PromptOptions

@@ -124,7 +124,7 @@ for _part in set(Part.__subclasses__()) - {Skill, Note}:
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 58
+    assert len(KINDS) == 60
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 
