@@ -1,7 +1,7 @@
 """The log of each conversation: append, read, tail, fork.
 
-Holds: event ids are 1, 2, 3 … without gaps; everything goes through the function `append`, whose outcomes are the
-types below; an append whose reply is lost is repeated until its outcome is known, and is not written twice.
+Holds: event ids are 1, 2, 3 … without gaps; everything goes through the function `append`, whose outcomes are types
+(`append_outcomes`); an append whose reply is lost is repeated until its outcome is known, and is not written twice.
 Does not: trim a live log.
 Keys: `deck:{k}:c:<id>:events`, and the conversation's blobs.
 """
@@ -14,9 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker import codec
+from broker.append_outcomes import Appended as Appended  # noqa: PLC0414  (whoever appends gets them from here)
+from broker.append_outcomes import Closed as Closed  # noqa: PLC0414
+from broker.append_outcomes import Conflict as Conflict  # noqa: PLC0414
+from broker.append_outcomes import Duplicate as Duplicate  # noqa: PLC0414
+from broker.append_outcomes import Fenced as Fenced  # noqa: PLC0414
+from broker.append_outcomes import Outcome as Outcome  # noqa: PLC0414
+from broker.append_outcomes import outcome_of
 from broker.blobs import Blobs
 from broker.connection import Argument
-from broker.errors import CorruptEntry, EventsLost, StoreError, StoreTooNew, UnknownConversation, UsageError
+from broker.errors import CorruptEntry, EventsLost, StoreTooNew, UnknownConversation, UsageError
 from broker.events import ConversationCreated, Event, replace_surrogates
 from broker.ids import check_conversation_id, new_key
 from broker.masking import Masker
@@ -29,39 +36,15 @@ TAIL_BLOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """Written, under the ids first to last."""
+class News:
+    """What an owner finds who has been rung.
 
-    first_id: int
-    last_id: int
+    Attributes:
+        is_watched: somebody looks on while replies are written; see `live_text`.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Duplicate:
-    """Written by an earlier call with the same key, under the ids first to last."""
-
-    first_id: int
-    last_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """Refused: another worker has taken over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """Refused: the log has grown since the decision was made; read on from there and decide again."""
-
-    last_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """Refused: the conversation takes no more events."""
-
-
-Outcome = Appended | Duplicate | Fenced | Conflict | Closed
+    events: list[Event]
+    is_watched: bool
 
 
 class EventLog:
@@ -219,18 +202,22 @@ class EventLog:
             await self.last_id(conversation_id)
         return events
 
-    async def news(self, ownership: Ownership, *, after: int) -> list[Event]:
+    async def news(self, ownership: Ownership, *, after: int) -> News:
         """Return the events above `after`, as the owner who has been rung: later appends ring again."""
         names = self._store.keys(ownership.conversation_id)
-        _, batch = await self._store.persist(
+        _, batch, is_watched = await self._store.persist(
             lambda: self._store.connection.call_many(
-                [("HDEL", names.meta, "rung"), ("XRANGE", names.events, f"{after + 1}-0", "+", "COUNT", READ_BATCH)]
+                [
+                    ("HDEL", names.meta, "rung"),
+                    ("XRANGE", names.events, f"{after + 1}-0", "+", "COUNT", READ_BATCH),
+                    ("EXISTS", names.watched),
+                ]
             )
         )
         events = [_decode(entry_id, fields, after + n) for n, (entry_id, fields) in enumerate(batch, 1)]
         if len(batch) == READ_BATCH:
             events += await self.read(ownership.conversation_id, after=after + READ_BATCH)
-        return events
+        return News(events, bool(is_watched))
 
     async def tail(self, conversation_id: str, *, after: int = 0) -> AsyncIterator[Event]:
         """Yield the events above `after`, then each new one as it is appended; never ends by itself.
@@ -342,22 +329,9 @@ class EventLog:
             answered = (answers or {}).get(position, "")
             arguments += (entry, _route(event) if position in dispatch else "", answered)
         reply = await self._store.function("deck_append", (names.root, names.shard.root), *arguments)
-        match reply:
-            case ["appended", first, last]:
-                return Appended(first, last)
-            case ["duplicate", first, last]:
-                return Duplicate(first, last)
-            case ["fenced"]:
-                return Fenced()
-            case ["conflict", last]:
-                return Conflict(last)
-            case ["closed"]:
-                return Closed()
-            case ["exists"]:
-                return None
-            case ["missing"]:
-                raise UnknownConversation(conversation_id)
-        raise StoreError(f"The function append answered {reply!r}.")
+        if reply == ["missing"]:
+            raise UnknownConversation(conversation_id)
+        return None if reply == ["exists"] else outcome_of(reply)
 
     async def _entry(self, conversation_id: str, event: Event, masker: Masker) -> bytes:
         wire = event.wire()

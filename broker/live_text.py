@@ -52,13 +52,6 @@ class LiveText:
         self._live, self._watched = keys.live, keys.watched
         self._seen = b"0-0"
 
-    async def is_watched(self) -> bool:
-        """Say whether somebody looks on; not when the store cannot be reached."""
-        try:
-            return bool(await self._store.connection.call("EXISTS", self._watched))
-        except (StoreUnavailable, OutcomeUnknown):
-            return False
-
     async def announce(self) -> None:
         """Say that somebody looks on, for half a minute; `watch` goes on saying it."""
         await self._store.connection.call("SET", self._watched, "1", "PX", int(WATCHED_SECONDS * 1000))

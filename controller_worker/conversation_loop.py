@@ -83,6 +83,7 @@ class ConversationLoop:
         self._is_gone = False
         self._is_restored = False
         self._has_news = False
+        self._is_watched = False
         self._task: asyncio.Task[None] | None = None
         self._call: asyncio.Task[None] | None = None
         self._gate = CallGate(services.gates, claimed.ownership)
@@ -208,8 +209,8 @@ class ConversationLoop:
             await self._restore()
         if self._has_news:
             self._has_news = False
-            news = await self._services.log.news(self.ownership, after=self.state.version)
-            await self._take_in(news, fold(self.state, news))
+            events = await self._news(after=self.state.version)
+            await self._take_in(events, fold(self.state, events))
 
     async def _restore(self) -> None:
         """Fold the log from the latest snapshot, or from its beginning."""
@@ -225,12 +226,17 @@ class ConversationLoop:
             state = State()  # the store has lost its end, and the snapshot tells of events that are no more
         # Read as news: a ring that came since the claim is answered by this, and the next event rings again.
         self._has_news = False
-        tail = await services.log.news(self.ownership, after=state.version)
+        tail = await self._news(after=state.version)
         self._snapshot_version = state.version
         self.state = fold(state, tail)
         self._agent = create_agent(self.state.agent)
         await self._gate.catch_up(self.state)
         self._is_restored = True
+
+    async def _news(self, *, after: int) -> list[Event]:
+        news = await self._services.log.news(self.ownership, after=after)
+        self._is_watched = news.is_watched
+        return news.events
 
     async def _take_in(self, events: list[Event], state: State) -> None:
         """Go on to the state after these events, and remember them for the next prompt."""
@@ -324,7 +330,7 @@ class ConversationLoop:
 
     async def _ask_model(self, effect: CallModel, question: Question) -> None:
         """Call the model once and leave the answer for the loop."""
-        answer = await asked(self._services, self._gate, self.state, effect, question)
+        answer = await asked(self._services, self._gate, self.state, effect, question, is_watched=self._is_watched)
         if self._call is not asyncio.current_task():
             return  # cancelled too late to notice; nobody waits for the answer any more
         self._call = None

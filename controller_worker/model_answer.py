@@ -37,9 +37,15 @@ class ModelAnswer:
         return assessed(events, state.agent.confirmation, state.workspace)
 
 
-async def asked(services: Services, gate: CallGate, state: State, call: CallModel, question: Question) -> ModelAnswer:
-    """Make one call; a failure is an answer too."""
-    async with shown(services.store, question.request, attempt=call.attempt) as request:
+async def asked(
+    services: Services, gate: CallGate, state: State, call: CallModel, question: Question, *, is_watched: bool
+) -> ModelAnswer:
+    """Make one call; a failure is an answer too.
+
+    Args:
+        is_watched: somebody looks on while the model writes.
+    """
+    async with shown(services.store, question.request, attempt=call.attempt, is_watched=is_watched) as request:
         result = await ask(
             services.models,
             question.llm,

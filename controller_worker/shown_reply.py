@@ -1,6 +1,6 @@
 """Shows a reply on its way to those who look on.
 
-Holds: a call that nobody watches is not streamed and costs one look into the store; pieces are gathered, so that a
+Holds: a call that nobody watches is not streamed and costs nothing; pieces are gathered, so that a
 model's speed never becomes the store's load; what is shown is never used.
 """
 
@@ -19,16 +19,17 @@ GATHER_SECONDS = 0.1
 
 
 @contextlib.asynccontextmanager
-async def shown(store: Store, request: ModelRequest, *, attempt: int) -> AsyncIterator[ModelRequest]:
+async def shown(store: Store, request: ModelRequest, *, attempt: int, is_watched: bool) -> AsyncIterator[ModelRequest]:
     """Give the request as it is to be made: streamed, if somebody looks on.
 
     Args:
         attempt: which call of its step it is, from 1.
+        is_watched: somebody looks on.
     """
-    live = LiveText(store, request.conversation_id)
-    if request.service != "agent" or not await live.is_watched():
+    if request.service != "agent" or not is_watched:
         yield request
         return
+    live = LiveText(store, request.conversation_id)
     gathered = _Gathered(live, f"{request.iteration + 1}.{attempt}")
     try:
         yield replace(request, on_delta=gathered.add)

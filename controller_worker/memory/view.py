@@ -34,13 +34,15 @@ from broker.observations import (
 )
 from broker.planning import PlanAcceptedObservation
 
-_NEVER_SHOWN = (
-    NullAction,
-    NullObservation,
-    ChangeAgentStateAction,
-    AgentStateChangedObservation,
-    SurveyAction,
-    SurveyObservation,
+_NEVER_SHOWN = frozenset(
+    {
+        NullAction,
+        NullObservation,
+        ChangeAgentStateAction,
+        AgentStateChangedObservation,
+        SurveyAction,
+        SurveyObservation,
+    }
 )
 
 
@@ -169,7 +171,7 @@ def is_shown(event: Event) -> bool:
     """Say whether an event counts in the View."""
     if isinstance(event, CmdRunAction | CmdOutputObservation) and event.hidden:
         return False
-    is_silent = isinstance(event, _NEVER_SHOWN) and event.tool_call_metadata is None
+    is_silent = type(event) in _NEVER_SHOWN and event.tool_call_metadata is None
     return isinstance(event, Action | Observation) and not is_silent
 
 

@@ -53,10 +53,20 @@ async def test_mail_is_coalesced_until_the_news_are_read(store: Store) -> None:
     await log.append(CID, [message("a")])
     await log.append(CID, [message("b")])
     assert await mail_of(store, "w1") == [CID]
-    assert [event.id for event in await log.news(ownership, after=1)] == [2, 3]
+    assert [event.id for event in (await log.news(ownership, after=1)).events] == [2, 3]
     await log.append(CID, [message("c")])
     assert await mail_of(store, "w1") == [CID, CID]
-    assert [event.id for event in await log.news(ownership, after=3)] == [4]
+    assert [event.id for event in (await log.news(ownership, after=3)).events] == [4]
+
+
+async def test_the_news_say_whether_somebody_looks_on(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    log = EventLog(store)
+    assert not (await log.news(ownership, after=0)).is_watched
+    await store.connection.call("SET", store.keys(CID).watched, "1")
+    assert (await log.news(ownership, after=0)).is_watched
 
 
 async def test_the_ready_stream_hands_each_conversation_to_one_worker(store: Store) -> None:

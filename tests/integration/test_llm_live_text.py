@@ -39,7 +39,7 @@ async def test_who_looks_on_sees_pieces(valkey_store: Store) -> None:
     live = LiveText(valkey_store, "c1")
     await live.announce()
     watching = asyncio.create_task(watched(valkey_store, 3))
-    async with shown(valkey_store, REQUEST, attempt=1) as request:
+    async with shown(valkey_store, REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         for delta in (Delta("thinking", "Hm."), Delta("text", "Good "), Delta("text", "day, 你"), Delta("call", "f {")):
             request.on_delta(delta)
@@ -53,7 +53,7 @@ async def test_who_looks_on_sees_pieces(valkey_store: Store) -> None:
 async def test_pieces_come_while_the_reply_is_on_its_way(valkey_store: Store) -> None:
     await LiveText(valkey_store, "c1").announce()
     watching = asyncio.create_task(watched(valkey_store, 1))
-    async with shown(valkey_store, REQUEST, attempt=2) as request:
+    async with shown(valkey_store, REQUEST, attempt=2, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "first"))
         assert await asyncio.wait_for(watching, 20) == [Piece("3.2", "text", "first")]
@@ -61,7 +61,7 @@ async def test_pieces_come_while_the_reply_is_on_its_way(valkey_store: Store) ->
 
 
 async def test_nobody_looks_on(valkey_store: Store) -> None:
-    async with shown(valkey_store, REQUEST, attempt=1) as request:
+    async with shown(valkey_store, REQUEST, attempt=1, is_watched=False) as request:
         assert request is REQUEST
     assert await valkey_store.connection.call("EXISTS", valkey_store.keys("c1").live) == 0
 
@@ -88,8 +88,9 @@ async def test_what_came_after_the_last_look_is_not_missed(valkey_store: Store) 
 
 async def test_a_store_that_is_gone_costs_the_pieces_and_not_the_call(valkey_store: Store, tmp_path: Path) -> None:
     store = replace(valkey_store, connection=MultiplexedConnection(f"unix://{tmp_path}/nobody"))
-    async with shown(store, REQUEST, attempt=1) as request:
-        assert request is REQUEST
+    async with shown(store, REQUEST, attempt=1, is_watched=True) as request:
+        assert request.on_delta is not None
+        request.on_delta(Delta("text", "to nobody"))
     await LiveText(store, "c1").show([Piece("3.1", "text", "to nobody")])
 
 
