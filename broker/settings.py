@@ -31,7 +31,13 @@ class BrokerSettings:
         pools: what this tool worker can do, separated by commas.
         tools: tools that this tool worker offers, `module:attribute`, separated by commas.
         mcp: a file that names the MCP servers whose tools this tool worker offers.
-        sandbox: strongest sandbox to use here: `auto`, `bwrap` or `none`.
+        sandbox: what workspaces run in here: `auto`, `bwrap`, `docker` or `none`.
+        docker_images: patterns of images that containers may have, separated by commas; the first is used where none is
+            asked for.
+        docker_host: address of the engine, if it is not the usual one.
+        docker_cpus: how many a container may keep busy; 0: all.
+        workspace_memory_bytes: bound for all programs of a workspace together; 0: half of the machine's.
+        workspace_processes: how many it may have at once.
         egress: hosts that workspaces of this tool worker may be given, separated by commas; `none`; empty: any, and the
             whole network too.
         egress_private: networks that they may reach by name although they are not public, separated by commas.
@@ -62,6 +68,11 @@ class BrokerSettings:
     tools: str = ""
     mcp: str = ""
     sandbox: str = "auto"
+    docker_images: str = ""
+    docker_host: str = ""
+    docker_cpus: float = 0.0
+    workspace_memory_bytes: int = 0
+    workspace_processes: int = 4096
     egress: str = ""
     egress_private: str = ""
     egress_bytes: int = 20 * 2**30

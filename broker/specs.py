@@ -324,14 +324,16 @@ class WorkspaceSpec(Part):
 
     Attributes:
         path: an existing directory on the tool worker's node; None makes an empty one.
-        sandbox: `auto` (the strongest that works on the node), `bwrap` or `none`.
+        sandbox: `auto` (what the node demands), `bwrap`, `docker` or `none`.
+        image: of the container, for the sandbox `docker`; the node's first if empty.
         network: whether commands may reach the network.
         allow: the hosts that they may reach although they have no network, by a proxy; see `allowed_hosts`.
         pool: the action stream of the tool workers that may take the conversation.
     """
 
     path: str | None = None
-    sandbox: Literal["auto", "bwrap", "none"] = "auto"
+    sandbox: Literal["auto", "bwrap", "docker", "none"] = "auto"
+    image: str = ""
     network: bool = False
     allow: tuple[str, ...] = ()
     pool: str = "bash"
@@ -346,6 +348,8 @@ class WorkspaceSpec(Part):
     def _is_given_one_way(self) -> Self:
         if self.network and self.allow:
             raise ValueError("with the whole network there is nothing to allow: give either")
+        if self.image and self.sandbox != "docker":
+            raise ValueError("an image is for the sandbox docker")
         return self
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from broker.errors import UsageError
 from broker.settings import BrokerSettings
 
-SANDBOXES = ("auto", "bwrap", "none")
+SANDBOXES = ("auto", "bwrap", "docker", "none")
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
 PROFILES_VARIABLE = "LLM_CONFIG"
 
@@ -27,7 +27,7 @@ class FaceSettings:
         home: where embedded clusters and runs live.
         model: the model named by the environment; None when none is named.
         has_profiles: whether a file of model profiles is named, which may name the model.
-        sandbox: the strongest sandbox to use here: `auto`, `bwrap` or `none`.
+        sandbox: what workspaces run in here: `auto`, `bwrap`, `docker` or `none`.
         debug: tracebacks instead of one-line errors.
         environment: everything, for the workers.
     """
@@ -50,7 +50,7 @@ class FaceSettings:
         """
         broker = BrokerSettings.from_env(env)
         if broker.sandbox not in SANDBOXES:
-            raise UsageError(f"DECKHANDS_SANDBOX is {broker.sandbox!r}.", remedy="Use auto, bwrap or none.")
+            raise UsageError(f"DECKHANDS_SANDBOX is {broker.sandbox!r}.", remedy="Use auto, bwrap, docker or none.")
         return cls(
             url=broker.url if env.get("DECKHANDS_URL", "").strip() else None,
             shards=broker.shards,

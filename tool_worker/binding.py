@@ -21,6 +21,7 @@ class Binding:
         path: its directory on this node.
         mount_at: the path at which its programs find it.
         host_id: random; marks the processes of its hosts.
+        image: of its container, if it has one; empty: the node's first.
         allow: the hosts of the network that its programs may reach, by a proxy.
     """
 
@@ -30,6 +31,7 @@ class Binding:
     has_network: bool
     host_id: str
     allow: tuple[str, ...] = ()
+    image: str = ""
 
     def require_same(
         self, path: str | None, sandbox: str | None, network: bool | None, allow: tuple[str, ...] | None = None

@@ -57,12 +57,16 @@ class ToolConsumer:
             search_path=settings.search_path,
             sessions=self._programs.commands,
             read_only=self._programs.read_only,
+            limits=settings.limits,
             gate=settings.gate,
+            containers=settings.containers,
         )
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )
-        launch = SandboxedLaunch(settings.sandbox, settings.node_dir, settings.gate)
+        launch = SandboxedLaunch(
+            settings.sandbox, settings.node_dir, gate=settings.gate, containers=settings.containers
+        )
         servers = McpServers(settings.mcp_servers, self._offered, launch)
         offering = asyncio.create_task(servers.offer(ToolOffers(store).publish), name="offer mcp")
         announcing = asyncio.create_task(_announce_sandbox(workspaces))

@@ -15,11 +15,13 @@ from pathlib import Path
 
 from tool_worker.host.landlock import MINIMUM_ABI, landlock_version
 from tool_worker.node_room import NodeRoom
-from tool_worker.sandbox.choice import sandboxes
+from tool_worker.sandbox.choice import AUTO, sandboxes
 from tool_worker.sandbox.control_groups import ControlGroups
+from tool_worker.sandbox.docker import Containers
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.sandbox.seccomp import system_call_filter
 from tool_worker.sandbox.selftest import run_self_test
+from tool_worker.settings import tool_settings
 from tool_worker.workspace_errors import SandboxUnavailable
 
 
@@ -40,25 +42,33 @@ class Finding:
     detail: str
 
 
-def examine() -> list[Finding]:
-    """Look at this machine; takes about a second."""
+def examine(demanded: str = AUTO, containers: Containers | None = None) -> list[Finding]:
+    """Look at this machine; takes about a second.
+
+    Args:
+        demanded: The sandbox that workspaces run in here.
+        containers: What they may be; without an image nobody wants the sandbox `docker`.
+    """
     with tempfile.TemporaryDirectory(prefix="deckhands-examination-") as folder:
-        findings = [_sandbox(sandbox) for sandbox in sandboxes(Path(folder)).values() if sandbox.is_confining]
+        found = sandboxes(Path(folder), containers).values()
+        wanted = [sandbox for sandbox in found if sandbox.name != "docker" or (containers and containers.images)]
+        findings = [_sandbox(sandbox, demanded) for sandbox in wanted if sandbox.is_confining]
     return [*findings, _filter(), _landlock(), _groups(), _room()]
 
 
-def _sandbox(sandbox: Sandbox) -> Finding:
+def _sandbox(sandbox: Sandbox, demanded: str) -> Finding:
+    is_needed = sandbox.name == demanded or (demanded != "docker" and sandbox.name == "bwrap")
     name = f"sandbox {sandbox.name}"
     reason = sandbox.reason_unavailable()
     if reason is not None:
-        return Finding(name, is_good=False, is_needed=True, detail=reason)
+        return Finding(name, is_good=False, is_needed=is_needed, detail=reason)
     try:
         report = run_self_test(sandbox)
     except SandboxUnavailable as error:
-        return Finding(name, is_good=False, is_needed=True, detail=str(error))
+        return Finding(name, is_good=False, is_needed=is_needed, detail=str(error))
     escapes = ", ".join(f"{result.name} ({result.reached})" for result in report.escapes)
     detail = f"got out: {escapes}" if escapes else f"holds: {len(report.results)} attempts to get out were stopped"
-    return Finding(name, is_good=not escapes, is_needed=True, detail=detail)
+    return Finding(name, is_good=not escapes, is_needed=is_needed, detail=detail)
 
 
 def _filter() -> Finding:
@@ -92,7 +102,9 @@ def _room() -> Finding:
 
 def main() -> None:
     """Print the findings."""
-    sys.stdout.write(json.dumps([asdict(finding) for finding in examine()]) + "\n")
+    settings = tool_settings()
+    findings = examine(settings.sandbox, settings.containers)
+    sys.stdout.write(json.dumps([asdict(finding) for finding in findings]) + "\n")
 
 
 if __name__ == "__main__":

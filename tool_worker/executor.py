@@ -143,7 +143,12 @@ class Executor:
             if notice is not None:
                 return ErrorObservation(content=notice, error_id=WorkspaceLost.code)
         host = await self._workspaces.open(
-            delivery.conversation_id, path=spec.path, sandbox=spec.sandbox, network=spec.network, allow=spec.allow
+            delivery.conversation_id,
+            path=spec.path,
+            sandbox=spec.sandbox,
+            network=spec.network,
+            allow=spec.allow,
+            image=spec.image,
         )
         failpoint("tool.before_run")
         may_repeat = outcome_policy(action.kind) is OutcomePolicy.IDEMPOTENT

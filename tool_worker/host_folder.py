@@ -6,7 +6,7 @@
         opening.lock     held by whoever starts or ends the host
         alive.lock       held by the host and its sandbox as long as one of them lives
         pid-<n>.json     the process whose death ends all others of the workspace, as pid namespace <n> counts
-        socket, journal, host.log, egress.log
+        socket, journal, host.log, egress.log; entrance, while a container is started
 
 Holds: locks are kernel locks on open files, so they end with their holder, however it ends.
 """
@@ -38,6 +38,7 @@ class HostFolder:
         self._folder = root / conversation_id / "host"
         self.journal = self._folder / "journal"
         self.log = self._folder / "host.log"
+        self.entrance = self._folder / "entrance"
         self.egress_log = self._folder / "egress.log"
         # Tool workers of one node may be in several containers, where the same number is somebody else's.
         self.pid = self._folder / f"pid-{Path('/proc/self/ns/pid').stat().st_ino}.json"

@@ -14,9 +14,10 @@ import asyncio
 import fcntl
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from tool_worker.host.configuration import (
     ALIVE_FD,
@@ -28,6 +29,7 @@ from tool_worker.host.configuration import (
     HostConfiguration,
 )
 from tool_worker.host_folder import HostFolder
+from tool_worker.host_handover import start_and_hand_over
 from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, Sandbox, interpreter
 from tool_worker.workspace_errors import WorkspaceUnavailable
 
@@ -38,11 +40,15 @@ LOCK_POLL_SECONDS = 0.02
 _DEFAULT_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ]
 _FIRST_FREE_FD = 64
 
+_T = TypeVar("_T")
+
 
 def start_host(
     folder: HostFolder, sandbox: Sandbox, enclosure: Enclosure, configuration: HostConfiguration, alive_fd: int
 ) -> int:
     """Start a host and return the process id of what was started: the sandbox's outer process, or the host.
+
+    Blocks for a second or so where the sandbox inherits no descriptors.
 
     Args:
         alive_fd: The held lock of a living host, which passes to it; the caller closes its own descriptor.
@@ -73,6 +79,9 @@ def start_host(
         }
         for descriptor in moved.values():
             closing.callback(os.close, descriptor)
+        if not sandbox.inherits_descriptors:
+            assert enclosure.entrance is not None
+            return start_and_hand_over(command, enclosure.entrance, moved, moved[2])
         return os.posix_spawn(
             command[0],
             command,
@@ -106,8 +115,11 @@ async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
                 if descriptor is not None and not await _has_died(descriptor, DEATH_LIMIT_SECONDS):
                     raise WorkspaceUnavailable(f"The host of {folder.conversation_id} cannot be killed.")
             if main is None and folder.is_alive:
+                await asyncio.to_thread(sandbox.kill_stragglers, host_id)
+                await _has_let_go(folder, DEATH_LIMIT_SECONDS)
+            if main is None and folder.is_alive:
                 raise WorkspaceUnavailable(f"The host of {folder.conversation_id} cannot be killed from here.")
-    sandbox.kill_stragglers(host_id)
+    await asyncio.to_thread(sandbox.kill_stragglers, host_id)
 
 
 async def wait_until_dead(folder: HostFolder, limit_seconds: float) -> bool:
@@ -121,6 +133,16 @@ async def wait_until_dead(folder: HostFolder, limit_seconds: float) -> bool:
                 if descriptor is not None:
                     await _has_died(descriptor, limit_seconds)
     return not folder.is_alive
+
+
+async def to_its_end(work: Awaitable[_T]) -> _T:
+    """Await work that must not be left half done, such as a start in a thread, also when we are cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 def reap(pid: int) -> bool:

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from broker.secrets import no_key, secret_key
 from broker.settings import BrokerSettings
 from tool_worker.egress.addresses import AddressRules
 from tool_worker.egress.gate import EgressGate
+from tool_worker.sandbox.docker import Containers
+from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.tools.mcp_config import McpServerSpec, read_servers
 
 # The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
@@ -38,7 +40,9 @@ class ToolSettings:
         pools: what this worker can do.
         tools: custom tools besides those of installed packages, as `module:attribute`.
         mcp_servers: whose tools are offered.
-        sandbox: `auto`, `bwrap` or `none`; a conversation may ask for less only if this is `none`.
+        sandbox: `auto`, `bwrap`, `docker` or `none`; a conversation may ask for less only if this is `none`.
+        containers: what they may be.
+        limits: of a workspace.
         gate: what of the network workspaces may be given.
         concurrency: actions run at once.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
@@ -68,6 +72,8 @@ class ToolSettings:
     search_path: str
     checkpoints: str = ""
     checkpoint_every: int = 10
+    containers: Containers = field(default_factory=Containers)
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
     gate: EgressGate = field(default_factory=EgressGate)
     secret_key: Callable[[], bytes | None] = no_key
 
@@ -98,9 +104,32 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         search_path=env.get("PATH", ""),
         checkpoints=broker.checkpoints,
         checkpoint_every=broker.checkpoint_every,
+        containers=_containers(broker),
+        limits=_limits(broker),
         gate=_gate(broker),
         secret_key=partial(secret_key, broker),
     )
+
+
+def _containers(broker: BrokerSettings) -> Containers:
+    images = _words(broker.docker_images)
+    if images and set(images[0]) & set("*?["):
+        raise UsageError(
+            f"DECKHANDS_DOCKER_IMAGES begins with the pattern {images[0]!r}.",
+            remedy="Name first the image to use where none is asked for.",
+        )
+    if broker.docker_cpus < 0:
+        raise UsageError(f"DECKHANDS_DOCKER_CPUS is {broker.docker_cpus:g}.", remedy="It must be above 0.")
+    return Containers(images, broker.docker_host, broker.docker_cpus or None)
+
+
+def _limits(broker: BrokerSettings) -> ResourceLimits:
+    if broker.workspace_processes < 1 or broker.workspace_memory_bytes < 0:
+        name = "MEMORY_BYTES" if broker.workspace_memory_bytes < 0 else "PROCESSES"
+        raise UsageError(f"DECKHANDS_WORKSPACE_{name} is too small.", remedy="It must be above 0.")
+    limits = ResourceLimits(processes=broker.workspace_processes)
+    memory_bytes = broker.workspace_memory_bytes or limits.memory_bytes
+    return replace(limits, memory_bytes=memory_bytes)
 
 
 def _gate(broker: BrokerSettings) -> EgressGate:

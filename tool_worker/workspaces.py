@@ -4,14 +4,12 @@ Holds:
     - One host per conversation, however many tool workers of the node ask for it at once.
     - A workspace keeps its directory, sandbox and network for life. A directory that is gone is an error, never an
       empty directory unawares.
-    - Nothing runs in a weaker sandbox than the node demands, and nothing before the sandbox passed its self-test.
 Does not: delete directories or journals; `close` ends processes only.
 """
 
 from __future__ import annotations
 
 import asyncio
-import compileall
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,17 +23,18 @@ from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import children
 from tool_worker.host_connection import HostConnection
 from tool_worker.host_folder import HostFolder
-from tool_worker.host_launch import end_host, reap, start_host, wait_until_dead
+from tool_worker.host_launch import end_host, reap, start_host, to_its_end, wait_until_dead
 from tool_worker.node_room import NodeRoom, end_least_used
 from tool_worker.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
-from tool_worker.sandbox.choice import AUTO, named_sandbox, sandboxes
+from tool_worker.sandbox.bwrap import BubblewrapSandbox
+from tool_worker.sandbox.choice import AUTO
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
+from tool_worker.sandbox.docker import Containers, DockerSandbox
 from tool_worker.sandbox.none import NoSandbox
-from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, PACKAGE_ROOT, Enclosure, ResourceLimits, Sandbox
-from tool_worker.sandbox.selftest import require_safe, run_self_test
+from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
+from tool_worker.sandbox.tried import TriedSandboxes
 from tool_worker.workspace_errors import (
     HostLost,
-    SandboxTooWeak,
     WorkspaceUnavailable,
 )
 
@@ -81,6 +80,7 @@ class Workspaces:
         sessions: See `HostConfiguration`.
         limits: Bounds for every shell and what it starts.
         gate: What of the network workspaces may be given.
+        containers: What they may be, for the sandbox `docker`.
         room: When there is little of it, sessions that were not used for long end before another starts.
     """
 
@@ -98,11 +98,10 @@ class Workspaces:
         sessions: Mapping[str, Sequence[str]] | None = None,
         limits: ResourceLimits | None = None,
         gate: EgressGate | None = None,
+        containers: Containers | None = None,
         room: NodeRoom | None = None,
     ) -> None:
         self._root = root.absolute()
-        self._files = self._root / ".sandbox"
-        self._demanded = sandbox
         self._ttl_seconds = ttl_seconds
         self._idle_seconds = idle_seconds
         self._no_change_timeout_seconds = no_change_timeout_seconds
@@ -116,10 +115,9 @@ class Workspaces:
         found = ControlGroups.find()
         self._groups = found if isinstance(found, ControlGroups) else None
         self._attached: dict[str, _Attached] = {}
-        self._sandboxes: dict[str, Sandbox] = {}
+        self._sandboxes = TriedSandboxes(sandbox, self._root, containers or Containers())
         self._started: set[int] = set()
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
-        self._choosing = asyncio.Lock()
         self._making_room = asyncio.Lock()
         self._is_closed = False
 
@@ -131,6 +129,7 @@ class Workspaces:
         sandbox: str = AUTO,
         network: bool | None = None,
         allow: tuple[str, ...] | None = None,
+        image: str = "",
     ) -> OpenWorkspace:
         """Return the workspace with a host that answers, started if need be.
 
@@ -139,6 +138,7 @@ class Workspaces:
             sandbox: `auto`: as before, or what the node demands the first time.
             network: None: as before, or none the first time.
             allow: The hosts that it may reach; None: as before, or none the first time.
+            image: Of its container; looked at the first time only.
 
         Raises:
             WorkspaceLost: the directory is not there.
@@ -162,7 +162,7 @@ class Workspaces:
                 folder = HostFolder(self._root, conversation_id)
                 folder.create()
                 async with folder.opening():
-                    attached.binding = await self._bind(folder, path, sandbox, network, allow)
+                    attached.binding = await self._bind(folder, path, sandbox, network, allow, image=image)
                     attached.connection = await self._attach(folder, attached.binding)
             if attached.binding is not None and attached.binding.allow:
                 await self._lead_out(HostFolder(self._root, conversation_id), attached.binding, attached.connection)
@@ -174,7 +174,7 @@ class Workspaces:
         Raises:
             SandboxError: it does not work here or does not hold; opening a workspace would fail for the same reason.
         """
-        return await self._sandbox(AUTO)
+        return await self._sandboxes.get(AUTO)
 
     async def interrupt(self, conversation_id: str, action_id: int | None) -> bool:
         """Stop an action, or with None whatever runs in the shell; return whether anything ran.
@@ -202,8 +202,7 @@ class Workspaces:
                 async with folder.opening():
                     binding = folder.read_binding()
                     assert binding is not None
-                    # Not by `_sandbox`: what this node would not start any more it must still be able to end.
-                    await end_host(folder, sandboxes(self._files)[binding.sandbox], binding.host_id)
+                    await end_host(folder, self._sandboxes.known(binding.sandbox), binding.host_id)
         self._reap()
 
     def list(self) -> tuple[WorkspaceState, ...]:
@@ -255,11 +254,15 @@ class Workspaces:
         sandbox: str,
         network: bool | None,
         allow: tuple[str, ...] | None,
+        *,
+        image: str,
     ) -> Binding:
         """Return the binding of a workspace, made the first time, checked every other."""
         binding = folder.read_binding()
         if binding is None:
-            chosen = await self._sandbox(sandbox)
+            chosen = await self._sandboxes.get(sandbox)
+            if chosen.name == DockerSandbox.name:
+                image = self._sandboxes.containers.chosen(image)
             self._gate.check(allow or (), has_network=bool(network), is_confined=chosen.is_confining)
             if path is None:
                 folder.workspace.mkdir(mode=0o700, exist_ok=True)
@@ -271,6 +274,7 @@ class Workspaces:
                 has_network=bool(network),
                 host_id=secrets.token_hex(16),
                 allow=allow or (),
+                image=image,
             )
             check_directory(directory)
             folder.write_binding(binding)
@@ -278,28 +282,6 @@ class Workspaces:
             binding.require_same(path, None if sandbox == AUTO else sandbox, network, allow)
             check_directory(Path(binding.path))
         return binding
-
-    async def _sandbox(self, name: str) -> Sandbox:
-        """Return a sandbox that this node allows and that holds, tried once in the life of this object."""
-        async with self._choosing:
-            name = self._demanded if name == AUTO else name
-            if name not in self._sandboxes:
-                chosen = await asyncio.to_thread(self._tried, name)
-                self._sandboxes[name] = self._sandboxes[chosen.name] = chosen
-            return self._sandboxes[name]
-
-    def _tried(self, name: str) -> Sandbox:
-        sandbox = named_sandbox(name, self._files)
-        if sandbox.is_confining:
-            require_safe(run_self_test(sandbox))
-        elif self._demanded != sandbox.name:
-            raise SandboxTooWeak(
-                f"This node runs nothing in the sandbox {name}.",
-                remedy="Set DECKHANDS_SANDBOX=none on the node to allow it.",
-            )
-        # In the sandbox nothing can be written beside the code, and hosts would compile it at every start.
-        compileall.compile_dir(PACKAGE_ROOT / "tool_worker" / "host", quiet=2)
-        return sandbox
 
     async def _attach(self, folder: HostFolder, binding: Binding) -> HostConnection:
         """Connect to the living host, or start one; the caller holds `folder.opening()`."""
@@ -334,24 +316,33 @@ class Workspaces:
         """Start a host, which takes the lock over, and give up our own hold of it."""
         self._reap()
         try:
-            sandbox, enclosure, configuration = await self._plan(binding)
+            sandbox, enclosure, configuration = await self._plan(binding, folder)
             if folder.main_pid() is not None:
                 sandbox.kill_stragglers(binding.host_id)
-            self._started.add(start_host(folder, sandbox, enclosure, configuration, alive_fd))
+            if sandbox.inherits_descriptors:
+                self._started.add(start_host(folder, sandbox, enclosure, configuration, alive_fd))
+            else:
+                starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
+                self._started.add(await to_its_end(starting))
         finally:
             os.close(alive_fd)
 
-    async def _plan(self, binding: Binding) -> tuple[Sandbox, Enclosure, HostConfiguration]:
-        sandbox = await self._sandbox(binding.sandbox)
+    async def _plan(self, binding: Binding, folder: HostFolder) -> tuple[Sandbox, Enclosure, HostConfiguration]:
+        sandbox = await self._sandboxes.get(binding.sandbox)
         workspace = Path(binding.path)
         is_around_root = self._root.is_relative_to(workspace)
         enclosure = Enclosure(
             workspace,
             binding.mount_at,
             has_network=binding.has_network,
-            read_only=self._read_only,
+            read_only=self._read_only if sandbox.inherits_descriptors else (),
             hidden=(self._root,) if is_around_root else (),
             temporary_bytes=self._limits.temporary_bytes,
+            is_own=workspace == folder.workspace,
+            image=binding.image,
+            labels={"root": str(self._root), "conversation": folder.conversation_id, "host": binding.host_id},
+            limits=self._limits,
+            entrance=folder.entrance,
         )
         environment = {
             **sandbox.shell_environment(enclosure),
@@ -366,10 +357,10 @@ class Workspaces:
             ttl_seconds=self._ttl_seconds,
             idle_seconds=self._idle_seconds,
             no_change_timeout_seconds=self._no_change_timeout_seconds,
-            resource_limits=self._limits.by_name(are_processes_counted_apart=sandbox.is_confining),
+            resource_limits=self._limits.by_name(are_processes_counted_apart=sandbox.name == BubblewrapSandbox.name),
             writable=list(sandbox.writable(enclosure)),
             announces_pid=not sandbox.is_confining,
-            sessions=self._sessions,
+            sessions=self._sessions if sandbox.inherits_descriptors else {},
             egress_port=EGRESS_PORT if binding.allow else 0,
         )
         return sandbox, enclosure, configuration

@@ -79,6 +79,7 @@ def task_options(command: F) -> F:
             help="Which actions a person must confirm before they run.",
         ),
         sandbox_option,
+        click.option("--image", default="", help="Of the container, for --sandbox docker."),
         click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
         click.option(
             "--allow",
@@ -144,10 +145,14 @@ def workspace_of(options: dict[str, Any], path: Path | None, sandbox: str) -> Wo
         raise UsageError(f"--allow: {error}.", remedy="Write example.com or *.example.com:8443.") from error
     if options["network"] and options["allow"]:
         raise UsageError("With --network there is nothing to --allow.", remedy="Give one of them.")
+    chosen = options["sandbox"] or sandbox
+    if options["image"] and chosen != "docker":
+        raise UsageError("An image is for containers.", remedy="Give --sandbox docker as well.")
     return WorkspaceSpec.model_validate(
         {
             "path": str(path) if path is not None else None,
-            "sandbox": options["sandbox"] or sandbox,
+            "sandbox": chosen,
+            "image": options["image"],
             "network": options["network"],
             "allow": options["allow"],
         }

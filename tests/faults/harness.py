@@ -86,11 +86,13 @@ class FaultCluster:
         count: int = 1,
         latency: float = 0.0,
         tools: Sequence[str] = (),
+        sandbox: Literal["docker", "none"] = "none",
         **spec: Any,
     ) -> list[str]:
         """Begin conversations that each follow the script in a workspace of their own.
 
         Args:
+            sandbox: what its commands run in.
             spec: further fields of the agent.
         """
         self._scripts += 1
@@ -101,7 +103,9 @@ class FaultCluster:
         for _ in range(count):
             folder = self.root / "work" / f"{self._scripts}-{len(ids)}"
             folder.mkdir(parents=True)
-            workspace = WorkspaceSpec(path=str(folder), sandbox="none")
+            if sandbox == "docker" and os.getuid() == 0:
+                os.chown(folder, 1000, 1000)  # containers do not run as root
+            workspace = WorkspaceSpec(path=str(folder), sandbox=sandbox)
             ids.append(await self.client.submit("do it", agent=agent, workspace=workspace, tools=tools))
             (self.root / f"{ids[-1]}.where").write_text(str(folder))
         return ids

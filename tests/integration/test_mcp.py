@@ -74,7 +74,7 @@ async def offering(
     async def publish(offers: Any) -> None:
         published.extend(offers)
 
-    servers = McpServers([spec], offered, SandboxedLaunch(sandbox, node, gate))
+    servers = McpServers([spec], offered, SandboxedLaunch(sandbox, node, gate=gate))
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             await servers.offer(publish)

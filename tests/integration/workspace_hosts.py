@@ -18,6 +18,7 @@ import psutil
 
 from tool_worker.host_folder import HostFolder
 from tool_worker.open_workspace import OpenWorkspace
+from tool_worker.sandbox.docker import Containers
 from tool_worker.workspaces import Workspaces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,10 +101,12 @@ class Gate:
         os.write(self._descriptor, b"go\n")
 
 
-def client(root: Path, sandbox: str, conversation_id: str, action_id: int, command: str) -> subprocess.Popen[str]:
+def client(
+    root: Path, sandbox: str, conversation_id: str, action_id: int, command: str, *, image: str = ""
+) -> subprocess.Popen[str]:
     """Start a session of its own that runs one command as a tool worker would, and prints the result as JSON."""
     return subprocess.Popen(
-        [sys.executable, "-m", __name__, str(root), sandbox, conversation_id, str(action_id), command],
+        [sys.executable, "-m", __name__, str(root), sandbox, conversation_id, str(action_id), command, image],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -169,8 +172,8 @@ async def ready(descriptor: int) -> None:
 
 
 async def _main() -> None:
-    root, sandbox, conversation_id, action_id, command = sys.argv[1:]
-    workspaces = Workspaces(Path(root), sandbox=sandbox)
+    root, sandbox, conversation_id, action_id, command, image = sys.argv[1:]
+    workspaces = Workspaces(Path(root), sandbox=sandbox, containers=Containers((image,) if image else ()))
     workspace = await workspaces.open(conversation_id)
     result = await workspace.run(int(action_id), "bash", {"command": command, "timeout": LIMIT_SECONDS})
     sys.stdout.write(json.dumps({**result.value, "is_unknown": result.is_unknown, "is_replayed": result.is_replayed}))

@@ -63,7 +63,8 @@ async def run(workspaces: Workspaces) -> Terminal:
 
 
 def test_the_best_sandbox_of_this_machine_holds(tmp_path: Path) -> None:
-    assert available(tmp_path) == {"bwrap": None, "none": None}
+    no_image = "no image is named (DECKHANDS_DOCKER_IMAGES)"
+    assert available(tmp_path) == {"bwrap": None, "docker": no_image, "none": None}
     report = run_self_test(best_sandbox(tmp_path))
     assert report.sandbox == "bwrap"
     assert {result.name for result in report.results} == PROBES
@@ -100,8 +101,10 @@ def test_kernel_settings_need_the_mounts_that_cover_them(tmp_path: Path, bwrap: 
 
 
 def test_sandboxes_that_there_are_not(tmp_path: Path) -> None:
-    assert [*sandboxes(tmp_path)] == ["bwrap", "none"]
-    with pytest.raises(SandboxUnavailable, match="There is no sandbox 'docker'"):
+    assert [*sandboxes(tmp_path)] == ["bwrap", "docker", "none"]
+    with pytest.raises(SandboxUnavailable, match="There is no sandbox 'chroot'"):
+        named_sandbox("chroot", tmp_path)
+    with pytest.raises(SandboxUnavailable, match=r"docker does not work on this machine: no image is named"):
         named_sandbox("docker", tmp_path)
     assert named_sandbox("none", tmp_path).name == "none"
 

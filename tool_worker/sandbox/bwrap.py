@@ -71,6 +71,7 @@ class BubblewrapSandbox:
     name = "bwrap"
     code_root = "/run/deckhands"
     is_confining = True
+    inherits_descriptors = True
     reach = "their own workspace, and where a conversation was given the network, the machine's with its own ports"
     system_call_filter = system_call_filter()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
+from tool_worker.sandbox.docker import Containers, DockerSandbox
 from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.workspace_errors import SandboxUnavailable
@@ -15,29 +16,30 @@ from tool_worker.workspace_errors import SandboxUnavailable
 AUTO = "auto"
 
 
-def sandboxes(files: Path) -> dict[str, Sandbox]:
-    """Return the sandboxes by name, the strongest first.
+def sandboxes(files: Path, containers: Containers | None = None) -> dict[str, Sandbox]:
+    """Return the sandboxes by name, in the order in which `auto` tries them.
 
     Args:
         files: Directory in which they may keep files of their own.
+        containers: What the operator says of them.
     """
-    strongest_first: list[Sandbox] = [BubblewrapSandbox(files), NoSandbox()]
-    return {sandbox.name: sandbox for sandbox in strongest_first}
+    in_order: list[Sandbox] = [BubblewrapSandbox(files), DockerSandbox(containers or Containers()), NoSandbox()]
+    return {sandbox.name: sandbox for sandbox in in_order}
 
 
-def available(files: Path) -> dict[str, str | None]:
+def available(files: Path, containers: Containers | None = None) -> dict[str, str | None]:
     """Say for each sandbox, by name, why it does not work on this machine; None: it works."""
-    return {name: sandbox.reason_unavailable() for name, sandbox in sandboxes(files).items()}
+    return {name: sandbox.reason_unavailable() for name, sandbox in sandboxes(files, containers).items()}
 
 
-def best_sandbox(files: Path) -> Sandbox:
-    """Return the strongest sandbox that works on this machine and keeps programs from it.
+def best_sandbox(files: Path, containers: Containers | None = None) -> Sandbox:
+    """Return the first sandbox that works on this machine and keeps programs from it.
 
     Raises:
         SandboxUnavailable: none does.
     """
     reasons = []
-    for sandbox in sandboxes(files).values():
+    for sandbox in sandboxes(files, containers).values():
         if not sandbox.is_confining:
             continue
         reason = sandbox.reason_unavailable()
@@ -50,17 +52,17 @@ def best_sandbox(files: Path) -> Sandbox:
     )
 
 
-def named_sandbox(name: str, files: Path) -> Sandbox:
+def named_sandbox(name: str, files: Path, containers: Containers | None = None) -> Sandbox:
     """Return the sandbox with this name; `auto` is the best one.
 
     Raises:
         SandboxUnavailable: there is none with this name, or it does not work on this machine.
     """
     if name == AUTO:
-        return best_sandbox(files)
-    sandbox = sandboxes(files).get(name)
+        return best_sandbox(files, containers)
+    sandbox = sandboxes(files, containers).get(name)
     if sandbox is None:
-        raise SandboxUnavailable(f"There is no sandbox {name!r}.", remedy="Use auto, bwrap or none.")
+        raise SandboxUnavailable(f"There is no sandbox {name!r}.", remedy="Use auto, bwrap, docker or none.")
     if reason := sandbox.reason_unavailable():
         raise SandboxUnavailable(f"The sandbox {name} does not work on this machine: {reason}.")
     return sandbox

@@ -31,6 +31,7 @@ class NoSandbox:
     name = "none"
     code_root = str(PACKAGE_ROOT)
     is_confining = False
+    inherits_descriptors = True
     reach = "all that this worker's user can: every workspace of this node, its processes, and the machine's network"
     system_call_filter = b""
 

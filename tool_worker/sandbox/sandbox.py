@@ -27,27 +27,6 @@ TEMPORARY_LIMIT_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Enclosure:
-    """What a confined program sees of the machine besides the system itself.
-
-    Attributes:
-        workspace: the one directory that it may change.
-        mount_at: the path at which it finds the workspace.
-        has_network: whether it shares the machine's network; otherwise it has a loopback of its own and nothing else.
-        read_only: further directories and files that it may read.
-        hidden: directories inside the workspace that it must not see.
-        temporary_bytes: bound of each of its temporary directories.
-    """
-
-    workspace: Path
-    mount_at: str
-    has_network: bool = False
-    read_only: tuple[Path, ...] = ()
-    hidden: tuple[Path, ...] = ()
-    temporary_bytes: int = TEMPORARY_LIMIT_BYTES
-
-
-@dataclass(frozen=True, slots=True)
 class ResourceLimits:
     """Bounds for the shell of a workspace and all it starts; None: no bound of ours.
 
@@ -87,6 +66,37 @@ class ResourceLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Enclosure:
+    """What a confined program sees of the machine besides the system itself.
+
+    Attributes:
+        workspace: the one directory that it may change.
+        mount_at: the path at which it finds the workspace.
+        has_network: whether it shares the machine's network; otherwise it has a loopback of its own and nothing else.
+        read_only: further directories and files that it may read.
+        hidden: directories inside the workspace that it must not see.
+        temporary_bytes: bound of each of its temporary directories.
+        is_own: whether the workspace is a directory of ours, and not of the user's.
+        image, labels, limits, entrance: of a container: which one, its marks, its bounds, and the socket at which its
+            host gets its descriptors.
+        environment_names: variables that a container takes over from whoever starts it.
+    """
+
+    workspace: Path
+    mount_at: str
+    has_network: bool = False
+    read_only: tuple[Path, ...] = ()
+    hidden: tuple[Path, ...] = ()
+    temporary_bytes: int = TEMPORARY_LIMIT_BYTES
+    is_own: bool = False
+    image: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
+    entrance: Path | None = None
+    environment_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class HostDescriptors:
     """Descriptors that are open in the command line of a host. A sandbox that confines nothing uses none of them.
 
@@ -116,7 +126,12 @@ class Sandbox(Protocol):
 
     @property
     def is_confining(self) -> bool:
-        """Whether it keeps programs from the machine at all; if so it has user and process namespaces of its own."""
+        """Whether it keeps programs from the machine at all; if so it has a process namespace of its own."""
+        ...
+
+    @property
+    def inherits_descriptors(self) -> bool:
+        """Whether what it runs gets the descriptors of whoever starts it; otherwise a host is handed them."""
         ...
 
     @property
@@ -153,7 +168,7 @@ class Sandbox(Protocol):
         Args:
             options: From `options`; not looked at if a host's descriptors are given.
             descriptors: For a host, which then is the first process of its namespace, if it gets one. A number: the
-                descriptor of the filter alone. None: no filter.
+                descriptor of the filter alone, for a program that gets no environment. None: no filter.
         """
         ...
 

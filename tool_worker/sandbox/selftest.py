@@ -58,12 +58,14 @@ def run_self_test(sandbox: Sandbox) -> SelfTestReport:
         probes.write_bytes(_PROBES.read_bytes())
         mount_at = "/workspace" if sandbox.is_confining else str(workspace)
         program = [interpreter(), "-I", "-S", f"{mount_at}/{probes.name}", json.dumps(settings)]
+        enclosure = Enclosure(workspace, mount_at, is_own=True, labels={"host": settings["argument"]})
         try:
-            ended = run_confined(sandbox, program, Enclosure(workspace, mount_at))
+            ended = run_confined(sandbox, program, enclosure)
             reached = json.loads(ended.stdout)
         except subprocess.CalledProcessError as error:
             raise _not_run(sandbox, error.stderr.decode("utf-8", "replace").strip()) from error
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            sandbox.kill_stragglers(settings["argument"])
             raise _not_run(sandbox, str(error)) from error
     return SelfTestReport(sandbox.name, tuple(ProbeResult(name, target) for name, target in reached.items()))
 
@@ -81,6 +83,7 @@ def run_confined(sandbox: Sandbox, program: Sequence[str], enclosure: Enclosure)
         return subprocess.run(  # noqa: S603  (our own interpreter and our own program)
             sandbox.command(program, sandbox.options(enclosure), descriptor),
             env={},
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             check=True,
             timeout=LIMIT_SECONDS,

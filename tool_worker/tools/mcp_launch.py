@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from tool_worker.egress.gate import EgressGate, proxy_environment
 from tool_worker.sandbox.choice import named_sandbox
+from tool_worker.sandbox.docker import Containers
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp_server import Launch
@@ -26,15 +28,23 @@ class SandboxedLaunch:
     """Starts servers as the node demands.
 
     Args:
-        demanded: `auto`, `bwrap` or `none`, as for workspaces.
+        demanded: `auto`, `bwrap`, `docker` or `none`, as for workspaces.
         node_dir: Where the directories of servers are made.
         gate: By whose rules a server's proxy works.
     """
 
-    def __init__(self, demanded: str, node_dir: Path, gate: EgressGate | None = None) -> None:
+    def __init__(
+        self,
+        demanded: str,
+        node_dir: Path,
+        *,
+        gate: EgressGate | None = None,
+        containers: Containers | None = None,
+    ) -> None:
         self._demanded = demanded
         self._node_dir = node_dir
         self._gate = gate or EgressGate()
+        self._containers = containers
         self._sandbox: Sandbox | None = None
 
     def __call__(self, spec: McpServerSpec) -> Launch:
@@ -46,7 +56,7 @@ class SandboxedLaunch:
         """
         files = self._node_dir.absolute() / ".sandbox"
         if self._sandbox is None:
-            self._sandbox = named_sandbox(self._demanded, files)
+            self._sandbox = named_sandbox(self._demanded, files, self._containers)
         sandbox = self._sandbox
         directory = files / "mcp" / spec.name
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,7 +66,7 @@ class SandboxedLaunch:
         EgressGate().check(spec.allow, has_network=False, is_confined=sandbox.is_confining)
         address = files / "mcp" / f"{spec.name}.socket"
         read_only = (*spec.read_only, address) if spec.allow else spec.read_only
-        enclosure = Enclosure(directory, mount_at, has_network=spec.network, read_only=read_only)
+        enclosure = Enclosure(directory, mount_at, has_network=spec.network, read_only=read_only, is_own=True)
         program = [spec.command, *spec.args]
         environment = {**sandbox.shell_environment(enclosure), "LOGNAME": "agent"}
         leading_out: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
@@ -66,7 +76,7 @@ class SandboxedLaunch:
             refusals = files / "mcp" / f"{spec.name}.egress.log"
             leading_out = partial(way_out, address, self._gate, spec.allow, log=refusals, name=spec.name)
         environment |= spec.env
-        options = sandbox.options(enclosure)
+        options = sandbox.options(replace(enclosure, environment_names=tuple(environment)))
         if not sandbox.system_call_filter:
             return Launch(sandbox.command(program, options), environment, log, leading_out)
         filter_file = files / "mcp" / "filter"

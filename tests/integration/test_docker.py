@@ -1,0 +1,208 @@
+"""Containers as workspaces, by a real engine: what they may do, what becomes of them, and who outlives whom."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.docker_image import image
+from tests.integration.workspace_hosts import Gate, Terminal, answer, client, opened
+from tests.polling import until
+from tool_worker.egress.gate import EgressGate
+from tool_worker.examination import examine
+from tool_worker.sandbox.docker import Containers, DockerSandbox
+from tool_worker.sandbox.sandbox import ResourceLimits
+from tool_worker.sandbox.selftest import run_self_test
+from tool_worker.settings import tool_settings
+from tool_worker.tools.mcp_config import McpServerSpec
+from tool_worker.tools.mcp_launch import SandboxedLaunch
+from tool_worker.workspace_errors import SandboxUnavailable, WorkspaceRefused, WorkspaceUnavailable
+from tool_worker.workspaces import Workspaces
+
+pytestmark = pytest.mark.docker
+LIMITS = ResourceLimits(processes=64, memory_bytes=256 * 2**20)
+
+
+@pytest.fixture(scope="module")
+def containers() -> Containers:
+    return Containers((image(),), cpus=1.0)
+
+
+@asynccontextmanager
+async def docked(root: Path, containers: Containers, **settings: object) -> AsyncIterator[Workspaces]:
+    async with opened(root, sandbox="docker", containers=containers, limits=LIMITS, **settings) as workspaces:
+        yield workspaces
+    # The engine removes what has ended a moment later.
+    await until(lambda: not running(root))
+
+
+def running(root: Path) -> list[str]:
+    listed = ["docker", "ps", "--all", "--quiet", "--filter", f"label=deckhands.root={root}"]
+    return subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+
+
+def inspected(container: str, form: str) -> str:
+    asked = ["docker", "inspect", "--format", form, container]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+
+async def test_a_container_is_closed(tmp_path: Path, containers: Containers) -> None:
+    async with docked(tmp_path, containers) as workspaces:
+        run = Terminal(await workspaces.open("closed"))
+        found = await run(
+            "id -u; grep -E 'Cap(Eff|Bnd)|NoNewPrivs' /proc/self/status; touch /bin/x 2>&1 | grep -c Read-only; "
+            "cat /proc/1/environ 2>&1; ls /var/run/docker.sock 2>&1; cat /proc/net/dev | grep -vc lo:"
+        )
+        user = os.getuid() or 1000
+        zero = "0" * 16
+        assert found.content.splitlines() == [
+            str(user),
+            f"CapEff:\t{zero}",
+            f"CapBnd:\t{zero}",
+            "NoNewPrivs:\t1",
+            "1",
+            "cat: /proc/1/environ: Permission denied",
+            "/bin/ls: cannot access '/var/run/docker.sock': No such file or directory".removeprefix("/bin/"),
+            "2",
+        ]
+        (container,) = running(tmp_path)
+        form = "{{.HostConfig.NetworkMode}} {{.HostConfig.Memory}} {{.HostConfig.PidsLimit}} {{.HostConfig.NanoCpus}}"
+        assert inspected(container, form) == f"none {LIMITS.memory_bytes} 64 1000000000"
+        # Nothing of the host's own is to be had: its journal and socket have no path, and nobody is at the entrance.
+        knock = "import socket; socket.socket(socket.AF_UNIX).connect('/run/deckhands/entrance')"
+        assert "ConnectionRefusedError" in (await run(f'python3 -c "{knock}"')).content
+        assert (await run("cd / && touch /tmp/x ~/x /workspace/x && ls /workspace")).content == "x"
+
+
+def test_the_self_test_and_the_doctor_know_it(containers: Containers) -> None:
+    report = run_self_test(DockerSandbox(containers))
+    assert (report.sandbox, report.escapes, len(report.results)) == ("docker", (), 9)
+    found = {finding.name: finding for finding in examine("docker", containers)}["sandbox docker"]
+    assert (found.is_good, found.is_needed) == (True, True)
+    missing = {finding.name: finding for finding in examine("docker", Containers(("no/such:image",)))}["sandbox docker"]
+    assert missing.detail == "the engine has no image no/such:image: docker pull no/such:image"
+    silent = DockerSandbox(Containers(("x",), engine="unix:///nobody")).reason_unavailable()
+    assert silent is not None
+    assert silent.startswith("no docker engine answers: ")
+
+
+async def test_a_command_goes_on_when_its_tool_worker_is_killed(tmp_path: Path, containers: Containers) -> None:
+    async with docked(tmp_path, containers) as workspaces:
+        await workspaces.open("survivor")
+        started = Gate(tmp_path / "survivor" / "workspace", "started")
+        held = Gate(tmp_path / "survivor" / "workspace", "held")
+        for name in ("started", "held"):
+            (tmp_path / "survivor" / "workspace" / name).chmod(0o666)
+        command = "echo begun >> trace; echo x > started; read x < held; cat trace"
+        worker = client(tmp_path, "docker", "survivor", 7, command, image=containers.images[0])
+        await started.wait()
+        before = running(tmp_path)
+        os.killpg(worker.pid, signal.SIGKILL)
+        await asyncio.to_thread(worker.communicate)
+        held.open()
+        again = client(tmp_path, "docker", "survivor", 7, "not run again", image=containers.images[0])
+        collected = await answer(again)
+        assert collected["content"] == "begun"
+        assert running(tmp_path) == before
+
+
+async def test_a_container_that_was_killed_leaves_an_unknown_outcome(tmp_path: Path, containers: Containers) -> None:
+    async with docked(tmp_path, containers) as workspaces:
+        workspace = await workspaces.open("killed")
+        started = Gate(tmp_path / "killed" / "workspace", "started")
+        (tmp_path / "killed" / "workspace" / "started").chmod(0o666)
+        running_on = asyncio.create_task(workspace.run(1, "bash", {"command": "echo x > started; sleep 1000"}))
+        await started.wait()
+        subprocess.run(["docker", "kill", *running(tmp_path)], capture_output=True, check=True)
+        assert (await running_on).is_unknown
+        assert (await workspace.run(2, "bash", {"command": "echo a new one"})).value["content"] == "a new one"
+
+
+async def test_what_a_dead_worker_left_is_removed(tmp_path: Path, containers: Containers) -> None:
+    labels = ["--label", f"deckhands.root={tmp_path}", "--label", "deckhands.conversation=forgotten"]
+    made = ["docker", "run", "--detach", *labels, image(), "sleep", "1000"]
+    subprocess.run(made, capture_output=True, check=True)
+    async with docked(tmp_path, containers) as workspaces:
+        await workspaces.open("another")
+        (left,) = running(tmp_path)
+        assert inspected(left, '{{index .Config.Labels "deckhands.conversation"}}') == "another"
+
+
+async def test_what_takes_too_much_ends_and_its_workspace_does_not(tmp_path: Path, containers: Containers) -> None:
+    async with docked(tmp_path, containers) as workspaces:
+        run = Terminal(await workspaces.open("greedy"))
+        assert (await run("python3 -c 'x = b\"x\" * (400 << 20)'", blocking=True, timeout=60)).exit_code == 137
+        forks = "import os; [os.fork() or os.read(0, 1) for _ in range(100)]"
+        assert (
+            "temporarily unavailable"
+            in (
+                await run(f"python3 -c '{forks}' < /dev/null | cat; for i in $(echo {{1..99}}); do sleep 9 & done")
+            ).content
+        )
+        await workspaces.close("greedy")
+        run.workspace = await workspaces.open("greedy")
+        assert (await run("echo well")).content == "well"
+
+
+async def test_some_hosts_of_the_network_are_reached_from_a_container(tmp_path: Path, containers: Containers) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.2", 0) as server:
+        host = f"127.0.0.2:{server.sockets[0].getsockname()[1]}"
+        async with docked(tmp_path, containers, gate=EgressGate(private=("127.0.0.2/32",))) as workspaces:
+            run = Terminal(await workspaces.open("reaching", allow=(host,)))
+            fetch = "import urllib.request as web; print(web.urlopen('http://{}/').read().decode())"
+            assert (await run(f'python3 -c "{fetch.format(host)}"')).content == "hello"
+            assert "403" in (await run(f'python3 -c "{fetch.format("elsewhere.test")}"')).content
+
+
+async def test_a_directory_of_the_users_stays_the_users(tmp_path: Path, containers: Containers) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    async with docked(tmp_path / "node", containers) as workspaces:
+        if os.getuid() == 0:
+            with pytest.raises(WorkspaceRefused, match="belongs to root"):
+                await workspaces.open("roots", path=str(project))
+            os.chown(project, 4321, 4321)
+            tmp_path.chmod(0o755)
+        run = Terminal(await workspaces.open("users", path=str(project)))
+        assert (await run("touch here; pwd; id -u")).content.splitlines() == [str(project), str(project.stat().st_uid)]
+        assert (project / "here").stat().st_uid == project.stat().st_uid
+
+
+async def test_only_images_of_the_operators_are_run(tmp_path: Path) -> None:
+    chosen = Containers((image(), "team/*"))
+    async with docked(tmp_path, chosen) as workspaces:
+        with pytest.raises(WorkspaceRefused, match="no container of the image 'other/image'"):
+            await workspaces.open("other", image="other/image")
+        with pytest.raises(WorkspaceUnavailable, match=r"container was not started.*team/missing"):
+            await workspaces.open("missing", image="team/missing")
+    settings = tool_settings({"DECKHANDS_DOCKER_IMAGES": "python:3.12, team/*", "DECKHANDS_DOCKER_CPUS": "2"})
+    assert settings.containers == Containers(("python:3.12", "team/*"), cpus=2.0)
+
+
+def test_a_server_of_mcp_gets_its_variables_in_a_container(tmp_path: Path, containers: Containers) -> None:
+    launch = SandboxedLaunch("docker", tmp_path, containers=containers)
+    spec = McpServerSpec(
+        name="printer", command="sh", args=("-c", "read x; echo $x $KEY; id -u"), env={"KEY": "of its own"}
+    )
+    started = launch(spec)
+    assert "of its own" not in " ".join(started.command)
+    done = subprocess.run(started.command, env=started.environment, input=b"hello\n", capture_output=True, check=True)
+    assert done.stdout.decode().split("\n")[:2] == ["hello of its own", str(os.getuid() or 1000)]
+
+
+def test_an_engine_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    workspaces = Workspaces(tmp_path, sandbox="docker", containers=Containers(("x",), engine="unix:///nobody"))
+    with pytest.raises(SandboxUnavailable, match="no docker engine answers"):
+        asyncio.run(workspaces.open("nobody"))

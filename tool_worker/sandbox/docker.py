@@ -1,0 +1,224 @@
+"""The docker sandbox: a container for each workspace, by the engine of this machine and its command line.
+
+Nothing is inherited by what an engine starts. So a host comes to its descriptors by a socket that is mounted as its
+`ENTRANCE`, answers one caller, and leads nowhere afterwards (see `host_handover`).
+
+Holds:
+    - A container has no network of its own unless it was asked for, no capability and no way to gain one, a read-only
+      root, bounds for memory, processes and CPU, and runs as the owner of its workspace, who is not root.
+    - Its labels name its workspace; by them it is found and removed when its host is gone.
+Does not: fetch images, or keep out who can talk to the engine, which is root's equal.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tool_worker.sandbox.sandbox import (
+    PACKAGE_ROOT,
+    PLAIN_TERMINAL,
+    SYSTEM_PATH,
+    Enclosure,
+    HostDescriptors,
+    interpreter,
+)
+from tool_worker.workspace_errors import SandboxUnavailable, WorkspaceRefused
+
+HOME = "/home/agent"
+HOST_NAME = "workspace"
+ENTRANCE = "/run/deckhands/entrance"
+ROOTS_STAND_IN = 1000
+"""Who owns the directories that we make while we are root."""
+LIMIT_SECONDS = 60.0
+LABEL = "deckhands"
+
+# A container's first process keeps the environment of its image where all in it can read it; this one gives it up.
+_WITHOUT_ENVIRONMENT = "import os,sys; os.execve(sys.executable, [sys.executable, *sys.argv[1:]], {})"
+
+
+@dataclass(frozen=True, slots=True)
+class Containers:
+    """What the operator says of containers.
+
+    Attributes:
+        images: patterns of those that may be used; the first one is used where none is asked for.
+        engine: address of the engine, `unix://…`; empty: the usual one.
+        cpus: how many a container may keep busy; None: all.
+    """
+
+    images: tuple[str, ...] = ()
+    engine: str = ""
+    cpus: float | None = None
+
+    def chosen(self, image: str) -> str:
+        """Return the image to use.
+
+        Raises:
+            WorkspaceRefused: this one may not be used.
+        """
+        if not image and self.images:
+            return self.images[0]
+        if any(fnmatchcase(image, pattern) for pattern in self.images):
+            return image
+        raise WorkspaceRefused(
+            f"This node runs no container of the image {image!r}.", remedy="Ask for one of DECKHANDS_DOCKER_IMAGES."
+        )
+
+
+class DockerSandbox:
+    """Runs programs in containers; a `Sandbox`."""
+
+    name = "docker"
+    code_root = "/run/deckhands"
+    is_confining = True
+    inherits_descriptors = False
+    reach = "their own workspace and container; where a conversation was given the network, that of the engine's bridge"
+    system_call_filter = b""  # the engine brings its own
+
+    def __init__(self, containers: Containers) -> None:
+        self._containers = containers
+
+    def reason_unavailable(self) -> str | None:
+        """See `Sandbox.reason_unavailable`."""
+        if not self._containers.images:
+            return "no image is named (DECKHANDS_DOCKER_IMAGES)"
+        image = self._containers.images[0]
+        try:
+            self._ask("version", "--format", "{{.Server.Version}}")
+            if not self._ask("image", "ls", "--quiet", image).strip():
+                return f"the engine has no image {image}: docker pull {image}"
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"no docker engine answers: {_reason(error)}"
+        return None
+
+    def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:  # noqa: ARG002  (the protocol's)
+        """See `Sandbox.shell_environment`."""
+        return {**PLAIN_TERMINAL, "PATH": SYSTEM_PATH, "HOME": HOME, "USER": "agent", "SHELL": "/bin/bash"}
+
+    def writable(self, enclosure: Enclosure) -> Sequence[str]:
+        """See `Sandbox.writable`."""
+        return [enclosure.mount_at, "/tmp", HOME, "/dev", "/proc"]  # noqa: S108  (inside the container)
+
+    def options(self, enclosure: Enclosure) -> Sequence[str]:
+        """See `Sandbox.options`.
+
+        Raises:
+            WorkspaceRefused: the directory is root's, or the image may not be used.
+        """
+        image = self._containers.chosen(enclosure.image)
+        return [*self._bounds(enclosure), *_mounts(enclosure), *_labels(enclosure), image]
+
+    def command(
+        self, program: Sequence[str], options: Sequence[str], descriptors: HostDescriptors | int | None = None
+    ) -> Sequence[str]:
+        """See `Sandbox.command`."""
+        own = ["python3", *program[1:]] if program[0] == interpreter() else list(program)
+        if isinstance(descriptors, HostDescriptors):
+            arriving = ["python3", "-I", "-S", f"{self.code_root}/tool_worker/host/arrival.py", ENTRANCE]
+            return [*self._engine(), "run", "--detach", *options, *arriving, *own[1:]]
+        if descriptors is not None:
+            own = ["python3", "-I", "-S", "-c", _WITHOUT_ENVIRONMENT, *own[1:]]
+            return [*self._engine(), "run", *options, *own]
+        return [*self._engine(), "run", "--interactive", *options, *own]
+
+    def kill_stragglers(self, host_id: str) -> None:
+        """See `Sandbox.kill_stragglers`."""
+        self._remove(f"{LABEL}.host={host_id}", lambda _: True)
+
+    def remove_dead(self, root: Path, is_alive: Callable[[str], bool]) -> None:
+        """Remove the containers of a node's root whose conversation, by its id, has no living host."""
+        self._remove(f"{LABEL}.root={root}", lambda conversation_id: not is_alive(conversation_id))
+
+    def _remove(self, label: str, is_wanted: Callable[[str], bool]) -> None:
+        form = f'{{{{.ID}}}} {{{{.Label "{LABEL}.conversation"}}}}'
+        try:
+            listed = self._ask("ps", "--all", "--filter", f"label={label}", "--format", form)
+            found = [line.split(" ", 1) for line in listed.splitlines()]
+            victims = [words[0] for words in found if is_wanted(words[1] if len(words) > 1 else "")]
+            if victims:
+                self._ask("rm", "--force", *victims)
+        except (OSError, subprocess.SubprocessError) as error:
+            # One that removes itself at the same time is what we want.
+            if "is already in progress" not in (text := _reason(error)) and "No such container" not in text:
+                raise SandboxUnavailable(f"Containers cannot be removed: {text}") from error
+
+    def _ask(self, *arguments: str) -> str:
+        asked = [*self._engine(), *arguments]
+        done = subprocess.run(asked, env={}, check=True, capture_output=True, timeout=LIMIT_SECONDS)  # noqa: S603
+        return done.stdout.decode("utf-8", "replace")
+
+    def _engine(self) -> list[str]:
+        executable = shutil.which("docker", path=SYSTEM_PATH) or "/usr/bin/docker"
+        return [executable, *(("--host", self._containers.engine) if self._containers.engine else ())]
+
+    def _bounds(self, enclosure: Enclosure) -> Iterator[str]:
+        user, group = _owner(enclosure)
+        yield from ("--rm", "--pull", "never", "--user", f"{user}:{group}", "--hostname", HOST_NAME)
+        yield from ("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--read-only", "--ipc", "private")
+        yield from ("--log-driver", "none", "--ulimit", "core=0", "--entrypoint", "")
+        yield from ("--network", "bridge" if enclosure.has_network else "none", "--workdir", enclosure.mount_at)
+        limits = enclosure.limits
+        if limits.memory_bytes is not None:
+            yield from ("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes))
+        if limits.processes is not None:
+            yield from ("--pids-limit", str(limits.processes))
+        if self._containers.cpus is not None:
+            yield from ("--cpus", f"{self._containers.cpus:g}")
+        size = f"rw,exec,nosuid,nodev,size={enclosure.temporary_bytes}"
+        yield from ("--tmpfs", f"/tmp:{size},mode=1777", "--tmpfs", f"{HOME}:{size},uid={user},gid={group},mode=700")  # noqa: S108
+        yield from ("--shm-size", str(enclosure.temporary_bytes))
+        for name in enclosure.environment_names:
+            yield from ("--env", name)
+
+
+def _mounts(enclosure: Enclosure) -> Iterator[str]:
+    package = PACKAGE_ROOT / "tool_worker"
+    code = f"{DockerSandbox.code_root}/tool_worker"
+    yield from _mount(enclosure.workspace, enclosure.mount_at, is_writable=True)
+    yield from _mount(package / "host", f"{code}/host")
+    yield from _mount(package / "__init__.py", f"{code}/__init__.py")
+    for path in enclosure.read_only:
+        yield from _mount(path, str(path))
+    if enclosure.entrance is not None:
+        yield from _mount(enclosure.entrance, ENTRANCE)
+    for path in enclosure.hidden:
+        yield from ("--tmpfs", f"{enclosure.mount_at}/{path.relative_to(enclosure.workspace)}")
+
+
+def _mount(source: Path, target: str, *, is_writable: bool = False) -> tuple[str, str]:
+    if "," in f"{source}{target}":
+        raise WorkspaceRefused(f"{source} cannot be mounted in a container.", remedy="Use a path without commas.")
+    return "--mount", f"type=bind,source={source},target={target}{'' if is_writable else ',readonly'}"
+
+
+def _labels(enclosure: Enclosure) -> Iterator[str]:
+    for name, value in enclosure.labels.items():
+        yield from ("--label", f"{LABEL}.{name}={value}")
+
+
+def _owner(enclosure: Enclosure) -> tuple[int, int]:
+    """Return as whom a container runs: the owner of its directory, of which we give away what is ours."""
+    directory = enclosure.workspace
+    found = directory.stat()
+    if found.st_uid != 0:
+        return found.st_uid, found.st_gid
+    if not enclosure.is_own:
+        raise WorkspaceRefused(
+            f"{directory} belongs to root, whom no program in a container may be.", remedy="Give it to another user."
+        )
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            os.chown(Path(folder, name), ROOTS_STAND_IN, ROOTS_STAND_IN, follow_symlinks=False)
+        os.chown(folder, ROOTS_STAND_IN, ROOTS_STAND_IN, follow_symlinks=False)
+    return ROOTS_STAND_IN, ROOTS_STAND_IN
+
+
+def _reason(error: Exception) -> str:
+    stderr = getattr(error, "stderr", None)
+    return stderr.decode("utf-8", "replace").strip() if stderr else str(error)
