@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import pwd
+import select
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tool_worker.sandbox.sandbox import (
@@ -23,6 +24,9 @@ from tool_worker.sandbox.sandbox import (
     HostDescriptors,
     interpreter,
 )
+
+DEATH_LIMIT_SECONDS = 5.0
+"""How long to wait for one that was killed."""
 
 
 class NoSandbox:
@@ -70,8 +74,14 @@ class NoSandbox:
     def kill_stragglers(self, host_id: str) -> None:
         """See `Sandbox.kill_stragglers`."""
         mark = f"{HOST_ID_VARIABLE}={host_id}".encode()
-        for environment in Path("/proc").glob("[0-9]*/environ"):
-            # Processes of others, and those that have just ended, cannot be read.
-            with suppress(OSError):
-                if mark in environment.read_bytes().split(b"\0"):
-                    os.kill(int(environment.parent.name), signal.SIGKILL)
+        with ExitStack() as closing:
+            killed = []
+            for environment in Path("/proc").glob("[0-9]*/environ"):
+                # Processes of others, and those that have just ended, cannot be read.
+                with suppress(OSError):
+                    if mark in environment.read_bytes().split(b"\0"):
+                        killed.append(os.pidfd_open(int(environment.parent.name)))
+                        closing.callback(os.close, killed[-1])
+                        signal.pidfd_send_signal(killed[-1], signal.SIGKILL)
+            for process in killed:
+                select.select([process], [], [], DEATH_LIMIT_SECONDS)

@@ -173,7 +173,7 @@ class Sandbox(Protocol):
         ...
 
     def kill_stragglers(self, host_id: str) -> None:
-        """Kill what outlived the host with this id; after a sandbox with a process namespace there is nothing."""
+        """Kill what outlived the host with this id, and wait until it is gone; may take a while."""
         ...
 
 
