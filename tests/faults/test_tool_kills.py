@@ -13,8 +13,8 @@ BOUNDARIES = [
     "tool.after_result@1",
     "tool.before_append@1",
     "tool.after_append@1",
-    "tool.before_claim@3",
-    "tool.after_result@3",
+    pytest.param("tool.before_claim@3", marks=pytest.mark.slow),
+    pytest.param("tool.after_result@3", marks=pytest.mark.slow),
 ]
 
 
