@@ -42,6 +42,7 @@ class BrokerSettings:
             whole network too.
         egress_private: networks that they may reach by name although they are not public, separated by commas.
         egress_bytes: that a workspace with a list of hosts may move, in both directions together.
+        chromium: where Chromium is, for the pool `browser`. Empty: where it is usually installed.
         quotas: what providers let us call: the path of a TOML file, or the table itself; see docs/quotas.md.
         hooks: a file that names what a controller worker does before and after what happens; see docs/hooks.md.
         concurrency: actions a tool worker runs at once.
@@ -76,6 +77,7 @@ class BrokerSettings:
     egress: str = ""
     egress_private: str = ""
     egress_bytes: int = 20 * 2**30
+    chromium: str = ""
     quotas: str = ""
     hooks: str = ""
     concurrency: int = 64

@@ -281,6 +281,8 @@ class AgentSpec(Part):
         output: what it has to hand in when it finishes; None: words only.
         plan: of a planning agent; None: as `PlanSpec` has it.
         memory: where it keeps notes for later conversations; None: it keeps none.
+        enable_browsing: offer the model a browser; the tool workers have to serve the pool `browser`.
+        enable_som_visual_browsing: show pages to models that see, with a mark at each element.
         enable_delegation: offer the model a tool that hands tasks to other agents.
         delegates: what those agents are, by name; an agent that is not named here is this one under that name.
         tools: what it may use besides its own tools, as it was offered when the conversation began.
@@ -294,6 +296,8 @@ class AgentSpec(Part):
     enable_finish: bool = True
     enable_plan_mode: bool = True
     enable_jupyter: bool = False
+    enable_browsing: bool = False
+    enable_som_visual_browsing: bool = True
     enable_stuck_detection: bool = True
     loop_policy: LoopPolicy = LoopPolicy()
     confirmation: ConfirmationPolicy = ConfirmationPolicy()

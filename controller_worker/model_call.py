@@ -30,7 +30,7 @@ from controller_worker.llm.config import PRIMARY, Fallback, LLMConfig
 from controller_worker.llm.errors import LLMConfigError, ModelError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.profiles import Profiles
-from controller_worker.llm.registry import create_llm
+from controller_worker.llm.registry import create_llm, takes_images
 from controller_worker.llm.retry import next_wait_seconds
 from controller_worker.llm.router import RouterLLM, router_of
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS
@@ -47,6 +47,7 @@ class Models:
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
         self._profiles: Profiles | None = None
+        self._sights: dict[LLMSpec, bool] = {}
         self._clients: dict[tuple[LLMSpec, str | None], asyncio.Task[tuple[LLM, LLMConfig]]] = {}
 
     async def of(self, spec: LLMSpec, *, key_env: str | None = None) -> tuple[LLM, LLMConfig]:
@@ -79,6 +80,20 @@ class Models:
         """Return how long a text in a prompt may be; the default where the settings cannot be used."""
         config = self.settings(spec)
         return MAX_MESSAGE_CHARS if config is None else config.max_message_chars
+
+    def sees_images(self, spec: LLMSpec) -> bool:
+        """Say whether the model, or one that may be asked in its place, takes images."""
+        if spec in self._sights:
+            return self._sights[spec]
+        config = self.settings(spec)
+        if config is None:
+            return True
+        others = [fallback.use for fallback in config.fallbacks]
+        others += sorted(config.router.profiles) if config.router is not None else []
+        self._sights[spec] = takes_images(config) or any(
+            takes_images(other) for name in others if (other := self.settings(LLMSpec(model=name))) is not None
+        )
+        return self._sights[spec]
 
     async def aclose(self) -> None:
         """Close every client."""

@@ -16,7 +16,7 @@ from broker.events import Event, LLMSpec, ModelReply
 from broker.tool_specs import ToolSpec
 from controller_worker import critic
 from controller_worker.acceptance import wants_verdict
-from controller_worker.agents.agent import Agent
+from controller_worker.agents.agent import Agent, sees_pages
 from controller_worker.condensers.condenser import Inquiry
 from controller_worker.condensers.registry import create_condenser
 from controller_worker.handing_in import examined
@@ -67,6 +67,8 @@ async def next_question(
         create_condenser(state.agent.condenser),
         PromptOptions(
             max_message_chars=models.max_message_chars(llm),
+            sees_images=models.sees_images(llm),
+            shows_pages=state.agent.enable_som_visual_browsing and sees_pages(agent),
             shows_recalls=state.agent.enable_prompt_extensions,
             disabled_skills=state.agent.disabled_microagents,
         ),

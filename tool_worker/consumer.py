@@ -41,7 +41,7 @@ class ToolConsumer:
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
         self._offered = OfferedTools(found_tools(settings.tools, settings.pools))
-        self._programs = session_programs(settings.pools)
+        self._programs = session_programs(settings.pools, chromium=settings.chromium)
         self._incarnation: Incarnation | None = None
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -51,6 +51,7 @@ class ToolSettings:
         environment: variables of every shell: `X` for each `SANDBOX_ENV_X`.
         checkpoints: where workspaces are saved, as fsspec knows it; empty: nowhere.
         checkpoint_every: after how many actions that may change files.
+        chromium: where Chromium is; empty: where it is usually installed.
         secret_key: returns what opens the secrets of conversations.
         search_path: our own `PATH`, for shells without a sandbox.
     """
@@ -75,6 +76,7 @@ class ToolSettings:
     containers: Containers = field(default_factory=Containers)
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     gate: EgressGate = field(default_factory=EgressGate)
+    chromium: str = ""
     secret_key: Callable[[], bytes | None] = no_key
 
 
@@ -107,6 +109,7 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         containers=_containers(broker),
         limits=_limits(broker),
         gate=_gate(broker),
+        chromium=broker.chromium,
         secret_key=partial(secret_key, broker),
     )
 

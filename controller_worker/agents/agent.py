@@ -13,6 +13,11 @@ from broker.events import Event, ModelReply, WorkspaceSpec
 from broker.tool_specs import ToolSpec
 
 
+def sees_pages(agent: Agent) -> bool:
+    """Say whether pictures of pages are shown to an agent's model; an agent may say no by its `sees_pages`."""
+    return getattr(agent, "sees_pages", True)
+
+
 class Agent(Protocol):
     """What decides, besides the model.
 

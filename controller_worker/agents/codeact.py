@@ -28,6 +28,7 @@ class CodeActAgent:
             (spec.enable_finish, finish_tool(tool_schemas.FINISH, spec.output)),
             (spec.enable_delegation, tool_schemas.DELEGATE),
             (can_condense, tool_schemas.REQUEST_CONDENSATION),
+            (spec.enable_browsing, tool_schemas.BROWSER),
             (spec.enable_jupyter, tool_schemas.EXECUTE_IPYTHON_CELL),
             (spec.enable_plan_mode, TASK_TRACKER),
             (spec.memory is not None, NOTE),

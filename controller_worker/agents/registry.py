@@ -11,6 +11,7 @@ from importlib import metadata
 from broker.errors import UsageError
 from broker.events import AgentSpec
 from controller_worker.agents.agent import Agent
+from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.dummy import DummyAgent
 from controller_worker.agents.loc import LocAgent
@@ -18,11 +19,13 @@ from controller_worker.agents.planning import PlanningAgent
 from controller_worker.agents.readonly import ReadOnlyAgent
 
 AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
+    "BrowsingAgent": BrowsingAgent,
     "CodeActAgent": CodeActAgent,
     "DummyAgent": DummyAgent,
     "LocAgent": LocAgent,
     "PlanningAgent": PlanningAgent,
     "ReadOnlyAgent": ReadOnlyAgent,
+    "VisualBrowsingAgent": VisualBrowsingAgent,
 }
 ENTRY_POINTS = "deckhands.agents"
 

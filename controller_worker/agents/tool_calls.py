@@ -20,6 +20,7 @@ from broker.actions import (
     AgentDelegateAction,
     AgentFinishAction,
     AgentThinkAction,
+    BrowseInteractiveAction,
     CmdRunAction,
     CondensationRequestAction,
     FileEditAction,
@@ -222,6 +223,11 @@ def _cell(arguments: Mapping[str, Any]) -> Action:
     return IPythonRunCellAction(code=code, security_risk=_risk(arguments))
 
 
+def _browse(arguments: Mapping[str, Any]) -> Action:
+    code = required_text(arguments, "code", "browser")
+    return BrowseInteractiveAction(browser_actions=code, security_risk=_risk(arguments))
+
+
 def _think(arguments: Mapping[str, Any]) -> Action:
     return AgentThinkAction(thought=required_text(arguments, "thought", "think"))
 
@@ -260,6 +266,7 @@ _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
     "execute_bash": _run,
     "str_replace_editor": _edit,
     "execute_ipython_cell": _cell,
+    "browser": _browse,
     "think": _think,
     "finish": _finish,
     "delegate": _delegate,

@@ -130,6 +130,36 @@ EXECUTE_IPYTHON_CELL = ToolSpec(
     },
 )
 
+BROWSER = ToolSpec(
+    name="browser",
+    description=(
+        "Act in the conversation's web browser. `code` is one action a line, written as a call; values are plain texts "
+        "and numbers. Every answer shows the page as an accessibility tree, in which [bid] names an element; use bids "
+        "of the latest answer only. Files that are downloaded, PDF files among them, go into the workspace.\n\n"
+        "goto(url): open http://, https:// or file:// addresses\n"
+        "go_back(), go_forward(): in the history\n"
+        "noop(wait_ms=1000): wait, to see what the page does\n"
+        "scroll(delta_x, delta_y): in pixels; down and right are positive\n"
+        "fill(bid, value): put a text into a field in place of what is there\n"
+        "select_option(bid, options): one or a list, by value or label\n"
+        "click(bid, button='left', modifiers=[]), dblclick(bid, button='left', modifiers=[])\n"
+        "hover(bid), focus(bid), clear(bid)\n"
+        "press(bid, key_comb): such as 'Enter' or 'ControlOrMeta+a'\n"
+        "drag_and_drop(from_bid, to_bid)\n"
+        "upload_file(bid, file): one path or a list, in the workspace\n"
+        "new_tab(), tab_close(), tab_focus(index)\n"
+        "answer_dialogs(accept, text=''): from now on accept what a page asks; otherwise it is dismissed"
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "description": "The actions, such as goto('http://localhost:8000')."},
+            "security_risk": _SECURITY_RISK,
+        },
+        "required": ["code", "security_risk"],
+    },
+)
+
 STR_REPLACE_EDITOR = ToolSpec(
     name="str_replace_editor",
     description=(

@@ -1,22 +1,26 @@
 """OpenAI's Chat Completions on the wire: a request to plain values or bytes, a reply to its parts.
 
-Holds: a content is a string wherever a string can hold it: many servers take nothing else.
+Holds: a content is a string wherever a string can hold it: many servers take nothing else; a result of a tool
+holds words alone, because no model but Claude is shown pictures there.
 Does not: know a stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from broker.tool_specs import ToolSpec
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.llm.messages_wire import CACHE_MARK
 from controller_worker.llm.reply import Reply, token_count
 from controller_worker.llm.tool_arguments import arguments_text
-from controller_worker.llm.written_messages import WrittenMessages, json_bytes
+from controller_worker.llm.written_messages import MessageMemo, WrittenMessages, json_bytes
+
+SEE_BELOW = "The result is the picture below."
 
 
 class ChatWire:
@@ -26,33 +30,54 @@ class ChatWire:
         written: the messages so far.
     """
 
-    def __init__(self, *, cache_marks: bool, thinking: bool) -> None:
+    def __init__(self, *, cache_marks: bool, is_claude: bool) -> None:
         """Choose the form.
 
         Args:
             cache_marks: mark the system prompt and the last user or tool message for the provider's cache.
-            thinking: replay thinking blocks, which only Claude wants.
+            is_claude: replay thinking blocks, and leave pictures in results of tools; no other model takes either.
         """
         self._cache_marks = cache_marks
-        self._thinking = thinking
+        self._is_claude = is_claude
+        self._apart: MessageMemo[tuple[Message, Message]] = MessageMemo()
         self.written = WrittenMessages(lambda message: json_bytes(self._value(message, is_marked=False)))
 
     def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
         """Return the JSON body of a request; `parameters` are its fields besides messages and tools."""
         fields = dict(parameters) | asked_fields(request)
-        marked = self._marked(request.messages)
+        shown = self._pictures_apart(request.messages)
+        marked = self._marked(shown)
         messages = b",".join(
             json_bytes(self._value(message, is_marked=True))
             if id(message) in marked
             else self.written.bytes_of(message)
-            for message in request.messages
+            for message in shown
         )
         return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
 
     def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages as plain values."""
-        marked = self._marked(messages)
-        return [self._value(message, is_marked=id(message) in marked) for message in messages]
+        shown = self._pictures_apart(messages)
+        marked = self._marked(shown)
+        return [self._value(message, is_marked=id(message) in marked) for message in shown]
+
+    def _pictures_apart(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages with pictures from tools in messages of their own, behind all results of the turn."""
+        if self._is_claude:
+            return messages
+        shown: list[Message] = []
+        waiting: list[Message] = []
+        for message in messages:
+            if message.role == "tool" and any(isinstance(part, ImagePart) for part in message.content):
+                result, pictures = self._apart.of(message, _divided)
+                shown.append(result)
+                waiting.append(pictures)
+                continue
+            if message.role != "tool":
+                shown += waiting
+                waiting = []
+            shown.append(message)
+        return [*shown, *waiting]
 
     def _marked(self, messages: Sequence[Message]) -> set[int]:
         if not self._cache_marks:
@@ -77,7 +102,7 @@ class ChatWire:
                 written["name"] = message.name
             if is_marked:
                 written["cache_control"] = CACHE_MARK
-        if self._thinking and message.thinking_blocks:
+        if self._is_claude and message.thinking_blocks:
             written["thinking_blocks"] = [dict(block) for block in message.thinking_blocks]
         return written
 
@@ -97,6 +122,14 @@ def chat_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
         }
         for tool in tools
     ]
+
+
+def _divided(result: Message) -> tuple[Message, Message]:
+    """Return a tool's result with its words alone, and a message with its pictures."""
+    words = tuple(part for part in result.content if isinstance(part, TextPart)) or (TextPart(SEE_BELOW),)
+    pictures = tuple(part for part in result.content if isinstance(part, ImagePart))
+    head = TextPart(f"Pictures that belong to the result of {result.name or 'the tool'}:")
+    return replace(result, content=words), Message("user", (head, *pictures))
 
 
 def _content(message: Message, *, is_marked: bool) -> str | list[dict[str, Any]] | None:

@@ -51,7 +51,7 @@ class LitellmLLM:
         self._secrets = config.secrets
         self._row = look_up(model)
         self._parameters = _parameters(config, model)
-        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, thinking=features.is_claude)
+        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, is_claude=features.is_claude)
         self._clock = SystemClock()
 
     async def complete(self, request: ModelRequest) -> Completion:

@@ -27,6 +27,9 @@ class ImagePart:
     url: str
 
 
+NOT_SEEN = TextPart("[An image was left out here: this model cannot see images.]")
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call as the model wrote it.

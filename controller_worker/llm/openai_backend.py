@@ -59,7 +59,7 @@ class OpenAICompatibleLLM:
         self._secrets = config.secrets
         self._row = look_up(model)
         self._parameters = {"model": model} | chat_parameters(config, model)
-        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, thinking=features.is_claude)
+        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, is_claude=features.is_claude)
         self._client = _client(config)
         self._clock = SystemClock()
 

@@ -47,7 +47,7 @@ def create_llm(config: LLMConfig) -> LLM:
         config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
     backend = "silent" if config.model == SILENT_MODEL else backend_of(config)
     llm = _create(backend, config)
-    if backend not in LOCAL_BACKENDS and not shows_images(config):
+    if not takes_images(config):
         llm = WithoutImagesLLM(llm)
     llm = _with_text_tools(llm, backend, config)
     return llm if config.cache_dir is None else CachedLLM(llm, config)
@@ -62,9 +62,11 @@ def _with_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:
     return TextToolsLLM(llm, config)
 
 
-def shows_images(config: LLMConfig) -> bool:
-    """Say whether images are sent to the model."""
-    return sees_images(config.model) if config.disable_vision is None else not config.disable_vision
+def takes_images(config: LLMConfig) -> bool:
+    """Say whether images are sent to the model; to a script or a recording they are."""
+    if config.disable_vision is not None:
+        return not config.disable_vision
+    return backend_of(config) in LOCAL_BACKENDS or sees_images(config.model)
 
 
 def _create(backend: str, config: LLMConfig) -> LLM:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
-from controller_worker.llm.messages import ImagePart, Message, TextPart
+from controller_worker.llm.messages import NOT_SEEN, ImagePart, Message
 from controller_worker.llm.written_messages import MessageMemo
-
-NOTE = TextPart("[An image was left out here: this model cannot see images.]")
 
 
 class WithoutImagesLLM:
@@ -40,4 +38,6 @@ def has_images(message: Message) -> bool:
 
 
 def _without_images(message: Message) -> Message:
-    return replace(message, content=tuple(NOTE if isinstance(part, ImagePart) else part for part in message.content))
+    return replace(
+        message, content=tuple(NOT_SEEN if isinstance(part, ImagePart) else part for part in message.content)
+    )

@@ -27,7 +27,7 @@ from broker.observations import (
     RecallObservation,
     truncate_content,
 )
-from controller_worker.llm.messages import ImagePart, Message, TextPart
+from controller_worker.llm.messages import NOT_SEEN, ImagePart, Message, TextPart
 from controller_worker.memory.observation_text import Content, content_of, is_image_url
 from controller_worker.memory.turn import OpenTurn, Result
 from controller_worker.memory.view import is_companion, is_shown
@@ -45,12 +45,14 @@ class PromptOptions:
     Attributes:
         max_message_chars: longest text of one observation; longer ones lose their middle.
         sees_images: whether the model takes images.
+        shows_pages: whether it is shown pictures of pages (`enable_som_visual_browsing`).
         shows_recalls: whether what recalls found is shown (`enable_prompt_extensions`).
         disabled_skills: names of skills that are not shown (`disabled_microagents`).
     """
 
     max_message_chars: int = MAX_MESSAGE_CHARS
     sees_images: bool = True
+    shows_pages: bool = True
     shows_recalls: bool = True
     disabled_skills: Collection[str] = ()
 
@@ -181,9 +183,9 @@ class ConversationMemory:
 
     def _images(self, message: MessageAction) -> Content:
         """Return a person's images, each behind its number."""
-        if not self._options.sees_images:
-            return ()
         urls = [url for url in message.image_urls or () if is_image_url(url)]
+        if not self._options.sees_images:
+            return (NOT_SEEN,) * len(urls)
         return tuple(part for n, url in enumerate(urls, 1) for part in (TextPart(f"Image {n}:"), ImagePart(url)))
 
     def _recalled(self, recall: RecallObservation) -> Message | None:
@@ -219,7 +221,12 @@ class ConversationMemory:
 
     def _content_of(self, event: Observation) -> Content:
         options = self._options
-        return content_of(event, max_chars=options.max_message_chars, sees_images=options.sees_images)
+        return content_of(
+            event,
+            max_chars=options.max_message_chars,
+            sees_images=options.sees_images,
+            shows_pages=options.shows_pages,
+        )
 
     def _cut(self, text: str) -> str:
         return truncate_content(text, self._options.max_message_chars)

@@ -28,7 +28,7 @@ from broker.observations import (
     UserRejectObservation,
     truncate_content,
 )
-from controller_worker.llm.messages import ImagePart, TextPart
+from controller_worker.llm.messages import NOT_SEEN, ImagePart, TextPart
 from controller_worker.memory.recall_text import recall_text
 
 Content = tuple[TextPart | ImagePart, ...]
@@ -43,23 +43,24 @@ NO_SCREENSHOT_NOTE = "\nThere is no usable image of the page; go by its accessib
 _UNCUT = (FileReadObservation, RecallObservation)
 
 
-def content_of(event: Observation, *, max_chars: int, sees_images: bool) -> Content:
+def content_of(event: Observation, *, max_chars: int, sees_images: bool, shows_pages: bool = True) -> Content:
     """Return what the model is shown of an observation; nothing for what it never sees.
 
     Args:
         max_chars: longest text.
-        sees_images: whether the model takes images; without, they are left out.
+        sees_images: whether the model takes images; without, a note stands for each.
+        shows_pages: whether pictures of pages are shown; their text says what is on them.
     """
     if isinstance(event, BrowserOutputObservation):
-        return _page(event, max_chars, sees_images=sees_images)
+        return _page(event, max_chars, is_shown=sees_images and shows_pages)
     text = text_of(event)
     if not isinstance(event, _UNCUT):
         text = truncate_content(text, max_chars)
     urls: Sequence[str] = getattr(event, "image_urls", None) or ()
-    usable = [url for url in urls if is_image_url(url)] if sees_images else []
-    if sees_images and len(usable) < len(urls):
+    usable = [url for url in urls if is_image_url(url)]
+    if len(usable) < len(urls) and sees_images:
         text += f"\n\nNote: {len(urls) - len(usable)} of {len(urls)} images cannot be shown."
-    return (*((TextPart(text),) if text else ()), *(ImagePart(url) for url in usable))
+    return (*((TextPart(text),) if text else ()), *(ImagePart(url) if sees_images else NOT_SEEN for url in usable))
 
 
 def text_of(event: Observation) -> str:
@@ -73,9 +74,9 @@ def is_image_url(url: str) -> bool:
     return url.startswith(("https://", "http://", "data:image/"))
 
 
-def _page(event: BrowserOutputObservation, max_chars: int, *, sees_images: bool) -> Content:
+def _page(event: BrowserOutputObservation, max_chars: int, *, is_shown: bool) -> Content:
     text = truncate_content(event.content, max_chars)
-    if event.trigger_by_action != "browse_interactive" or not sees_images:
+    if event.trigger_by_action != "browse_interactive" or not is_shown:
         return (TextPart(text),) if text else ()
     image = next((url for url in (event.set_of_marks, event.screenshot) if is_image_url(url)), None)
     if image is None:

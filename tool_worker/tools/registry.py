@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tool_worker.tools.bash import RunCommand
+from tool_worker.tools.browser import ActInBrowser, OpenPage
 from tool_worker.tools.code_search import SearchCode
 from tool_worker.tools.file_tools import EditFile, ReadFile
 from tool_worker.tools.ipython import RunCell
@@ -18,5 +19,7 @@ TOOLS: Mapping[str, Tool] = {
     "action.search_code": SearchCode(),
     "action.survey": SurveyWorkspace(),
     "action.run_ipython": RunCell(),
+    "action.browse": OpenPage(),
+    "action.browse_interactive": ActInBrowser(),
 }
 """By the action's kind."""

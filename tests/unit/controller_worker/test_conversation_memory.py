@@ -36,7 +36,7 @@ from broker.observations import (
     SuccessObservation,
     UserRejectObservation,
 )
-from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.llm.messages import NOT_SEEN, ImagePart, Message, TextPart, ToolCall
 from controller_worker.memory.conversation_memory import (
     FINISH_RESULT,
     GO_ON,
@@ -104,7 +104,7 @@ def test_images_follow_the_text_each_behind_its_number() -> None:
         TextPart("Image 2:"),
         ImagePart("data:image/png;base64,AA"),
     )
-    assert remember([message], sees_images=False)[0].content == (TextPart("see"),)
+    assert remember([message], sees_images=False)[0].content == (TextPart("see"), NOT_SEEN, NOT_SEEN)
 
 
 def test_what_a_person_asked_for() -> None:

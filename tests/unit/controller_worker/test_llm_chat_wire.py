@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.tool_specs import ToolSpec
-from controller_worker.llm.chat_wire import ChatWire, chat_tools, read_chat_reply
+from controller_worker.llm.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
@@ -30,12 +30,12 @@ MALFORMED = '{"malformed_arguments": "{\\"command\\": \\"ls"}'
 CALLS = [{"id": "t1", "type": "function", "function": {"name": "execute_bash", "arguments": MALFORMED}}]
 
 
-def chat_messages(messages: Any, *, cache_marks: bool, thinking: bool) -> list[dict[str, Any]]:
-    return ChatWire(cache_marks=cache_marks, thinking=thinking).values(messages)
+def chat_messages(messages: Any, *, cache_marks: bool, is_claude: bool) -> list[dict[str, Any]]:
+    return ChatWire(cache_marks=cache_marks, is_claude=is_claude).values(messages)
 
 
 def test_plain_text_is_a_string() -> None:
-    assert chat_messages(HISTORY, cache_marks=False, thinking=False) == [
+    assert chat_messages(HISTORY, cache_marks=False, is_claude=False) == [
         {"role": "system", "content": "Be good."},
         {"role": "user", "content": "List\nthe files."},
         {"role": "assistant", "content": None, "tool_calls": CALLS},
@@ -45,7 +45,7 @@ def test_plain_text_is_a_string() -> None:
 
 def test_marks_and_thinking_for_claude_elsewhere() -> None:
     messages = (*HISTORY, Message("assistant", (TextPart("Done."),)))
-    assert chat_messages(messages, cache_marks=True, thinking=True) == [
+    assert chat_messages(messages, cache_marks=True, is_claude=True) == [
         {"role": "system", "content": [{"type": "text", "text": "Be good.", "cache_control": MARK}]},
         {"role": "user", "content": "List\nthe files."},
         {
@@ -63,14 +63,58 @@ def test_marks_and_thinking_for_claude_elsewhere() -> None:
 
 def test_images_make_a_list() -> None:
     message = Message("user", (TextPart("look"), ImagePart("https://example.org/a.png")))
-    assert chat_messages([message], cache_marks=False, thinking=False)[0]["content"] == [
+    assert chat_messages([message], cache_marks=False, is_claude=False)[0]["content"] == [
         {"type": "text", "text": "look"},
         {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
     ]
 
 
+PICTURE = ImagePart("data:image/png;base64,AAAA")
+TWO_CALLS = (
+    Message("assistant", tool_calls=(ToolCall("t1", "browser", "{}"), ToolCall("t2", "execute_bash", "{}"))),
+    Message("tool", (TextPart("a page"), PICTURE), tool_call_id="t1", name="browser"),
+    Message("tool", (TextPart("a.txt"),), tool_call_id="t2", name="execute_bash"),
+    Message("user", (TextPart("Go on."),)),
+)
+
+
+def test_pictures_of_tools_stand_behind_all_results_because_no_other_place_takes_them() -> None:
+    _, page, listing, pictures, message = chat_messages(TWO_CALLS, cache_marks=False, is_claude=False)
+    assert page == {"role": "tool", "content": "a page", "tool_call_id": "t1", "name": "browser"}
+    assert (listing["role"], listing["content"]) == ("tool", "a.txt")
+    assert pictures == {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "Pictures that belong to the result of browser:"},
+            {"type": "image_url", "image_url": {"url": PICTURE.url}},
+        ],
+    }
+    assert message == {"role": "user", "content": "Go on."}
+
+
+def test_a_result_that_is_only_a_picture_says_so() -> None:
+    only = Message("tool", (PICTURE,), tool_call_id="t1", name="view")
+    result, _ = chat_messages([only], cache_marks=False, is_claude=False)
+    assert result["content"] == SEE_BELOW
+
+
+def test_claude_takes_pictures_in_results() -> None:
+    _, page, *_ = chat_messages(TWO_CALLS, cache_marks=False, is_claude=True)
+    assert [part["type"] for part in page["content"]] == ["text", "image_url"]
+    assert len(chat_messages(TWO_CALLS, cache_marks=False, is_claude=True)) == len(TWO_CALLS)
+
+
+def test_messages_with_pictures_are_written_once() -> None:
+    wire = ChatWire(cache_marks=False, is_claude=False)
+    request = ModelRequest(messages=TWO_CALLS, tools=(), conversation_id="c", iteration=1, workspace="/workspace")
+    assert json.loads(wire.body({"model": "m"}, request))["messages"] == wire.values(TWO_CALLS)
+    made = len(wire.written)
+    wire.body({"model": "m"}, request)
+    assert len(wire.written) == made
+
+
 def test_an_empty_message_stays_empty_even_when_marked() -> None:
-    assert chat_messages([Message("user")], cache_marks=True, thinking=False) == [{"role": "user", "content": ""}]
+    assert chat_messages([Message("user")], cache_marks=True, is_claude=False) == [{"role": "user", "content": ""}]
 
 
 def test_tools() -> None:
@@ -82,7 +126,7 @@ def test_tools() -> None:
 
 @pytest.mark.parametrize("cache_marks", [False, True])
 def test_bytes_and_values_say_the_same_while_the_history_grows(cache_marks: bool) -> None:
-    wire = ChatWire(cache_marks=cache_marks, thinking=True)
+    wire = ChatWire(cache_marks=cache_marks, is_claude=True)
     history = list(HISTORY)
     for number in range(5):
         body = wire.body({"model": "m"}, ModelRequest(history, (), "c1", number, "/w"))

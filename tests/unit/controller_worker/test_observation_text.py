@@ -16,7 +16,7 @@ from broker.observations import (
     RecallObservation,
     TaskTrackingObservation,
 )
-from controller_worker.llm.messages import ImagePart, TextPart
+from controller_worker.llm.messages import NOT_SEEN, ImagePart, TextPart
 from controller_worker.memory.observation_text import (
     IMAGE_PLACEHOLDER,
     NO_SCREENSHOT_NOTE,
@@ -30,8 +30,10 @@ SCREEN = "data:image/png;base64,AAAA"
 MARKS = "data:image/png;base64,BBBB"
 
 
-def content(event: Observation, *, max_chars: int = 30_000, sees_images: bool = True) -> Content:
-    return content_of(event, max_chars=max_chars, sees_images=sees_images)
+def content(
+    event: Observation, *, max_chars: int = 30_000, sees_images: bool = True, shows_pages: bool = True
+) -> Content:
+    return content_of(event, max_chars=max_chars, sees_images=sees_images, shows_pages=shows_pages)
 
 
 def test_inline_images_of_a_cell_become_a_placeholder() -> None:
@@ -42,7 +44,8 @@ def test_inline_images_of_a_cell_become_a_placeholder() -> None:
 def test_images_of_a_cell() -> None:
     cell = IPythonRunCellObservation(code="plot()", content="done", image_urls=(SCREEN,))
     assert content(cell) == (TextPart("done"), ImagePart(SCREEN))
-    assert content(cell, sees_images=False) == (TextPart("done"),)
+    assert content(cell, shows_pages=False) == content(cell)
+    assert content(cell, sees_images=False) == (TextPart("done"), NOT_SEEN)
 
 
 def test_images_that_cannot_be_shown_are_counted_for_who_sees_images() -> None:
@@ -51,7 +54,7 @@ def test_images_that_cannot_be_shown_are_counted_for_who_sees_images() -> None:
         TextPart("done\n\nNote: 2 of 3 images cannot be shown."),
         ImagePart(SCREEN),
     )
-    assert content(cell, sees_images=False) == (TextPart("done"),)
+    assert content(cell, sees_images=False) == (TextPart("done"), NOT_SEEN)
 
 
 def page(trigger: str = "browse_interactive", **fields: str) -> BrowserOutputObservation:
@@ -69,6 +72,11 @@ def test_a_page_is_shown_with_marks_rather_than_without() -> None:
 def test_a_page_without_a_usable_image_says_so_to_who_sees_images() -> None:
     assert content(page(screenshot="AAAA")) == (TextPart("tree" + NO_SCREENSHOT_NOTE),)
     assert content(page(screenshot="AAAA"), sees_images=False) == (TextPart("tree"),)
+
+
+def test_a_picture_of_a_page_is_left_out_where_nobody_wants_it() -> None:
+    shown = page(screenshot=SCREEN, set_of_marks=MARKS)
+    assert content(shown, shows_pages=False) == content(shown, sees_images=False) == (TextPart("tree"),)
 
 
 def test_a_page_that_was_only_opened_has_no_image() -> None:

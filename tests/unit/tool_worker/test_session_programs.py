@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import UsageError
-from tool_worker.session_programs import PROGRAMS, session_programs
+from tool_worker.session_programs import PROGRAMS, Program, session_programs
 
 
 def test_a_worker_that_serves_no_such_pool_shows_its_sandboxes_nothing() -> None:
@@ -27,6 +27,22 @@ def test_a_program_runs_on_our_own_python() -> None:
 
 
 def test_a_missing_package_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROGRAMS, "ipython", ("ipython_session.py", ("no_such_package",)))  # type: ignore[arg-type]
+    monkeypatch.setitem(PROGRAMS, "ipython", Program("sessions/ipython_session.py", ("no_such_package",)))
     with pytest.raises(UsageError, match=r'needs the package no_such_package.*Install "deckhands\[ipython\]"'):
         session_programs(["ipython"])
+
+
+def test_the_browser_is_told_where_chromium_is(tmp_path: Path) -> None:
+    chromium = tmp_path / "place" / "chrome"
+    chromium.parent.mkdir()
+    chromium.write_text("#!/bin/sh\n")
+    chromium.chmod(0o755)
+    programs = session_programs(["browser"], chromium=str(chromium))
+    assert programs.commands["browser"][-1] == str(chromium)
+    assert chromium.parent in programs.read_only
+
+
+def test_a_chromium_that_is_not_there_is_told_at_the_start(tmp_path: Path) -> None:
+    missing = str(tmp_path / "chrome")
+    with pytest.raises(UsageError, match=r"DECKHANDS_CHROMIUM is .*, which is no program.*apt-get install chromium"):
+        session_programs(["browser"], chromium=missing)

@@ -1,0 +1,115 @@
+"""BrowsingAgent and VisualBrowsingAgent: act in a web browser and nowhere else (OpenHands 9.4, 9.5).
+
+They are offered no tools: a reply is a thought and, between three backticks, an action. A reply without backticks, and
+`send_msg_to_user`, speak to the person and end the task.
+
+Holds: whatever a model writes leads to something: to a message, to an action in the browser, or to the end.
+Differs: a message to the person goes there at once, because the browser has nothing to do with it. The pages of a
+conversation stand in its prompt one after another, as results do, and not the last one alone in a prompt of its own, so
+that a provider's cache works. There is no first look at an empty page, and no count of errors: loops and limits end a
+task that leads nowhere, as they do for every agent.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+from broker.actions import (
+    AgentFinishAction,
+    AgentRejectAction,
+    BrowseInteractiveAction,
+    MessageAction,
+    TaskItem,
+)
+from broker.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.tool_specs import ToolSpec
+from controller_worker.agents.prompt import rendered
+from controller_worker.agents.tool_calls import events_of_reply
+
+FENCE = "```"
+SPOKEN = ("send_msg_to_user", "report_infeasible")
+MAX_ACTION_CHARS = 200_000
+
+_LANGUAGE = re.compile(r"^(?:python|py|text|plaintext)?[ \t]*\n", re.IGNORECASE)
+_SPOKEN = re.compile(rf"\b({'|'.join(SPOKEN)})\(\s*(?:text=|reason=)?(.*)\)\s*$", re.DOTALL)
+
+
+class BrowsingAgent:
+    """The agent that reads pages by their accessibility tree."""
+
+    sees_pages = False
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """None: actions are written in the text."""
+        return ()
+
+    def system_prompt(self, workspace: WorkspaceSpec) -> str:
+        """Return the text a conversation begins with."""
+        return rendered(
+            "browsing.j2",
+            workspace=workspace,
+            sees_pages=self.sees_pages,
+            suffix=self._spec.system_prompt_suffix,
+        )
+
+    def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
+        """See `Agent.events_of`."""
+        if reply.tool_calls:
+            return events_of_reply(reply, frozenset(), task_list=task_list)
+        thought, action = _divided(reply.content)
+        if not action:
+            return _said(reply.content.strip())
+        left, name, words = _spoken(action)
+        if name == "report_infeasible":
+            return [AgentRejectAction(thought=thought, outputs={"reason": words})]
+        if name and not left:
+            return _said(words)
+        doing = BrowseInteractiveAction(
+            browser_actions=left or action, thought=thought, browsergym_send_msg_to_user=words
+        )
+        return [doing, *_said(words)] if name else [doing]
+
+
+class VisualBrowsingAgent(BrowsingAgent):
+    """The agent that is shown pages as pictures too, with a mark at each element, and works in several tabs."""
+
+    sees_pages = True
+
+
+def _said(text: str) -> list[Event]:
+    """Tell the person, and end the task with it."""
+    message = MessageAction(content=text, source=EventSource.AGENT)
+    return [message, AgentFinishAction(outputs={"content": text})]
+
+
+def _divided(text: str) -> tuple[str, str]:
+    """Return the thought and the action of a reply; no action where there are no backticks."""
+    parts = text.split(FENCE)
+    if len(parts) < 2:
+        return text.strip(), ""
+    return parts[0].strip(), _LANGUAGE.sub("", parts[1], count=1).strip()
+
+
+def _spoken(action: str) -> tuple[str, str, str]:
+    """Return what is to be done before the person is told something, by which action, and what."""
+    try:
+        statements = ast.parse(action[:MAX_ACTION_CHARS]).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # A message with quotes in it, or one that was cut off, is still a message.
+        found = _SPOKEN.search(action if action.endswith(")") else f"{action})")
+        return (action[: found.start()].strip(), found[1], found[2].strip().strip("'\"")) if found else (action, "", "")
+    before: list[str] = []
+    for statement in statements:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SPOKEN:
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            words = given[0].value if given and isinstance(given[0], ast.Constant) else ""
+            return "\n".join(before), call.func.id, str(words)
+        before.append(ast.get_source_segment(action, statement) or "")
+    return action, "", ""

@@ -1,0 +1,144 @@
+"""What the tests of the browser share: a small web site, and a hand that acts in the browser of a workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from broker.actions import BrowseInteractiveAction, BrowseURLAction
+from broker.events import Observation
+from broker.observations import BrowserOutputObservation
+from tool_worker.session_programs import session_programs
+from tool_worker.tools.registry import TOOLS
+from tool_worker.workspaces import OpenWorkspace
+
+LIMIT_SECONDS = 90.0
+PROGRAMS = session_programs(["browser"])
+SETTINGS: dict[str, Any] = {"sessions": PROGRAMS.commands, "read_only": PROGRAMS.read_only}
+
+
+class Site:
+    """A web site on this machine.
+
+    Attributes:
+        pages: what is at a path, as HTML; anything else is not found.
+        asked: the paths that were asked for, in order, and `proxy:` before addresses of other machines.
+        forms: what was sent to `/form`.
+        held: set when somebody waits at `/never`, which answers when `released` is set.
+    """
+
+    def __init__(self) -> None:
+        self.pages: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.forms: list[dict[str, str]] = []
+        self.held = asyncio.Event()
+        self.released = asyncio.Event()
+        self.port = 0
+
+    def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
+        return f"http://{host}:{self.port}{path}"
+
+    def page(self, path: str, body: str) -> str:
+        """Put a page there and return its address."""
+        self.pages[path] = f"<!doctype html><title>{path}</title>{body}"
+        return self.url(path)
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.rel_url.path if not request.path.startswith("http") else request.path
+        if request.host not in (f"127.0.0.1:{self.port}", f"localhost:{self.port}"):
+            self.asked.append(f"proxy:{request.host}")
+            return web.Response(text="<title>through the proxy</title>", content_type="text/html")
+        self.asked.append(path)
+        if path == "/never":
+            self.held.set()
+            await self.released.wait()
+        if path == "/form":
+            sent = await request.post()
+            self.forms.append(
+                {
+                    name: value if isinstance(value, str) else f"{value.filename}: {value.file.read().decode()}"  # type: ignore[union-attr]
+                    for name, value in sent.items()
+                }
+            )
+            return web.Response(text="<title>thanks</title>Thank you.", content_type="text/html")
+        if path.endswith(".pdf"):
+            return web.Response(body=b"%PDF-1.4\n%", content_type="application/pdf")
+        if path.endswith(".csv"):
+            headers = {"Content-Disposition": 'attachment; filename="../numbers.csv"'}
+            return web.Response(body=b"1,2\n", content_type="text/csv", headers=headers)
+        if path not in self.pages:
+            return web.Response(status=404, text="not found")
+        return web.Response(text=self.pages[path], content_type="text/html")
+
+
+@asynccontextmanager
+async def opened_site() -> AsyncIterator[Site]:
+    """Yield a site that answers."""
+    site = Site()
+    runner = web.ServerRunner(web.Server(site.answer), shutdown_timeout=0)
+    await runner.setup()
+    socket_site = web.TCPSite(runner, "127.0.0.1", 0)
+    await socket_site.start()
+    site.port = runner.addresses[0][1]
+    try:
+        yield site
+    finally:
+        site.released.set()
+        await runner.cleanup()
+
+
+class Surfer:
+    """Acts in the browser of a workspace under action ids of its own."""
+
+    def __init__(self, workspace: OpenWorkspace, ids: itertools.count[int] | None = None) -> None:
+        self.workspace = workspace
+        self.ids = ids or itertools.count(1)
+        self.latest = ""
+
+    async def any(self, actions: str, *, timeout: float | None = None) -> Observation:
+        """Carry out actions and return whatever comes of it."""
+        return await self._done(BrowseInteractiveAction(browser_actions=actions, timeout=timeout))
+
+    async def __call__(self, actions: str, *, timeout: float | None = None) -> BrowserOutputObservation:
+        """Carry out actions that work."""
+        shown = await self.any(actions, timeout=timeout)
+        assert isinstance(shown, BrowserOutputObservation), shown
+        assert not shown.error, shown.last_browser_action_error
+        return shown
+
+    async def failing(self, actions: str, *, timeout: float | None = None) -> str:
+        """Carry out actions that do not work, and return why."""
+        shown = await self.any(actions, timeout=timeout)
+        assert isinstance(shown, BrowserOutputObservation), shown
+        assert shown.error
+        assert shown.last_browser_action_error in shown.content
+        return shown.last_browser_action_error
+
+    async def read(self, url: str) -> Observation:
+        """Open a page to read it."""
+        return await self._done(BrowseURLAction(url=url))
+
+    async def bash(self, command: str) -> str:
+        result = await self.workspace.run(next(self.ids), "bash", {"command": command})
+        return str(result.value["content"])
+
+    def bid(self, line: str) -> str:
+        """Return the id of the one element whose line in the latest tree holds this text."""
+        found = re.findall(rf"^\t*\[(\w+)\] .*{re.escape(line)}.*$", self.latest, re.MULTILINE)
+        assert len(found) == 1, f"{line!r} is there {len(found)} times:\n{self.latest}"
+        return str(found[0])
+
+    async def _done(self, action: BrowseInteractiveAction | BrowseURLAction) -> Observation:
+        tool = TOOLS[action.kind]
+        request = tool.request(action)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            result = await self.workspace.run(next(self.ids), request.tool, request.arguments)  # type: ignore[union-attr]
+        observation = tool.observe(action, result.value)
+        self.latest = observation.content
+        return observation

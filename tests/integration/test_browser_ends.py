@@ -1,0 +1,113 @@
+"""What ends a browser, or a page of it, and what stands around it: the sandbox, a proxy, a tool worker."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from broker.observations import BrowserOutputObservation, ErrorObservation
+from tests.browser_parts import SETTINGS, Surfer, opened_site
+from tests.integration.workspace_hosts import alive, opened, processes
+from tests.polling import until
+
+CONVERSATION = "conversation-1"
+
+
+def of_kind(node: Path, kind: str) -> list[psutil.Process]:
+    """The processes of a workspace's Chromium of the type `renderer` and the like, or `browser` for the first one."""
+    found = []
+    for process in processes(node, CONVERSATION):
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == "chromium":
+                types = [word for word in process.cmdline() if word.startswith("--type=")]
+                found += [process] if (types or ["--type=browser"])[0] == f"--type={kind}" else []
+    return found
+
+
+async def test_pages_crash_and_browsers_die_but_the_next_action_works(tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    async with opened_site() as site, opened(node, **SETTINGS) as workspaces:
+        surf = Surfer(await workspaces.open(CONVERSATION))
+        url = site.page("/one", "<h1>One</h1>")
+        await surf(f"goto({url!r})")
+        for renderer in of_kind(node, "renderer"):
+            renderer.kill()
+        told = await surf.failing("noop(500)")
+        assert told == "The page crashed. Its tab was closed."
+        await surf(f"goto({url!r})")
+
+        for chromium in of_kind(node, "browser"):
+            chromium.kill()
+        shown = await surf.any(f"goto({url!r})")
+        assert isinstance(shown, BrowserOutputObservation)
+        if shown.error:  # the action came before the death was noticed
+            assert "Chromium ended during the action." in shown.last_browser_action_error
+            shown = await surf(f"goto({url!r})")
+        assert "[Chromium had ended; this is a new one" in shown.content
+        assert "heading 'One'" in shown.content
+
+        # A new tool worker finds the page as it was.
+        await workspaces.aclose()
+        async with opened(node, **SETTINGS) as later:
+            again = Surfer(await later.open(CONVERSATION), surf.ids)
+            assert "heading 'One'" in (await again("noop(0)")).content
+            found = processes(node, CONVERSATION)
+            assert of_kind(node, "browser")
+            await later.close(CONVERSATION)
+            await until(lambda: not alive(found), what="end of the processes")
+
+
+async def test_it_runs_in_the_sandbox_and_reaches_what_the_sandbox_does(tmp_path: Path) -> None:
+    async with opened_site() as site, opened(tmp_path / "node", sandbox="bwrap", **SETTINGS) as workspaces:
+        surf = Surfer(await workspaces.open(CONVERSATION))
+        await surf.bash("echo '<h1>Mine</h1>' > mine.html; python3 -m http.server 8000 > /dev/null 2>&1 &")
+        await surf.bash("until (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null; do :; done")
+        assert "heading 'Mine'" in (await surf("goto('http://localhost:8000/mine.html')")).content
+        assert "heading 'Mine'" in (await surf("goto('file:///workspace/mine.html')")).content
+        outside = await surf.failing(f"goto({site.url('/')!r})")
+        assert "ERR_CONNECTION_REFUSED" in outside  # this machine's loopback is not the sandbox's
+        assert site.asked == []
+        away = await surf.failing("goto('http://example.com/')")
+        assert "The workspace has no access to the network" in away
+        assert "ERR_FILE_NOT_FOUND" in await surf.failing(f"goto('file://{tmp_path}')")
+
+
+async def test_a_proxy_of_the_environment_is_asked_for_all_but_this_machine(tmp_path: Path) -> None:
+    async with opened_site() as site:
+        environment = {"HTTP_PROXY": site.url("").rstrip("/"), "HTTPS_PROXY": site.url("").rstrip("/")}
+        async with opened(tmp_path / "node", environment=environment, **SETTINGS) as workspaces:
+            surf = Surfer(await workspaces.open(CONVERSATION))
+            shown = await surf("goto('http://shop.example/')")
+            assert "RootWebArea 'through the proxy'" in shown.content
+            assert "proxy:shop.example" in site.asked
+            site.asked.clear()
+            await surf(f"goto({site.page('/direct', 'here')!r})")
+            assert "/direct" in site.asked
+            assert not any(asked.startswith("proxy:127") for asked in site.asked)
+
+
+async def test_a_chromium_that_does_not_start_is_an_error_that_says_why(tmp_path: Path) -> None:
+    program = tmp_path / "chromium"
+    program.write_text("#!/bin/sh\necho 'no display here' >&2\nexit 3\n")
+    program.chmod(0o755)
+    *command, _ = SETTINGS["sessions"]["browser"]
+    sessions = {"browser": [*command, str(program)]}
+    async with opened(tmp_path / "node", sessions=sessions) as workspaces:
+        surf = Surfer(await workspaces.open(CONVERSATION))
+        answer = await surf.any("noop()")
+        assert isinstance(answer, ErrorObservation)
+        assert answer.content.startswith("ERROR: Chromium cannot be started: ")
+
+
+@pytest.mark.slow
+async def test_a_page_whose_program_never_rests_loses_its_tab(tmp_path: Path) -> None:
+    async with opened_site() as site, opened(tmp_path / "node", **SETTINGS) as workspaces:
+        surf = Surfer(await workspaces.open(CONVERSATION))
+        url = site.page("/busy", "<button onclick='setTimeout(() => { for (;;); }, 1)'>Spin</button>")
+        await surf(f"goto({url!r})")
+        told = await surf.failing(f"click({surf.bid('Spin')!r})")
+        assert "The page did not answer" in told
+        assert "heading" in (await surf(f"goto({site.page('/next', '<h1>Next</h1>')!r})")).content

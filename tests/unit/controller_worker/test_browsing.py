@@ -1,0 +1,114 @@
+"""BrowsingAgent and VisualBrowsingAgent: what their replies lead to, and what they are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.actions import AgentFinishAction, AgentRejectAction, BrowseInteractiveAction, MessageAction
+from broker.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.observations import BrowserOutputObservation, ErrorObservation
+from controller_worker.agents.agent import sees_pages
+from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
+from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.registry import create_agent
+from controller_worker.memory.conversation_memory import ConversationMemory
+from tests.controller_parts import bash
+
+
+def events(text: str) -> list[Event]:
+    return BrowsingAgent(AgentSpec()).events_of(ModelReply(id=7, content=text))
+
+
+def told(text: str) -> str:
+    """What the person is told by a reply that says something and nothing else."""
+    message, finish = events(text)
+    assert isinstance(message, MessageAction)
+    assert isinstance(finish, AgentFinishAction)
+    assert finish.outputs == {"content": message.content}
+    assert message.source is EventSource.AGENT
+    return message.content
+
+
+@pytest.mark.parametrize(
+    ("written", "actions"),
+    [
+        ("I search.\n```fill('17', 'x')```", "fill('17', 'x')"),
+        ("I search.\n```python\nfill('17', 'x')\nclick('18')\n```\nThen I read.", "fill('17', 'x')\nclick('18')"),
+        ("I search. ```click('3')", "click('3')"),
+        ("I search. ```click(``` and more ```click('4')```", "click("),
+    ],
+)
+def test_an_action_stands_between_backticks(written: str, actions: str) -> None:
+    (event,) = events(written)
+    assert isinstance(event, BrowseInteractiveAction)
+    assert (event.browser_actions, event.thought) == (actions, "I search.")
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("It opens at 9.", "It opens at 9."),
+        ("Found.\n```send_msg_to_user('It opens at 9.')```", "It opens at 9."),
+        ("```send_msg_to_user(text='It opens at 9.')```", "It opens at 9."),
+        ("```send_msg_to_user('It's open')```", "It's open"),
+        ("```send_msg_to_user('cut off in the mid", "cut off in the mid"),
+        ("```send_msg_to_user(9)```", "9"),
+        ("```send_msg_to_user(answer)```", ""),
+    ],
+)
+def test_what_is_said_to_the_person_ends_the_task(written: str, words: str) -> None:
+    assert told(written) == words
+
+
+def test_what_stands_before_a_message_is_done_first() -> None:
+    doing, message, finish = events("```click('3')\nsend_msg_to_user('bought')```")
+    assert isinstance(doing, BrowseInteractiveAction)
+    assert (doing.browser_actions, doing.browsergym_send_msg_to_user) == ("click('3')", "bought")
+    assert isinstance(message, MessageAction)
+    assert isinstance(finish, AgentFinishAction)
+    assert finish.outputs == {"content": "bought"}
+
+
+def test_a_task_can_be_given_up() -> None:
+    (event,) = events("No way in.\n```report_infeasible('it needs a login')```")
+    assert isinstance(event, AgentRejectAction)
+    assert (event.thought, event.outputs) == ("No way in.", {"reason": "it needs a login"})
+
+
+def test_a_tool_that_nobody_offered_is_refused() -> None:
+    (event,) = BrowsingAgent(AgentSpec()).events_of(ModelReply(id=7, tool_calls=(bash(),)))
+    assert isinstance(event, ErrorObservation)
+    assert event.content.startswith("Tool execute_bash is not registered.")
+
+
+def test_the_prompt_names_the_actions_and_what_can_be_reached() -> None:
+    prompt = BrowsingAgent(AgentSpec(system_prompt_suffix="Be quick.")).system_prompt(WorkspaceSpec())
+    assert "It has no access to the network" in prompt
+    assert "drag_and_drop(from_bid, to_bid)" in prompt
+    assert "new_tab()" not in prompt
+    assert prompt.rstrip().endswith("Be quick.")
+    visual = VisualBrowsingAgent(AgentSpec()).system_prompt(WorkspaceSpec(network=True))
+    assert "new_tab(), tab_close(), tab_focus(index)" in visual
+    assert "You are shown a picture" in visual
+    assert "no access to the network" not in visual
+
+
+def test_who_is_shown_pictures() -> None:
+    assert not sees_pages(create_agent(AgentSpec(name="BrowsingAgent")))
+    assert sees_pages(create_agent(AgentSpec(name="VisualBrowsingAgent")))
+    assert sees_pages(CodeActAgent(AgentSpec()))
+
+
+def test_thoughts_and_pages_alternate_in_the_prompt() -> None:
+    reply = ModelReply(id=1, content="I look.\n```goto('http://a')```")
+    (doing,) = BrowsingAgent(AgentSpec()).events_of(reply)
+    page = BrowserOutputObservation(
+        id=3, url="http://a", trigger_by_action="browse_interactive", content="the page", cause=2
+    )
+    memory = ConversationMemory()
+    for event in (reply, doing.model_copy(update={"id": 2}), page):
+        memory.add(event)
+    assert [(message.role, message.content[0].text[:8]) for message in memory.messages()] == [  # type: ignore[union-attr]
+        ("assistant", "I look.\n"),
+        ("user", "the page"),
+    ]

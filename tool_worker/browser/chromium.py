@@ -1,0 +1,151 @@
+"""Chromium, started with a profile of its own that is gone with it.
+
+Holds: it reaches what the workspace reaches and nothing else; where the environment names a proxy, all but the
+workspace's own machine is asked through it. PDF files are downloaded, not shown. When it is ended, no process of it is
+left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
+
+from playwright.async_api import BrowserContext, Error, Playwright, ProxySettings, async_playwright
+
+from tool_worker.host.descendants import kill_descendants
+
+START_LIMIT_SECONDS = 60.0
+VIEWPORT = (1280, 720)
+FLAGS = (
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+OF_THIS_MACHINE = "localhost,127.0.0.1,[::1]"
+PREFERENCES = {"plugins": {"always_open_pdf_externally": True}}
+
+
+_PREFIX = "deckhands-browser-"
+_LOCK = "lock"
+
+
+class ChromiumFailed(Exception):
+    """Chromium cannot be started; the text says why."""
+
+
+class Chromium:
+    """One Chromium with its profile."""
+
+    def __init__(self, playwright: Playwright, context: BrowserContext, folder: Path) -> None:
+        self.context = context
+        self.is_alive = True
+        self._playwright = playwright
+        self._folder = folder
+        context.on("close", lambda _: self._note_end())
+
+    @classmethod
+    async def started(cls, executable: str) -> Chromium:
+        """Start it.
+
+        Raises:
+            ChromiumFailed: it did not come up.
+        """
+        folder = _new_folder()
+        try:
+            async with asyncio.timeout(START_LIMIT_SECONDS):
+                playwright = await async_playwright().start()
+                width, height = VIEWPORT
+                context = await playwright.chromium.launch_persistent_context(
+                    folder / "profile",
+                    executable_path=executable,
+                    headless=True,
+                    chromium_sandbox=False,  # the workspace has a sandbox of its own, in which another cannot be made
+                    args=FLAGS,
+                    proxy=proxy_of(getproxies()),
+                    viewport={"width": width, "height": height},
+                    accept_downloads=True,
+                    downloads_path=folder / "downloads",
+                    timeout=START_LIMIT_SECONDS * 1000,
+                )
+        except (Error, OSError, TimeoutError) as error:
+            _end_all(folder)
+            raise ChromiumFailed(f"Chromium cannot be started: {_first_lines(str(error))}") from error
+        except BaseException:
+            _end_all(folder)
+            raise
+        return cls(playwright, context, folder)
+
+    def _note_end(self) -> None:
+        self.is_alive = False
+
+    async def end(self) -> None:
+        """Kill it, whatever state it is in.  Idempotent."""
+        self.is_alive = False
+        _end_all(self._folder)
+        with suppress(Exception):  # its driver is dead; this only lets go of what is left of the connection
+            async with asyncio.timeout(1.0):
+                await self._playwright.stop()
+
+
+def proxy_of(proxies: dict[str, str]) -> ProxySettings | None:
+    """Return the proxy that an environment names; None for none.
+
+    Args:
+        proxies: As `urllib.request.getproxies` returns them: by scheme, and under `no` what is asked directly.
+    """
+    address = proxies.get("https") or proxies.get("http") or proxies.get("all")
+    if not address:
+        return None
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    direct = [OF_THIS_MACHINE, *filter(None, [proxies.get("no")])]
+    proxy: ProxySettings = {
+        "server": f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+        "bypass": ",".join(direct),
+    }
+    if parts.username:
+        proxy |= {"username": unquote(parts.username), "password": unquote(parts.password or "")}
+    return proxy
+
+
+def has_network() -> bool:
+    """Say whether there is a way out of this machine: an interface besides the loopback, or a proxy."""
+    try:
+        lines = Path("/proc/net/dev").read_text().splitlines()[2:]
+    except OSError:
+        return True
+    return bool(getproxies()) or any(line.partition(":")[0].strip() != "lo" for line in lines)
+
+
+def _new_folder() -> Path:
+    """Return a folder with a new profile; those of browsers that were killed are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError), (left / _LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by whoever uses it
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    descriptor = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until this program ends
+    default = folder / "profile" / "Default"
+    default.mkdir(parents=True)
+    (default / "Preferences").write_text(json.dumps(PREFERENCES))
+    return folder
+
+
+def _end_all(folder: Path) -> None:
+    kill_descendants(os.getpid())
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _first_lines(text: str) -> str:
+    return " ".join(line.strip() for line in text.splitlines()[:6] if line.strip())[:1000]

@@ -1,0 +1,50 @@
+"""What a model is told of the browser after an action (OpenHands 10.6: url, focused element, error or success, tree).
+
+Holds: a function of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+DONE = "[Action executed successfully.]"
+TREE_HEAD = (
+    "Accessibility tree of the whole page. A line begins with the [bid] of its element: actions name elements by it.\n"
+    "============== BEGIN accessibility tree =============="
+)
+TREE_FOOT = "============== END accessibility tree =============="
+TEXT_HEAD = "============== BEGIN webpage content =============="
+TEXT_FOOT = "============== END webpage content =============="
+ERROR_HEAD = "================ BEGIN error message ===============\nThe last action failed:"
+ERROR_FOOT = "================ END error message ==============="
+
+
+def page_text(
+    *, url: str, focused_bid: str, tabs: Sequence[str], active: int, error: str, notes: Sequence[str], tree: str
+) -> str:
+    """Return what is told after actions.
+
+    Args:
+        tabs: the addresses of all tabs, in order.
+        active: which of them is acted in.
+        error: what went wrong; empty if nothing did.
+        notes: what happened besides, a line each.
+        tree: empty if the page could not be looked at.
+    """
+    lines = [f"[Current URL: {url}]", f"[Focused element bid: {focused_bid}]"]
+    if len(tabs) > 1:
+        lines.append("[Tabs:]")
+        lines += [f"  {number}: {tab}{' (active)' if number == active else ''}" for number, tab in enumerate(tabs)]
+    lines += [f"[{note}]" for note in notes]
+    lines += ["", *([ERROR_HEAD, error, ERROR_FOOT] if error else [DONE])]
+    if tree:
+        lines += [TREE_HEAD, tree, TREE_FOOT]
+    return "\n".join(lines)
+
+
+def reading_text(*, url: str, error: str, notes: Sequence[str], text: str) -> str:
+    """Return what is told after a page was opened to be read."""
+    lines = [f"[Current URL: {url}]", *(f"[{note}]" for note in notes)]
+    if error:
+        lines += [ERROR_HEAD, error, ERROR_FOOT]
+    return "\n".join([*lines, TEXT_HEAD, text, TEXT_FOOT])

@@ -1,0 +1,130 @@
+"""The accessibility tree of a page as text, one line for each node: `[12] button 'Send', clickable`.
+
+Holds: a function of values; as deep, long or odd as a page may be, its text is bounded.
+Differs: the text is made in the browser's session and the tree itself not kept, because the log needs it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_CHARS = 500_000
+MAX_DEPTH_SHOWN = 40
+MAX_URL_CHARS = 200
+CUT = "[The rest of the page is left out: it is too long.]"
+
+# What BrowserGym leaves out of a tree.
+SKIPPED_ROLES = frozenset({"LineBreak", "InlineTextBox", "none", "presentation"})
+SKIPPED_PROPERTIES = frozenset(
+    {"editable", "readonly", "level", "settable", "multiline", "invalid", "focusable"}
+    # of Chromium's newer versions, and of no use to who reads the page
+    | {"labelledby", "describedby", "owns", "controls", "flowto", "details", "activedescendant", "errormessage"}
+    | {"actions", "live", "relevant", "busy", "root", "hiddenRoot"}
+)
+FLAGS = frozenset({"required", "focused", "atomic"})
+
+Node = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTree:
+    """The tree of one frame.
+
+    Attributes:
+        nodes: as the browser tells them.
+        bids: of its elements, by the browser's number of them.
+        frames: those within it, by the number of the element that shows each.
+    """
+
+    nodes: Sequence[Node]
+    bids: Mapping[int, str] = field(default_factory=dict)
+    frames: Mapping[int, FrameTree] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A node that is still to be written.
+
+    Attributes:
+        above: what the nodes around it say already.
+    """
+
+    node: Node
+    tree: FrameTree
+    depth: int
+    above: str
+
+
+def tree_text(tree: FrameTree, clickable: frozenset[str] = frozenset()) -> str:
+    """Return a page as text.
+
+    Args:
+        clickable: Elements that take a click, by bid.
+    """
+    lines: list[str] = []
+    length = 0
+    by_id: dict[int, dict[str, Node]] = {}
+    waiting = _roots(tree, 0, "")
+    while waiting:
+        place = waiting.pop()
+        line, name = _line(place, clickable)
+        depth, above = place.depth, place.above
+        if line:
+            lines.append("\t" * min(depth, MAX_DEPTH_SHOWN) + line)
+            length += len(lines[-1]) + 1
+            if length > MAX_CHARS:
+                return "\n".join([*lines[:-1], CUT])
+            depth, above = depth + 1, name
+        frame = place.tree.frames.get(place.node.get("backendDOMNodeId", -1))
+        if frame is not None:
+            waiting += _roots(frame, depth, above)
+        if id(place.tree) not in by_id:
+            by_id[id(place.tree)] = {str(node.get("nodeId")): node for node in place.tree.nodes}
+        index = by_id[id(place.tree)]
+        # Each node is written once, whatever a tree that is not one says.
+        children = [index.pop(child, None) for child in place.node.get("childIds", ())]
+        waiting += [_Place(child, place.tree, depth, above) for child in reversed(children) if child is not None]
+    return "\n".join(lines)
+
+
+def _roots(tree: FrameTree, depth: int, above: str) -> list[_Place]:
+    return [_Place(tree.nodes[0], tree, depth, above)] if tree.nodes else []
+
+
+def _line(place: _Place, clickable: frozenset[str]) -> tuple[str, str]:
+    """Return a node's line, empty if it has none, and its name."""
+    node = place.node
+    role = str(node.get("role", {}).get("value", ""))
+    name = str(node.get("name", {}).get("value", "")).strip()
+    if node.get("ignored") or role in SKIPPED_ROLES or not role:
+        return "", ""
+    bid = place.tree.bids.get(node.get("backendDOMNodeId", -1), "")
+    if role == "StaticText":
+        return ("", "") if not name or name in place.above else (f"StaticText {name!r}", name)
+    traits = _traits(node, role)
+    if bid in clickable:
+        traits.insert(0, "clickable")
+    if role == "generic" and not traits:
+        return "", ""
+    words = role if role == "generic" and not name else f"{role} {name!r}"
+    value = node.get("value", {}).get("value")
+    shown = f" value={value!r}" if value not in (None, "") else ""
+    return (f"[{bid}] " if bid else "") + words + shown + "".join(f", {trait}" for trait in traits), name
+
+
+def _traits(node: Node, role: str) -> list[str]:
+    traits: list[str] = []
+    for one in node.get("properties", ()):
+        name, value = one.get("name"), one.get("value", {}).get("value")
+        if name in SKIPPED_PROPERTIES or value is None:
+            continue
+        if name == "url":
+            if role == "link":
+                traits.append(f"url={str(value)[:MAX_URL_CHARS]!r}")
+        elif name in FLAGS:
+            traits += [name] if value else []
+        else:
+            traits.append(f"{name}={value!r}")
+    return traits

@@ -1,0 +1,59 @@
+"""Pictures of a page: as it is, and with a frame and the id around each element that takes a click."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw, ImageFont
+
+QUALITY = 80
+FONT_PIXELS = 12
+MARGIN_PIXELS = 2
+COLOURS = ("#c0392b", "#1f618d", "#1e8449", "#7d3c98", "#b9770e", "#0e6655")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where an element is in the picture, in pixels from the upper left corner."""
+
+    bid: str
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+def pictures(png: bytes, marks: Sequence[Mark]) -> tuple[str, str]:
+    """Return a screenshot and the same with marks, each as a `data:` URL.
+
+    Raises:
+        OSError: it is no picture.
+    """
+    with Image.open(io.BytesIO(png)) as opened:
+        picture = opened.convert("RGB")
+    plain = _url(picture)
+    _draw(picture, marks)
+    return plain, _url(picture)
+
+
+def _draw(picture: Image.Image, marks: Sequence[Mark]) -> None:
+    font = ImageFont.load_default(FONT_PIXELS)
+    canvas = ImageDraw.Draw(picture)
+    for number, mark in enumerate(marks):
+        colour = COLOURS[number % len(COLOURS)]
+        canvas.rectangle((mark.left, mark.top, mark.right - 1, mark.bottom - 1), outline=colour, width=2)
+        width = canvas.textlength(mark.bid, font=font)
+        # Above the element, so that it covers none of its words; inside only at the picture's upper edge.
+        top = max(mark.top - FONT_PIXELS - 2 * MARGIN_PIXELS, 0)
+        right, bottom = mark.left + width + 2 * MARGIN_PIXELS, top + FONT_PIXELS + 2 * MARGIN_PIXELS
+        canvas.rectangle((mark.left, top, right, bottom), fill=colour)
+        canvas.text((mark.left + MARGIN_PIXELS, top + MARGIN_PIXELS - 1), mark.bid, fill="white", font=font)
+
+
+def _url(picture: Image.Image) -> str:
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

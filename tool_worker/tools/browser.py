@@ -1,0 +1,69 @@
+"""The browser of a workspace: opening pages and acting in them (OpenHands 10.6).
+
+Holds: a page that only turned out to be a file is reported as the file that it became.
+Differs: what the original stores as objects (DOM, accessibility tree, properties of elements) is not kept: the text
+says what a model needs of it. No screenshot is written into the workspace; the log has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.actions import BrowseInteractiveAction, BrowseURLAction
+from broker.events import Observation
+from broker.observations import BrowserOutputObservation, ErrorObservation, FileDownloadObservation
+from tool_worker.tools.bash import DEFAULT_TIMEOUT_SECONDS
+from tool_worker.tools.tool import HostRequest
+
+
+class OpenPage:
+    """Open a page and read it."""
+
+    def request(self, action: BrowseURLAction) -> HostRequest:
+        """See `Tool.request`."""
+        form = "tree" if action.return_axtree else "text"
+        return _request(f"goto({action.url!r})", action.timeout, form)
+
+    def observe(self, action: BrowseURLAction, result: Mapping[str, Any]) -> Observation:
+        """See `Tool.observe`."""
+        return _observation(result, "browse", f"goto({action.url!r})")
+
+
+class ActInBrowser:
+    """Carry out actions in the browser."""
+
+    def request(self, action: BrowseInteractiveAction) -> HostRequest:
+        """See `Tool.request`."""
+        return _request(action.browser_actions, action.timeout, "tree")
+
+    def observe(self, action: BrowseInteractiveAction, result: Mapping[str, Any]) -> Observation:
+        """See `Tool.observe`."""
+        return _observation(result, "browse_interactive", action.browser_actions)
+
+
+def _request(actions: str, timeout: float | None, form: str) -> HostRequest:
+    return HostRequest("browser", {"actions": actions, "timeout": timeout or DEFAULT_TIMEOUT_SECONDS, "form": form})
+
+
+def _observation(result: Mapping[str, Any], trigger: str, actions: str) -> Observation:
+    content = str(result.get("content", ""))
+    if result.get("is_error"):
+        return ErrorObservation(content=content, error_id="session_ended")
+    downloads = [path for path in result.get("downloads") or () if isinstance(path, str)]
+    if downloads and result.get("is_download"):
+        return FileDownloadObservation(content=content, file_path=downloads[0])
+    error = str(result.get("error") or "")
+    return BrowserOutputObservation(
+        content=content,
+        url=str(result.get("url") or ""),
+        trigger_by_action=trigger,
+        screenshot=str(result.get("screenshot") or ""),
+        set_of_marks=str(result.get("set_of_marks") or ""),
+        error=bool(error),
+        open_pages_urls=tuple(str(url) for url in result.get("open_pages_urls") or ()),
+        active_page_index=int(result.get("active_page_index", -1)),
+        last_browser_action=actions,
+        last_browser_action_error=error,
+        focused_element_bid=str(result.get("focused_element_bid") or ""),
+    )
