@@ -37,12 +37,17 @@ class ActionDelivery:
 
 @dataclass(frozen=True, slots=True)
 class ControlDelivery:
-    """An order about a conversation's workspace: `cancel` a running action, or `close` the workspace."""
+    """An order about a conversation's workspace: `cancel` a running action, `close` the workspace, or `transfer` files.
+
+    Attributes:
+        token: of a transfer, see `broker.transfers`.
+    """
 
     conversation_id: str
     action_id: int
     order: str
     place: str
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,9 @@ class ActionQueue:
             place = f"{stream.decode()}|{entry_id.decode()}"
             cid, action_id = fields[b"c"].decode(), int(fields[b"a"])
             if b"x" in fields:
-                deliveries.append(ControlDelivery(cid, action_id, fields[b"x"].decode(), place))
+                deliveries.append(
+                    ControlDelivery(cid, action_id, fields[b"x"].decode(), place, fields.get(b"t", b"").decode())
+                )
             else:
                 workspace = WorkspaceSpec.model_validate_json(fields.get(b"w") or b"{}")
                 deliveries.append(

@@ -20,14 +20,12 @@ import msgpack
 import pydantic
 import zstandard
 
-import broker.actions
-import broker.code_search
-import broker.notes
-import broker.observations
-import broker.planning  # noqa: F401  (all of them enter their classes into the table of kinds)
+from broker import actions, code_search, notes, observations, planning, workspace_events
 from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import Event, replace_surrogates
 
+EVENT_MODULES = (actions, code_search, notes, observations, planning, workspace_events)
+"""Loaded here, so that whoever reads events has all their classes in the table of kinds."""
 SCHEMA_VERSION = 1
 COMPRESS_ABOVE_BYTES = 1024
 SHORTEN_ABOVE_BYTES = 32 * 1024

@@ -22,13 +22,18 @@ def new_conversation_id() -> str:
     return _base32(to_millis(SystemClock().now()) << 80 | secrets.randbits(80), 26)
 
 
+def is_conversation_id(text: str) -> bool:
+    """Say whether a text can name a conversation."""
+    return _CONVERSATION_ID.fullmatch(text) is not None
+
+
 def check_conversation_id(conversation_id: str) -> str:
     """Return the id if it can name a conversation.
 
     Raises:
         UsageError: not 3 to 64 letters, digits, `-` or `_`.
     """
-    if not _CONVERSATION_ID.fullmatch(conversation_id):
+    if not is_conversation_id(conversation_id):
         raise UsageError(
             f"The conversation id {conversation_id!r} cannot be used.",
             remedy="Use 3 to 64 letters, digits, '-' or '_', beginning with a letter or digit.",

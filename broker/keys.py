@@ -25,6 +25,9 @@
     deck:{k}:c:<id>:live           stream  controller    a minute      pieces of the reply under way, see live_text
     deck:{k}:c:<id>:watched        string  watcher       half a minute that somebody looks on
     deck:{k}:c:<id>:blob:<sha256>  string  append        retention     large texts
+    deck:{k}:c:<id>:parcel:<name>  hash    producers     with the log  a file that the workspace begins with
+    deck:{k}:c:<id>:parcel:<t>     hash    transfers     ten minutes   files on their way; see transfers
+    deck:{k}:c:<id>:transfer:<t>   hash    transfers     ten minutes   what is to be carried, and what came of it
     deck:{k}:c:<id>:secrets        hash    producers     with the log  secrets by name, encrypted, see secrets
     deck:{k}:c:<id>:masked         set     producers     with the log  every value they had, encrypted
 
@@ -178,6 +181,14 @@ class ConversationKeys:
     def blob(self, sha256: str) -> str:
         """A large text."""
         return f"{self.root}:blob:{sha256}"
+
+    def parcel(self, name: str) -> str:
+        """A file kept beside the log, or on its way."""
+        return f"{self.root}:parcel:{name}"
+
+    def transfer(self, token: str) -> str:
+        """A request to carry files."""
+        return f"{self.root}:transfer:{token}"
 
 
 @lru_cache(maxsize=CACHED_CONVERSATIONS)

@@ -15,6 +15,7 @@ from broker.allowed_hosts import host_rules
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.loop_policy import LoopPolicy
 from broker.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
+from broker.workspace_sources import WorkspaceSource
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
 """Of tenants, experiments, users and projects."""
@@ -333,6 +334,7 @@ class WorkspaceSpec(Part):
         network: whether commands may reach the network.
         allow: the hosts that they may reach although they have no network, by a proxy; see `allowed_hosts`.
         pool: the action stream of the tool workers that may take the conversation.
+        source: what is put into it before anything else happens; None: nothing.
     """
 
     path: str | None = None
@@ -341,6 +343,13 @@ class WorkspaceSpec(Part):
     network: bool = False
     allow: tuple[str, ...] = ()
     pool: str = "bash"
+    source: WorkspaceSource | None = None
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.path is not None and self.source is not None:
+            raise ValueError("a directory that exists is used as it is, not filled from a source")
+        return self
 
     @field_validator("allow")
     @classmethod

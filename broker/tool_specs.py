@@ -91,6 +91,7 @@ ACTION_OUTCOMES: dict[str, OutcomePolicy] = {
     "action.read": OutcomePolicy.IDEMPOTENT,
     "action.survey": OutcomePolicy.IDEMPOTENT,
     "action.search_code": OutcomePolicy.IDEMPOTENT,
+    "action.open_workspace": OutcomePolicy.IDEMPOTENT,
     "action.run": OutcomePolicy.AT_MOST_ONCE,
     "action.edit": OutcomePolicy.AT_MOST_ONCE,
     "action.write": OutcomePolicy.AT_MOST_ONCE,

@@ -55,7 +55,7 @@ from broker.observations import (
 )
 from broker.planning import PlanAction
 from broker.standing import ANSWERS, REQUESTABLE_STATES
-from controller_worker import acceptance, delegation, handing_in, planning
+from controller_worker import acceptance, delegation, handing_in, opening, planning
 from controller_worker.announcement import announce, end_in_error
 from controller_worker.condensation import after_paid_reply
 from controller_worker.confirmation import after_answer, may_run, with_runnable
@@ -173,17 +173,16 @@ def next_effect(state: State, now: datetime) -> Effect:
     Args:
         now: aware UTC; only compared with the end of a wait and of the time allowed.
     """
-    if state.version == 0:
-        return Rest()
     if not state.has_system_message:
-        return Greet()
+        return Greet() if state.version else Rest()
     if state.note_taking:
         return TakeNote(state.note_taking[0].id)
     if state.recovery and (state.recovery == STOP or not state.pending):
         return recover(state, state.recovery)
+    if opening.wants_opening(state):
+        return opening.opening(state)
     if survey.wants_survey(state):
-        asked = state.survey.action_id
-        return AwaitTools((asked,)) if asked else survey.survey()
+        return survey.survey(state)
     if state.message is not None:
         needs_reading = state.survey.answer_id or state.agent.memory is not None
         return Recall(state.survey.answer_id) if needs_reading else recalled(state)
@@ -244,6 +243,8 @@ def next_effect(state: State, now: datetime) -> Effect:
 
 
 def _after_action(state: State, action: Action) -> State:
+    if opening.is_opening(state, action):
+        return opening.after_start(state, action)
     if survey.is_survey(state, action):
         return survey.after_start(state, action)
     if acceptance.is_check(state, action):
@@ -299,6 +300,8 @@ def _after_observation(state: State, observation: Observation) -> State:
         state = without_pending(state, settled.id)
         if settled.id == state.plan.action_id:
             return planning.after_answer(state, observation)
+        if settled.id == state.opening.action_id:
+            return opening.after_answer(state, observation)
         if settled.id == state.survey.action_id:
             return survey.after_answer(state, observation)
         if settled.id == state.acceptance.check_id:
@@ -366,7 +369,7 @@ def _after_state_change(state: State, change: AgentStateChangedObservation) -> S
 def _request(state: State, wanted: AgentState) -> State:
     """Note that a person wants a state; the same state again only takes back what was asked before."""
     if wanted is AgentState.RUNNING:
-        state = replace(state, attempt=0, overflows=0, wait=None)
+        state = opening.begun_anew(replace(state, attempt=0, overflows=0, wait=None))
     return replace(state, requested=None if wanted is state.agent_state else wanted)
 
 

@@ -33,6 +33,7 @@ from broker.events import (
 )
 from broker.failpoints import failpoint
 from broker.observations import ErrorObservation, SuccessObservation
+from broker.parcels import Parcels
 from broker.store import Store
 from controller_worker.agents.registry import create_agent
 from controller_worker.answering import event_of
@@ -50,6 +51,7 @@ class Delegates:
     def __init__(self, log: EventLog, store: Store) -> None:
         self._log = log
         self._conversations = Conversations(store)
+        self._parcels = Parcels(store)
         self._clock = store.clock
         self._started: set[int] = set()
         self._told_id = 0
@@ -121,6 +123,7 @@ class Delegates:
         )
         message = MessageAction(content=task, source=EventSource.USER)
         # A directory means the same only where its parent works.
+        await self._parcels.lend(state.conversation_id, conversation_id, state.workspace.source)
         node = (await self._conversations.row(state.conversation_id)).node if state.workspace.path else ""
         await self._log.create(created, [message], key=f"delegate:{delegate.id}", node=node)
 

@@ -52,6 +52,7 @@ from broker.observations import (
     UserRejectObservation,
 )
 from broker.planning import PlanAcceptedObservation
+from broker.workspace_events import OpenWorkspaceAction
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.commit import greeting
@@ -96,6 +97,7 @@ DECIDED = (
     RiskyAction,
     SurveyAction,
     NoteAction,
+    OpenWorkspaceAction,
 )
 """Kinds that nobody but the controller writes, whoever they name as their source."""
 

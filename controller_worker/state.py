@@ -20,7 +20,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 16
+SNAPSHOT_VERSION = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,21 @@ class Plan:
     is_edited: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How it stands with a workspace that is to begin with something.
+
+    Attributes:
+        action_id: the opening under way, 0 for none.
+        attempts: how often it was begun since a person went on.
+    """
+
+    action_id: int = 0
+    attempts: int = 0
+    is_open: bool = False
+    has_failed: bool = False
+
+
 @dataclass(frozen=True)
 class State:
     """A conversation as its log tells it (OpenHands section 4.1, less the history).
@@ -175,6 +190,7 @@ class State:
         attempt: failed calls of the step under way.
         overflows: how many prompts in a row did not fit the model.
         wants_condensation: the latest of them has not led to a request yet.
+        opening: how it stands with what the workspace is to begin with.
         survey: what is known of the workspace's skills.
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
         reply_id: the latest model reply.
@@ -218,6 +234,7 @@ class State:
     attempt: int = 0
     overflows: int = 0
     wants_condensation: bool = False
+    opening: Opening = Opening()
     survey: Survey = Survey()
     iteration: int = 0
     max_iterations: int = 0

@@ -22,6 +22,7 @@ from broker.event_log import Closed, EventLog
 from broker.events import AgentSpec, ConversationCreated, Event, EventSource, Limits, WorkspaceSpec
 from broker.ids import check_conversation_id, new_conversation_id
 from broker.output_schema import check_output_schema
+from broker.parcels import Parcels
 from broker.specs import OutputSpec, Tenancy
 from broker.standing import RECOVERED_TO, Standing
 from broker.store import Store, open_store
@@ -65,6 +66,7 @@ class Client:
         agent: AgentSpec | None = None,
         workspace: WorkspaceSpec | None = None,
         limits: Limits | None = None,
+        upload: bytes | None = None,
         tools: Sequence[str] = (),
         output: type[BaseModel] | Mapping[str, Any] | None = None,
         headless: bool = True,
@@ -77,6 +79,7 @@ class Client:
 
         Args:
             task: 1 to 100,000 characters.
+            upload: the file that the workspace's `UploadedSource` names.
             tools: what tool workers offer and the agent may use: keys, or patterns such as `github/*`.
             output: what the agent has to hand in when it finishes, as a Pydantic model or a JSON Schema; it is in
                 `Summary.outputs` then. None: as `agent.output` says.
@@ -101,6 +104,8 @@ class Client:
             agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
         if conversation_id is None:
             conversation_id = conversation_id_of(idempotency_key) if idempotency_key else new_conversation_id()
+        if upload is not None:
+            await Parcels(self.store).keep(check_conversation_id(conversation_id), upload)
         created = ConversationCreated(
             conversation_id=check_conversation_id(conversation_id),
             source=EventSource.USER,
@@ -140,6 +145,7 @@ class Client:
         events = Point(conversation_id, at).cut(await self.events(conversation_id, is_whole=True))
         fork_id = conversation_id_of(idempotency_key) if idempotency_key else new_conversation_id()
         created = fork_of(events, fork_id, model=model, workspace=workspace, title=title)
+        await Parcels(self.store).lend(conversation_id, fork_id, created.workspace.source)
         await self.log.adopt(created, events[1:], key=f"fork:{created.forked_from}")
         return fork_id
 

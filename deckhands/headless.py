@@ -52,7 +52,7 @@ class Task:
 
     Attributes:
         text: the task; for a run that is resumed, what to say to it, or None to say nothing.
-        tools: see `Client.submit`.
+        tools, upload: see `Client.submit`.
         resumed_id: the conversation to go on with; None for a new one.
         time_limit_seconds: None: no limit.
     """
@@ -62,6 +62,7 @@ class Task:
     workspace: WorkspaceSpec = field(default_factory=WorkspaceSpec)
     limits: Limits = field(default_factory=Limits)
     tools: tuple[str, ...] = ()
+    upload: bytes | None = None
     title: str = ""
     resumed_id: str | None = None
     time_limit_seconds: float | None = None
@@ -274,6 +275,7 @@ async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watc
             workspace=task.workspace,
             limits=task.limits,
             tools=task.tools,
+            upload=task.upload,
             title=task.title,
             conversation_id=conversation_id,
         )

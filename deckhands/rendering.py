@@ -36,6 +36,7 @@ from broker.observations import (
     SurveyObservation,
 )
 from broker.planning import PlanAction
+from broker.workspace_events import WorkspaceFailedObservation
 
 MAX_LINES = 20
 MAX_PLAN_LINES = 1_000
@@ -125,7 +126,12 @@ class Renderer:
 
     def _observation(self, event: Observation) -> Iterator[str]:
         match event:
-            case ErrorObservation() | LoopDetectionObservation() | OutcomeUnknownObservation():
+            case (
+                ErrorObservation()
+                | LoopDetectionObservation()
+                | OutcomeUnknownObservation()
+                | WorkspaceFailedObservation()
+            ):
                 yield from self._block("  ! ", event.content, "red")
             case FinishVerdictObservation():
                 yield from self._block("  ", event.sentence, "green" if event.is_accepted else "red")

@@ -92,6 +92,7 @@ class Core:
         limits: Limits | None = None,
         headless: bool = True,
         surveys: bool = False,
+        workspace: WorkspaceSpec = WORKSPACE,
     ) -> None:
         agent = (agent or AgentSpec()).model_copy(update={"enable_workspace_skills": surveys})
         self.now = START
@@ -104,7 +105,7 @@ class Core:
         created = ConversationCreated(
             conversation_id=CID,
             agent=agent,
-            workspace=WORKSPACE,
+            workspace=workspace,
             limits=limits or Limits(),
             headless=headless,
         )

@@ -46,6 +46,18 @@ class Directory:
         self.path = path
         self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    @classmethod
+    def inside(cls, outer: Directory, path: str) -> Self:
+        """Open a directory below another, wherever links that stay below it lead.
+
+        Raises:
+            OSError: see `open`.
+        """
+        directory = object.__new__(cls)
+        directory.path = outer.path / path
+        directory.descriptor = outer.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        return directory
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,6 +1,7 @@
 """Saved copies of workspaces, from which any node can go on.
 
     objects/<2>/<sha256>           a piece of a file, compressed, under the hash of its content
+    bases/<conversation>           the same of what a workspace began with
     checkpoints/<conversation>     the latest manifest: every entry of the workspace, files as lists of pieces
 
 Holds:
@@ -36,6 +37,7 @@ from tool_worker.file_tree import DIRECTORY, FILE, LINK, Entry, TreeLimits, entr
 from tool_worker.workspace_errors import CheckpointCorrupt, FileUnfit
 
 VERSION = 1
+CHECKPOINTS, BASES = "checkpoints", "bases"
 PIECE_BYTES = 8 * 2**20
 MAX_MANIFEST_BYTES = 256 * 2**20
 UNSETTLED_NS = 50_000_000
@@ -72,7 +74,8 @@ class Checkpoints:
     All calls block, for as long as the place takes.
     """
 
-    def __init__(self, url: str, *, limits: TreeLimits | None = None) -> None:
+    def __init__(self, url: str, *, limits: TreeLimits | None = None, folder: str = CHECKPOINTS) -> None:
+        self._folder = folder
         self._files, root = fsspec.core.url_to_fs(url)
         self._root = root.rstrip("/")
         self._limits = limits or TreeLimits()
@@ -160,9 +163,10 @@ class Checkpoints:
 
     def drop_unused(self) -> int:
         """Drop the pieces that no checkpoint names, and return how many; nothing may be saved meanwhile."""
-        folder = f"{self._root}/checkpoints"
-        manifests = self._files.find(folder) if self._files.exists(folder) else []
-        used = {piece for path in manifests for piece in _pieces(self._rows(path.rpartition("/")[2]))}
+        used: set[str] = set()
+        for folder in (f"{self._root}/{name}" for name in (CHECKPOINTS, BASES)):
+            for path in self._files.find(folder) if self._files.exists(folder) else []:
+                used.update(_pieces(self._rows_of(path)))
         dropped = 0
         for path in self._files.find(f"{self._root}/objects") if self._files.exists(f"{self._root}/objects") else []:
             if path.rpartition("/")[2] not in used:
@@ -207,8 +211,12 @@ class Checkpoints:
         return size
 
     def _rows(self, conversation_id: str) -> list[list[Any]]:
+        return self._rows_of(self._manifest(conversation_id))
+
+    def _rows_of(self, path: str) -> list[list[Any]]:
+        conversation_id = path.rpartition("/")[2]
         try:
-            manifest = json.loads(self._read(self._manifest(conversation_id), MAX_MANIFEST_BYTES))
+            manifest = json.loads(self._read(path, MAX_MANIFEST_BYTES))
             rows: list[list[Any]] = manifest["entries"]
             is_sound = manifest["version"] == VERSION and _are_sound(rows)
         except (ValueError, KeyError, TypeError) as error:
@@ -240,7 +248,7 @@ class Checkpoints:
         return f"{self._root}/objects/{digest[:2]}/{digest}"
 
     def _manifest(self, conversation_id: str) -> str:
-        return f"{self._root}/checkpoints/{check_conversation_id(conversation_id)}"
+        return f"{self._root}/{self._folder}/{check_conversation_id(conversation_id)}"
 
 
 def _pieces(rows: list[list[Any]]) -> Iterator[str]:

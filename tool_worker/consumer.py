@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from broker.action_queue import ActionDelivery, ActionQueue, ControlDelivery
@@ -18,12 +19,17 @@ from broker.event_log import EventLog
 from broker.failpoints import failpoint
 from broker.ids import new_worker_id
 from broker.membership import HEARTBEAT_SECONDS, Membership
+from broker.parcels import Parcels
 from broker.secrets import Secrets
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
+from broker.transfers import Transfers
 from broker.understudy import Understudy
-from tool_worker.checkpoints import Checkpoints
+from tool_worker.checkpoints import BASES, Checkpoints
 from tool_worker.executor import Executor
+from tool_worker.opening import Openings
+from tool_worker.porter import Porter
+from tool_worker.repositories import sandbox_of_git
 from tool_worker.safekeeping import Safekeeping
 from tool_worker.session_programs import session_programs
 from tool_worker.settings import ToolSettings
@@ -124,9 +130,19 @@ class Incarnation:
             about={"node": settings.node, "pools": ",".join(settings.pools)},
         )
         log = EventLog(store, Secrets(store, settings.secret_key))
-        checkpoints = Checkpoints(settings.checkpoints) if settings.checkpoints else None
-        keeping = Safekeeping(log, settings.node_dir, checkpoints, every=settings.checkpoint_every)
-        self._executor = Executor(log, workspaces, worker_id=self.worker_id, offered=offered, keeping=keeping)
+        sandbox = partial(sandbox_of_git, workspaces.demanded_sandbox, settings.node_dir / ".sandbox")
+        openings = Openings(log, settings.node_dir, Parcels(store), sandbox, gate=settings.gate)
+        keeping = _safekeeping(log, settings, openings)
+        porter = Porter(Transfers(store), settings.node_dir, keeping, sandbox)
+        self._executor = Executor(
+            log,
+            workspaces,
+            worker_id=self.worker_id,
+            offered=offered,
+            keeping=keeping,
+            openings=openings,
+            porter=porter,
+        )
         self._room = asyncio.Semaphore(settings.concurrency)
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
@@ -191,6 +207,14 @@ class Incarnation:
             await self._executor.execute(delivery, await queue.claim(delivery))
         finally:
             del self._in_hand[action]
+
+
+def _safekeeping(log: EventLog, settings: ToolSettings, openings: Openings) -> Safekeeping:
+    place, every = settings.checkpoints, settings.checkpoint_every
+    if not place:
+        return Safekeeping(log, settings.node_dir, None, every=every, openings=openings)
+    bases = Checkpoints(place, folder=BASES)
+    return Safekeeping(log, settings.node_dir, Checkpoints(place), every=every, bases=bases, openings=openings)
 
 
 async def _cancel_when(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:

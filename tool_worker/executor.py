@@ -17,19 +17,34 @@ from typing import Any
 from broker import codec
 from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ClaimOutcome, ControlDelivery
 from broker.actions import OfferedToolAction
-from broker.errors import CorruptEntry, DeckhandsError, EventUnfit, StoreError, StoreTooNew, UnknownKind
+from broker.errors import (
+    CorruptEntry,
+    DeckhandsError,
+    EventUnfit,
+    OutcomeUnknown,
+    StoreError,
+    StoreTooNew,
+    StoreUnavailable,
+    UnknownKind,
+)
 from broker.event_log import EventLog
 from broker.events import Action, ConfirmationStatus, Observation
 from broker.failpoints import failpoint
-from broker.observations import ErrorObservation, OutcomeUnknownObservation
+from broker.observations import (
+    ErrorObservation,
+    OutcomeUnknownObservation,
+)
 from broker.tool_specs import OutcomePolicy, outcome_policy
+from broker.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from tool_worker.host.protocol import NEVER_STARTED
 from tool_worker.open_workspace import OpenWorkspace
+from tool_worker.opening import Openings
+from tool_worker.porter import Porter
 from tool_worker.safekeeping import Safekeeping
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest, answering
-from tool_worker.workspace_errors import WorkspaceLost
+from tool_worker.workspace_errors import SourceUnusable, WorkspaceLost
 from tool_worker.workspaces import Workspaces
 
 MAX_ATTEMPTS = 3
@@ -57,12 +72,16 @@ class Executor:
         worker_id: str,
         offered: OfferedTools | None = None,
         keeping: Safekeeping | None = None,
+        openings: Openings | None = None,
+        porter: Porter | None = None,
     ) -> None:
         self._log = log
         self._workspaces = workspaces
         self._offered = offered or OfferedTools(())
         self._worker_id = worker_id
         self._keeping = keeping
+        self._openings = openings
+        self._porter = porter
 
     async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome) -> None:
         """Run a claimed action and append its observation.
@@ -97,7 +116,11 @@ class Executor:
             await self._workspaces.close(order.conversation_id)
             if self._keeping is not None:
                 await self._keeping.save_changed(order.conversation_id)
+        elif order.order == "transfer" and self._porter is not None:
+            await self._porter.carry(order.conversation_id, order.token)
         elif order.order == "cancel":
+            if self._openings is not None:
+                self._openings.stop(order.conversation_id)
             await self._workspaces.interrupt(order.conversation_id, order.action_id)
 
     async def _observe(self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed) -> Observation:
@@ -131,6 +154,8 @@ class Executor:
             answer = await self._offered.call(action, claim, delivery.conversation_id)
             failpoint("tool.after_result")
             return answer
+        if isinstance(action, OpenWorkspaceAction) and self._openings is not None:
+            return await self._opened(delivery)
         tool = TOOLS.get(action.kind)
         if tool is None:
             return ErrorObservation(content=f"This worker has no tool for {action.kind}.")
@@ -139,7 +164,7 @@ class Executor:
             return request
         spec = delivery.workspace
         if self._keeping is not None and spec.path is None:
-            notice = await self._keeping.recover(delivery.conversation_id, action.id)
+            notice = await self._keeping.recover(delivery.conversation_id, action.id, spec.source)
             if notice is not None:
                 return ErrorObservation(content=notice, error_id=WorkspaceLost.code)
         host = await self._workspaces.open(
@@ -160,6 +185,26 @@ class Executor:
         if result.is_unknown:
             return OutcomeUnknownObservation(content=LOST_WITH_HOST)
         return _with_refusals(tool.observe(action, result.value), result.value)
+
+    async def _opened(self, delivery: ActionDelivery) -> Observation:
+        """Open a workspace that begins with something, and save it as it is then."""
+        assert self._openings is not None
+        source = delivery.workspace.source
+        if source is None:
+            return WorkspaceFailedObservation(content="There is nothing to open.", code="source_unusable")
+        failpoint("tool.before_run")
+        try:
+            opened = await self._openings.open(delivery.conversation_id, source)
+        except (StoreUnavailable, OutcomeUnknown):
+            raise
+        except (DeckhandsError, OSError) as error:
+            code = error.code if isinstance(error, DeckhandsError) else SourceUnusable.code
+            return WorkspaceFailedObservation(content=f"The workspace could not be opened. {error}", code=code)
+        if self._keeping is not None:
+            await self._keeping.keep_beginning(delivery.conversation_id)
+        return WorkspaceOpenedObservation(
+            content=opened.text, commit=opened.commit, files=opened.files, size_bytes=opened.size_bytes
+        )
 
     async def _with_secrets(self, conversation_id: str, request: HostRequest) -> Mapping[str, Any]:
         """Return a request's arguments, with those secrets in a command's environment that the command names."""

@@ -51,6 +51,12 @@ class HostFolder:
         """Whether the workspace was ever opened on this node."""
         return self._binding.exists()
 
+    @property
+    def directory(self) -> Path:
+        """The workspace: a directory that was given from elsewhere, or our own, which need not be there."""
+        binding = self.read_binding()
+        return Path(binding.path) if binding is not None else self.workspace
+
     def create(self) -> None:
         """Make the folder, closed to other users.  Idempotent."""
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

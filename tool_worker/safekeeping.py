@@ -13,12 +13,17 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from broker.errors import CorruptEntry
 from broker.event_log import EventLog
 from broker.events import ConversationCreated, Observation
+from broker.ids import is_conversation_id
+from broker.workspace_sources import GitSource, UploadedSource
 from tool_worker.checkpoints import Checkpoint, Checkpoints, SavedFiles
+from tool_worker.opening import BASE, Openings
 from tool_worker.workspace_errors import CheckpointCorrupt, WorkspaceError
 
 MUTATING = frozenset({"observation.run", "observation.edit", "observation.write", "observation.run_ipython"})
@@ -28,6 +33,11 @@ REMEMBERED_WORKSPACES = 500
 RESTORED = (
     "The files of this workspace are those of the last checkpoint{of_whom}: what was changed since is gone, and so are "
     "the shell's variables and everything that was running. The action was not carried out here."
+)
+REOPENED = (
+    "The files of this workspace were gone, and there is no checkpoint of them. It holds again what it began with: "
+    "what was changed since is gone, and so are the shell's variables and everything that was running. The action was "
+    "not carried out here."
 )
 LOST = (
     "The files of this workspace are gone, and there is no checkpoint of them. The workspace is empty now. "
@@ -53,17 +63,35 @@ class Safekeeping:
         root: Directory of the node's workspaces.
         checkpoints: None: nothing is saved, and what is not here is lost.
         every: after how many actions that may change files a workspace is saved.
+        bases: where what workspaces began with is saved; None: nowhere.
+        openings: opens anew what nobody has saved; None: nothing is.
     """
 
-    def __init__(self, log: EventLog, root: Path, checkpoints: Checkpoints | None, *, every: int) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        root: Path,
+        checkpoints: Checkpoints | None,
+        *,
+        every: int,
+        bases: Checkpoints | None = None,
+        openings: Openings | None = None,
+    ) -> None:
         self._log = log
         self._root = root
         self._checkpoints = checkpoints
+        self._bases = bases
+        self._openings = openings
         self._every = every
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
-    async def recover(self, conversation_id: str, action_id: int) -> str | None:
+    async def recover(
+        self, conversation_id: str, action_id: int, source: GitSource | UploadedSource | None = None
+    ) -> str | None:
         """Make sure that a workspace is what its conversation believes.
+
+        Args:
+            source: what it began with.
 
         Returns:
             None if it is, or what the action is to be answered with instead of being carried out. Said once.
@@ -73,24 +101,74 @@ class Safekeeping:
         told = directory.with_name("recovery.json")
         if directory.exists():
             return _told_to(action_id, told)
-        notice = await self._recovered(conversation_id, action_id, told)
+        notice = await self._recovered(conversation_id, action_id, told, source)
         # From here on it is a workspace like any other, empty as it may be.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return notice
 
-    async def _recovered(self, conversation_id: str, action_id: int, told: Path) -> str | None:
-        created = (await self._log.read(conversation_id, until=1))[0]
-        source_id = created.forked_from if isinstance(created, ConversationCreated) else None
+    async def _recovered(
+        self, conversation_id: str, action_id: int, told: Path, source: GitSource | UploadedSource | None
+    ) -> str | None:
+        source_id = await self._forked_from(conversation_id)
         restored = RESTORED.format(of_whom=" of the conversation that this one is a fork of" if source_id else "")
         # What is to be said is noted before anything is there: whoever takes the action over after a crash says it too.
         _note(told, action_id, restored)
         if await self._restore(conversation_id, source_id):
             return restored
+        if source is not None and self._openings is not None:
+            _note(told, action_id, REOPENED)
+            try:
+                await self._openings.open(conversation_id, source)
+            except (OSError, WorkspaceError, CorruptEntry) as error:
+                _log.error("the workspace of %s cannot be opened again: %s", conversation_id, error)
+            else:
+                return REOPENED
         earlier = await self._log.read(conversation_id, until=action_id)
         is_used = any(isinstance(event, Observation) and event.kind in OF_A_WORKSPACE for event in earlier)
         notice = LOST if is_used else None
         _note(told, action_id, notice)
         return notice
+
+    async def keep_beginning(self, conversation_id: str) -> None:
+        """Save a workspace that was opened, and what it began with; a failure is logged."""
+        if self._checkpoints is None:
+            return
+        base = self._directory(conversation_id).with_name(BASE)
+        try:
+            await self.save(conversation_id)
+            if self._bases is not None and base.is_dir():
+                await asyncio.to_thread(self._bases.save, conversation_id, base, SavedFiles())
+        except (OSError, WorkspaceError) as error:
+            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+
+    async def beginning(self, conversation_id: str) -> Path | None:
+        """Return where it is kept what a workspace began with, fetched if need be; None: it is not known.
+
+        Raises:
+            OSError, CheckpointCorrupt: it was saved and cannot be fetched.
+        """
+        base = self._directory(conversation_id).with_name(BASE)
+        if not base.is_dir() and self._bases is not None:
+            source_id = await self._forked_from(conversation_id)
+            with suppress(FileExistsError):
+                await asyncio.to_thread(_fetched, self._bases, conversation_id, source_id, base)
+        return base if base.is_dir() else None
+
+    async def _forked_from(self, conversation_id: str) -> str | None:
+        created = (await self._log.read(conversation_id, until=1))[0]
+        assert isinstance(created, ConversationCreated)
+        # `<conversation>@<event>`, or the conversation alone; a trajectory's is no conversation of ours.
+        source_id = (created.forked_from or "").partition("@")[0]
+        return source_id if is_conversation_id(source_id) else None
+
+    async def has_source(self, conversation_id: str) -> bool:
+        """Say whether a workspace began with something."""
+        created = (await self._log.read(conversation_id, until=1))[0]
+        return isinstance(created, ConversationCreated) and created.workspace.source is not None
+
+    def note_change(self, conversation_id: str) -> None:
+        """Count a change that no action has made."""
+        self._remembered(conversation_id).changes += 1
 
     async def note_result(self, conversation_id: str, kind: str) -> None:
         """Count an observation that may mean a change, and save the workspace when it is time.
@@ -145,12 +223,7 @@ class Safekeeping:
             return False
 
     def _restored(self, checkpoints: Checkpoints, conversation_id: str, source_id: str | None) -> bool:
-        if not checkpoints.has(conversation_id) and (
-            source_id is None or not checkpoints.copy(source_id, conversation_id)
-        ):
-            return False
-        checkpoints.restore(conversation_id, self._directory(conversation_id))
-        return True
+        return _fetched(checkpoints, conversation_id, source_id, self._directory(conversation_id))
 
     def _directory(self, conversation_id: str) -> Path:
         return self._root / conversation_id / "workspace"
@@ -161,6 +234,13 @@ class Safekeeping:
         while len(self._kept) > REMEMBERED_WORKSPACES:
             self._kept.popitem(last=False)
         return kept
+
+
+def _fetched(checkpoints: Checkpoints, conversation_id: str, source_id: str | None, directory: Path) -> bool:
+    if not checkpoints.has(conversation_id) and (source_id is None or not checkpoints.copy(source_id, conversation_id)):
+        return False
+    checkpoints.restore(conversation_id, directory)
+    return True
 
 
 def _note(told: Path, action_id: int, notice: str | None) -> None:

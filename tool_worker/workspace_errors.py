@@ -6,6 +6,7 @@
     ├── WorkspaceLost            its directory is gone
     ├── WorkspaceRefused         a directory that may not be a workspace
     ├── WorkspaceConflict        asked for with another directory, sandbox or network than it was opened with
+    ├── SourceUnusable           what it is to begin with cannot be cloned, unpacked or recorded
     ├── FileUnfit                a file that cannot be taken out of or put into a workspace
     ├── WorkspaceTooLarge        holds more than may be saved or handed out
     ├── CheckpointCorrupt        the saved copy is damaged
@@ -65,6 +66,12 @@ class EgressRefused(WorkspaceError):
     """The workspace asks for more of the network than the node gives."""
 
     code = "egress_refused"
+
+
+class SourceUnusable(WorkspaceError):
+    """What a workspace is to begin with, or has begun with, cannot be had."""
+
+    code = "source_unusable"
 
 
 class FileUnfit(WorkspaceError):

@@ -19,7 +19,7 @@ from broker.events import Action, Observation
 from broker.observations import OutcomeUnknownObservation, SurveyObservation
 from broker.skills import FILE_MARK, skills_of
 from broker.specs import Skill
-from controller_worker.effects import Append
+from controller_worker.effects import Append, AwaitTools
 from controller_worker.state import PendingAction, State, Survey, replace
 
 MAX_ATTEMPTS = 3
@@ -30,16 +30,17 @@ def wants_survey(state: State) -> bool:
     return (
         state.message is not None
         and state.message.is_first
-        and state.workspace.path is not None
+        and (state.workspace.path is not None or state.opening.is_open)
         and state.agent.enable_workspace_skills
         and not state.survey.is_over
         and state.requested in (None, AgentState.RUNNING)
     )
 
 
-def survey() -> Append:
-    """Return the question."""
-    return Append((SurveyAction(),))
+def survey(state: State) -> Append | AwaitTools:
+    """Return the question, or the wait for its answer."""
+    asked = state.survey.action_id
+    return AwaitTools((asked,)) if asked else Append((SurveyAction(),))
 
 
 def is_survey(state: State, action: Action) -> bool:

@@ -33,6 +33,7 @@ from broker.observations import (
     SurveyObservation,
 )
 from broker.planning import PlanAcceptedObservation
+from broker.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 
 _NEVER_SHOWN = frozenset(
     {
@@ -42,6 +43,9 @@ _NEVER_SHOWN = frozenset(
         AgentStateChangedObservation,
         SurveyAction,
         SurveyObservation,
+        OpenWorkspaceAction,
+        WorkspaceOpenedObservation,
+        WorkspaceFailedObservation,
     }
 )
 

@@ -10,6 +10,7 @@ import click
 
 from broker.events import ConversationCreated, Event, WorkspaceSpec
 from broker.ids import new_conversation_id
+from broker.parcels import Parcels
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import RunIsOver, cluster_client, conversation_client, read_events
@@ -75,6 +76,7 @@ async def _fork(
             client = await stack.enter_async_context(cluster_client(settings))
         for conversation_id in ids:
             created = fork_of(events, conversation_id, model=model, workspace=place, title=title)
+            await Parcels(client.store).lend(point.conversation_id, conversation_id, created.workspace.source)
             await client.log.adopt(created, events[1:], key=f"fork:{created.forked_from}")
             if message is not None:
                 await client.send_message(conversation_id, message)
@@ -85,8 +87,10 @@ def _workspace(events: list[Event], directory: Path | None) -> WorkspaceSpec:
     created = events[0]
     assert isinstance(created, ConversationCreated)
     if directory is not None:
-        return created.workspace.model_copy(update={"path": str(directory)})
-    if created.workspace.path is None:
+        return created.workspace.model_copy(update={"path": str(directory), "source": None})
+    if created.workspace.source is not None:
+        note("The forks begin with the last checkpoint of the files, or with what the original began with.")
+    elif created.workspace.path is None:
         note("The forks begin in empty directories; -w names one with files.")
     else:
         note(f"The forks work on {created.workspace.path}, as it is now; -w names another directory.")

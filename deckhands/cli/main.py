@@ -34,6 +34,8 @@ VERBS = {
     "resume": ("deckhands.cli.control", "Go on with a conversation that was paused or stopped."),
     "confirm": ("deckhands.cli.confirming", "Let the action run that a conversation asks about."),
     "reject": ("deckhands.cli.confirming", "Refuse the action that a conversation asks about."),
+    "cp": ("deckhands.cli.carrying", "Copy files into a workspace or out of it."),
+    "diff": ("deckhands.cli.carrying", "Show what was changed in a workspace, as a patch."),
     "cancel": ("deckhands.cli.control", "Stop a conversation: what runs is ended."),
     "budget": ("deckhands.cli.budget", "Budgets: what tenants and experiments may spend, and have spent."),
     "up": ("deckhands.cli.serve", "Keep a cluster up on this machine, for other terminals to use."),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +17,11 @@ from broker.allowed_hosts import host_rules
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
+from broker.parcels import check_size
 from broker.skills import skills_in
 from broker.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
 from broker.tool_specs import MAX_SCHEMA_CHARS
+from broker.workspace_sources import GitSource, UploadedSource, format_of, git_source
 from deckhands.client import check_task, output_of
 from deckhands.settings import SANDBOXES
 
@@ -27,6 +31,19 @@ sandbox_option = click.option(
     "--sandbox", type=click.Choice(SANDBOXES), help="What commands run in; DECKHANDS_SANDBOX, or else auto."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to work; neither a path nor a source: in an empty directory.
+
+    Attributes:
+        content: of a file that is uploaded.
+    """
+
+    path: Path | None = None
+    source: GitSource | UploadedSource | None = None
+    content: bytes | None = None
 
 
 def task_options(command: F) -> F:
@@ -78,6 +95,8 @@ def task_options(command: F) -> F:
             show_default=True,
             help="Which actions a person must confirm before they run.",
         ),
+        click.option("--clone-depth", type=click.IntRange(min=1), help="How many commits are cloned."),
+        click.option("--clone-secret", default="", metavar="NAME", help="The secret that a git+… URL needs."),
         sandbox_option,
         click.option("--image", default="", help="Of the container, for --sandbox docker."),
         click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
@@ -130,7 +149,37 @@ def given_text(*texts: str | None, file: Path | None) -> str | None:
         raise UsageError(f"The file {file} is not text in UTF-8.", remedy="Name another by -f.") from error
 
 
-def workspace_of(options: dict[str, Any], path: Path | None, sandbox: str) -> WorkspaceSpec:
+def place_of(text: str | None, options: dict[str, Any]) -> Place:
+    """Return where to work: a directory, `git+https://…#ref`, or an archive or bundle that is uploaded.
+
+    Raises:
+        UsageError: the address cannot be used, or the file cannot be read or is too large.
+    """
+    if text is None:
+        return Place()
+    source = git_source(text, depth=options["clone_depth"], secret=options["clone_secret"])
+    if source is not None:
+        return Place(source=source)
+    name, _, ref = text.partition("#")
+    form = format_of(name)
+    if form is None or Path(text).is_dir():
+        return Place(path=Path(text))
+    try:
+        check_size(Path(name).stat().st_size, f"The file {name}")
+        content = Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(f"The file {name} cannot be read: {error.strerror}.", remedy="Name another by -w.") from error
+    parcel = hashlib.sha256(content).hexdigest()
+    if ref and form != "bundle":
+        raise UsageError(f"{name} is no bundle; it has no {ref!r}.", remedy="Leave out what stands behind the #.")
+    try:
+        uploaded = UploadedSource(name=Path(name).name, format=form, parcel=parcel, ref=ref)
+    except ValueError as error:
+        raise UsageError(f"{ref!r} is no branch, tag or commit.", remedy="Name one behind the #.") from error
+    return Place(source=uploaded, content=content)
+
+
+def workspace_of(options: dict[str, Any], place: Place, sandbox: str) -> WorkspaceSpec:
     """Return the workspace that the options describe.
 
     Args:
@@ -150,7 +199,8 @@ def workspace_of(options: dict[str, Any], path: Path | None, sandbox: str) -> Wo
         raise UsageError("An image is for containers.", remedy="Give --sandbox docker as well.")
     return WorkspaceSpec.model_validate(
         {
-            "path": str(path) if path is not None else None,
+            "path": str(place.path) if place.path is not None else None,
+            "source": place.source,
             "sandbox": chosen,
             "image": options["image"],
             "network": options["network"],

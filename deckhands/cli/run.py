@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -15,7 +15,16 @@ from click.core import ParameterSource
 from broker.errors import UsageError
 from broker.specs import AGENTS_WITHOUT_MODEL
 from deckhands.cli.confirming import ask_at_terminal
-from deckhands.cli.options import agent_of, given_text, json_option, limits_of, read_task, task_options, workspace_of
+from deckhands.cli.options import (
+    agent_of,
+    given_text,
+    json_option,
+    limits_of,
+    place_of,
+    read_task,
+    task_options,
+    workspace_of,
+)
 from deckhands.cli.output import EventPrinter, note
 from deckhands.client import check_task
 from deckhands.headless import Ending, Task, Watcher, check_directory, run_on_cluster, run_privately
@@ -31,9 +40,9 @@ OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream
 @click.option(
     "-w",
     "--workspace",
-    type=click.Path(path_type=Path),
-    default=Path(),
-    help="The directory to work on; the current one if not given.",
+    metavar="DIR|URL|FILE",
+    default=".",
+    help="The directory to work on (the current one if not given), git+https://…#REF, or an archive or bundle.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after so many seconds.")
 @click.option("--resume", "resumed_id", metavar="ID", help="Go on with a run that was killed, stopped or has settled.")
@@ -62,7 +71,9 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
             check_task(text)
         return Task(text, resumed_id=options["resumed_id"], time_limit_seconds=options["timeout"])
     text = read_task(options["argument"], options["text"], file=options["file"])
-    directory = check_directory(options["workspace"])
+    place = place_of(options["workspace"], options)
+    if place.path is not None:
+        place = replace(place, path=check_directory(place.path))
     model = options["model"] or settings.model
     if model is None and not settings.has_profiles and options["agent"] not in AGENTS_WITHOUT_MODEL:
         raise UsageError(
@@ -73,7 +84,8 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
     return Task(
         text,
         agent=agent_of(options, model),
-        workspace=workspace_of(options, directory, settings.sandbox),
+        workspace=workspace_of(options, place, settings.sandbox),
+        upload=place.content,
         limits=limits_of(options),
         tools=options["tools"],
         title=options["title"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from broker.errors import UsageError
 from broker.ids import new_conversation_id
 from broker.specs import Tenancy
-from deckhands.cli.options import agent_of, json_option, limits_of, read_task, task_options, workspace_of
+from deckhands.cli.options import agent_of, json_option, limits_of, place_of, read_task, task_options, workspace_of
 from deckhands.cli.output import print_json
 from deckhands.cli.reach import cluster_client
 from deckhands.cli.secret import keep_secrets, secret_values
@@ -26,8 +26,8 @@ from deckhands.settings import FaceSettings
 @click.option(
     "-w",
     "--workspace",
-    type=click.Path(path_type=Path),
-    help="An existing directory on the tool workers' host; an empty one is made if none is given.",
+    metavar="DIR|URL|FILE",
+    help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; empty if not given.",
 )
 @click.option(
     "--secret",
@@ -57,9 +57,10 @@ def submit(**options: Any) -> None:
 
 
 async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) -> str:
-    path = options["workspace"]
-    if path is not None and settings.url is None:
-        path = check_directory(path)  # a cluster named by DECKHANDS_URL may be on other hosts
+    place = place_of(options["workspace"], options)
+    if place.path is not None and settings.url is None:
+        # A cluster named by DECKHANDS_URL may be on other hosts.
+        place = replace(place, path=check_directory(place.path))
     values = secret_values(settings, options["secrets"])
     conversation_id = None
     async with cluster_client(settings) as client:
@@ -70,7 +71,8 @@ async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) ->
         return await client.submit(
             task,
             agent=agent_of(options, options["model"]),
-            workspace=workspace_of(options, path, "auto"),
+            workspace=workspace_of(options, place, "auto"),
+            upload=place.content,
             limits=limits_of(options),
             tools=options["tools"],
             tenancy=_tenancy(options),

@@ -165,6 +165,8 @@ def _namespaces(executable: str, enclosure: Enclosure) -> Iterator[str]:
     yield from ("--unshare-uts", "--hostname", HOST_NAME, "--unshare-cgroup-try", "--new-session", "--cap-drop", "ALL")
     if not enclosure.has_network:
         yield "--unshare-net"
+    if enclosure.ends_with_starter:
+        yield "--die-with-parent"
     if "--disable-userns" in _options(executable):
         yield "--disable-userns"
 

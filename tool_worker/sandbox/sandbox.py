@@ -80,6 +80,7 @@ class Enclosure:
         image, labels, limits, entrance: of a container: which one, its marks, its bounds, and the socket at which its
             host gets its descriptors.
         environment_names: variables that a container takes over from whoever starts it.
+        ends_with_starter: whether it is killed, with all it started, when the thread that started it ends.
     """
 
     workspace: Path
@@ -94,6 +95,7 @@ class Enclosure:
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     entrance: Path | None = None
     environment_names: tuple[str, ...] = ()
+    ends_with_starter: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,10 @@ from broker.specs import (
     NoOpCondenserSpec,
     OutputSpec,
     Skill,
+    WorkspaceSpec,
 )
 from broker.tool_specs import OutcomePolicy, ToolOffer
+from broker.workspace_sources import GitSource, UploadedSource
 
 KINDS = dict(sorted(Event.KINDS.items()))
 
@@ -119,12 +121,25 @@ st.register_type_strategy(
     Note,
     st.builds(Note, id=st.text("ab9", min_size=1, max_size=8), text=st.text("ab ü", min_size=1, max_size=20)),
 )
-for _part in set(Part.__subclasses__()) - {Skill, Note}:
+st.register_type_strategy(
+    WorkspaceSpec,
+    st.builds(WorkspaceSpec, path=st.none() | texts, network=st.booleans(), pool=texts)
+    | st.builds(
+        WorkspaceSpec,
+        source=st.sampled_from(
+            [
+                GitSource(url="https://example.org/x.git", ref="main", depth=1, secret="TOKEN"),
+                UploadedSource(name="x.zip", format="zip", parcel="0" * 64),
+            ]
+        ),
+    ),
+)
+for _part in set(Part.__subclasses__()) - {Skill, Note, WorkspaceSpec}:
     st.register_type_strategy(_part, _parts(_part))
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 60
+    assert len(KINDS) == 63
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 

@@ -100,6 +100,7 @@ def test_which_kinds_a_tool_worker_runs() -> None:
         "action.call_tool_mcp",
         "action.edit",
         "action.plan",
+        "action.open_workspace",
         "action.read",
         "action.run",
         "action.run_ipython",

@@ -20,6 +20,7 @@ from controller_worker.state import (
     Delegate,
     DelegateEnd,
     Gate,
+    Opening,
     Order,
     PendingAction,
     Plan,
@@ -58,6 +59,7 @@ FULL = State(
     attempt=2,
     overflows=1,
     wants_condensation=True,
+    opening=Opening(3, 1, is_open=True, has_failed=True),
     survey=Survey(4, 2, 5, is_over=True),
     iteration=6,
     max_iterations=18,
@@ -140,12 +142,12 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        16,
+        17,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
             *("message", "last_message_id", "is_reply_outdated", "pending", "wait", "gate", "attempt"),
-            *("overflows", "wants_condensation", "survey"),
+            *("overflows", "wants_condensation", "opening", "survey"),
             *(
                 "iteration",
                 "max_iterations",

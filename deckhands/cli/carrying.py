@@ -1,0 +1,78 @@
+"""`deckhands cp` and `deckhands diff`: files of a workspace, in and out."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from broker.errors import UsageError
+from deckhands.carrying import Carrier
+from deckhands.cli.options import json_option
+from deckhands.cli.output import note, print_json
+from deckhands.cli.reach import conversation_client
+from deckhands.settings import FaceSettings
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@json_option
+def cp(*, source: str, target: str, as_json: bool) -> None:
+    """Copy a file or directory into a workspace or out of it: `cp ID:PATH LOCAL`, or `cp LOCAL ID:PATH`.
+
+    PATH is relative to the workspace. What goes to a directory that is there goes into it. At most 64 MiB, packed.
+    """
+    ends = _place(source), _place(target)
+    if (ends[0] is None) == (ends[1] is None):
+        raise UsageError(
+            "One of the two must be in a workspace, and the other on this machine.",
+            remedy="Write ID:PATH for the one and ./PATH for the other.",
+        )
+    settings = FaceSettings.from_env()
+    if ends[0] is not None:
+        carried = asyncio.run(_download(settings, *ends[0], Path(target)))
+    else:
+        assert ends[1] is not None
+        carried = asyncio.run(_upload(settings, Path(source), *ends[1]))
+    files, size, skipped = carried
+    if as_json:
+        print_json({"files": files, "size_bytes": size, "skipped": skipped})
+        return
+    for name in skipped:
+        note(f"{name} leads out of the directory and was left out.")
+    note(f"{files:,} files, {size:,} bytes.")
+
+
+@click.command()
+@click.argument("conversation_id")
+def diff(*, conversation_id: str) -> None:
+    """Print what was changed in a workspace since its beginning, as a patch for `git apply`."""
+    patch = asyncio.run(_diff(FaceSettings.from_env(), conversation_id))
+    click.echo(patch, nl=False)  # as bytes: files may be in any encoding
+    if not patch:
+        note("Nothing was changed.")
+
+
+def _place(text: str) -> tuple[str, str] | None:
+    """Return the conversation and the path of `ID:PATH`; None for a path of this machine."""
+    conversation_id, mark, path = text.partition(":")
+    return (conversation_id, path or ".") if mark and "/" not in conversation_id else None
+
+
+async def _download(
+    settings: FaceSettings, conversation_id: str, path: str, target: Path
+) -> tuple[int, int, list[str]]:
+    async with conversation_client(settings, conversation_id) as client:
+        return await Carrier(client.store).download(conversation_id, path, target)
+
+
+async def _upload(settings: FaceSettings, source: Path, conversation_id: str, path: str) -> tuple[int, int, list[str]]:
+    async with conversation_client(settings, conversation_id) as client:
+        return (*await Carrier(client.store).upload(conversation_id, source, path), [])
+
+
+async def _diff(settings: FaceSettings, conversation_id: str) -> bytes:
+    async with conversation_client(settings, conversation_id) as client:
+        return await Carrier(client.store).diff(conversation_id)

@@ -1,0 +1,273 @@
+"""Workspaces that begin with a repository or an archive: real git, real servers, in the real sandbox."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from broker.allowed_hosts import host_rules
+from broker.event_log import EventLog
+from broker.events import ConversationCreated
+from broker.parcels import Parcels
+from broker.secrets import Secrets
+from broker.store import Store
+from broker.workspace_sources import GitSource, UploadedSource
+from tool_worker.egress.gate import EgressGate
+from tool_worker.file_tree import TreeLimits
+from tool_worker.opening import Opened, Openings
+from tool_worker.sandbox.bwrap import BubblewrapSandbox
+from tool_worker.workspace_errors import EgressRefused, FileUnfit, SourceUnusable, WorkspaceTooLarge
+
+CID = "conversation"
+PASSWORD = "correct-horse-battery"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    env = {
+        **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        **{f"GIT_{who}_{what}": "t@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+    }
+    command = ["git", "-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always", *arguments]
+    return subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with two branches, a tag and two commits on main."""
+    folder = tmp_path_factory.mktemp("project")
+    git(folder, "init", "--quiet")
+    (folder / "README").write_text("one\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "one")
+    git(folder, "tag", "v1")
+    git(folder, "branch", "side")
+    (folder / "README").write_text("two\n")
+    (folder / ".gitignore").write_text("*.log\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "two")
+    git(folder, "update-server-info")
+    return folder
+
+
+@pytest.fixture
+async def log(memory_store: Store) -> EventLog:
+    log = EventLog(memory_store, Secrets(memory_store, lambda: b"k" * 32))
+    await log.create(ConversationCreated(conversation_id=CID))
+    return log
+
+
+class World:
+    """A node that opens workspaces."""
+
+    def __init__(self, log: EventLog, store: Store, root: Path) -> None:
+        self.log, self.root, self.parcels = log, root, Parcels(store)
+        self.sandbox = BubblewrapSandbox(root / ".sandbox")
+
+    async def open(
+        self,
+        source: GitSource | UploadedSource,
+        *,
+        cid: str = CID,
+        gate: EgressGate | None = None,
+        **limits: int,
+    ) -> Opened:
+        async def sandbox() -> BubblewrapSandbox:
+            return self.sandbox
+
+        openings = Openings(self.log, self.root, self.parcels, sandbox, TreeLimits(**limits), gate=gate)
+        return await openings.open(cid, source)
+
+    @property
+    def workspace(self) -> Path:
+        return self.root / CID / "workspace"
+
+    def left(self) -> set[str]:
+        return {path.name for path in (self.root / CID).iterdir()}
+
+
+@pytest.fixture
+def world(log: EventLog, memory_store: Store, tmp_path: Path) -> World:
+    return World(log, memory_store, tmp_path / "node")
+
+
+@contextmanager
+def served(folder: Path, *, password: str = "") -> Iterator[str]:
+    """Serve a directory over HTTP; with a password, to who knows it."""
+
+    class Server(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(folder))  # type: ignore[arg-type]
+
+        def do_GET(self) -> None:
+            wanted = base64.b64encode(f"x-access-token:{password}".encode()).decode()
+            if password and self.headers.get("Authorization") != f"Basic {wanted}":
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="git"')
+                self.end_headers()
+                return
+            super().do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("ref", "depth", "text", "commits"),
+    [("", None, "two\n", 2), ("side", None, "one\n", 1), ("v1", None, "one\n", 1), ("main", 1, "two\n", 1)],
+)
+async def test_a_repository_at_a_ref(
+    world: World, project: Path, ref: str, depth: int | None, text: str, commits: int
+) -> None:
+    opened = await world.open(GitSource(url=f"file://{project}", ref=ref, depth=depth))
+    assert (world.workspace / "README").read_text() == text
+    assert opened.commit == git(project, "rev-parse", ref or "main")
+    assert opened.commit[:12] in opened.text
+    assert int(git(world.workspace, "rev-list", "--count", "HEAD")) == commits
+    assert world.left() == {"workspace", "base.git", "opened.json"}
+    assert await world.open(GitSource(url="file:///nowhere")) == opened  # once, whoever asks how often
+
+
+async def test_a_repository_at_a_commit(world: World, project: Path) -> None:
+    first = git(project, "rev-parse", "v1")
+    opened = await world.open(GitSource(url=f"file://{project}", ref=first))
+    assert (opened.commit, (world.workspace / "README").read_text()) == (first, "one\n")
+
+
+async def test_a_repository_behind_a_password_that_no_file_keeps(
+    world: World, project: Path, memory_store: Store
+) -> None:
+    with served(project, password=PASSWORD) as url:
+        source = GitSource(url=f"{url}/.git", secret="TOKEN")
+        with pytest.raises(SourceUnusable, match="has no secret TOKEN"):
+            await world.open(source)
+        with pytest.raises(SourceUnusable, match="cannot be cloned"):
+            await world.open(GitSource(url=f"{url}/.git"))
+        assert world.log.secrets is not None
+        await world.log.secrets.put(CID, "TOKEN", PASSWORD)
+        await world.open(source)
+    assert (world.workspace / "README").read_text() == "two\n"
+    for path in world.workspace.parent.rglob("*"):
+        assert path.is_dir() or path.is_symlink() or PASSWORD.encode() not in path.read_bytes(), path
+
+
+async def test_what_the_node_may_not_reach_is_not_cloned(world: World, project: Path) -> None:
+    with served(project) as url:
+        source = GitSource(url=f"{url}/.git")
+        with pytest.raises(EgressRefused, match="DECKHANDS_EGRESS"):
+            await world.open(source, gate=EgressGate(ceiling=host_rules(["127.0.0.1:9"])))
+        await world.open(source, gate=EgressGate(ceiling=host_rules([url.removeprefix("http://")])))
+    assert (world.workspace / "README").read_text() == "two\n"
+
+
+async def test_what_is_not_there_is_said_and_leaves_nothing(world: World, project: Path, tmp_path: Path) -> None:
+    for source in (
+        GitSource(url=f"file://{tmp_path}/nowhere.git"),
+        GitSource(url=f"file://{project}", ref="no-such-branch"),
+        GitSource(url="http://127.0.0.1:9/x.git"),
+    ):
+        with pytest.raises(SourceUnusable, match=r"cannot be cloned: (fatal:|it is not on)") as raised:
+            await world.open(source)
+        assert len(raised.value.message) < 400
+        assert world.left() == set()
+
+
+async def test_what_is_too_large_is_not_kept(world: World, project: Path) -> None:
+    with pytest.raises(WorkspaceTooLarge):
+        await world.open(GitSource(url=f"file://{project}"), bytes=100)
+    assert world.left() == set()
+
+
+async def test_a_hostile_repository_runs_nothing_and_brings_no_other(
+    world: World, project: Path, tmp_path: Path
+) -> None:
+    evil, mark = tmp_path / "evil", tmp_path / "ran"
+    evil.mkdir()
+    git(evil, "init", "--quiet")
+    git(evil, "submodule", "--quiet", "add", f"file://{project}", "sub")
+    (evil / ".gitmodules").write_text(
+        f'[submodule "sub"]\n path = sub\n url = ext::sh -c "touch {mark}"\n update = !touch {mark}\n'
+    )
+    (evil / ".gitattributes").write_text("* filter=evil diff=evil\n")
+    (evil / "hooks").mkdir()
+    (evil / "hooks" / "post-checkout").write_text(f"#!/bin/sh\ntouch {mark}\n")
+    (evil / "hooks" / "post-checkout").chmod(0o755)
+    (evil / "out").symlink_to("/etc/passwd")
+    git(evil, "add", "--all")
+    git(evil, "commit", "--quiet", "-m", "evil")
+    for name in ("post-checkout", "post-upload-pack"):
+        hook = evil / ".git" / "hooks" / name
+        hook.write_text(f"#!/bin/sh\ntouch {mark}\n")
+        hook.chmod(0o755)
+    git(evil, "config", "core.fsmonitor", f"touch {mark}")
+    git(evil, "config", "filter.evil.smudge", f"touch {mark}")
+    await world.open(GitSource(url=f"file://{evil}"))
+    assert (world.workspace / "hooks" / "post-checkout").exists()
+    assert list((world.workspace / "sub").iterdir()) == []
+    assert (world.workspace / "out").is_symlink()
+    assert not (world.workspace / ".git" / "hooks").exists()
+    assert not mark.exists()
+
+
+async def test_a_bundle(world: World, project: Path, tmp_path: Path) -> None:
+    git(project, "bundle", "create", "--quiet", str(tmp_path / "x.bundle"), "--all")
+    parcel = await world.parcels.keep(CID, (tmp_path / "x.bundle").read_bytes())
+    opened = await world.open(UploadedSource(name="x.bundle", format="bundle", parcel=parcel, ref="side"))
+    assert (world.workspace / "README").read_text() == "one\n"
+    assert opened.commit == git(project, "rev-parse", "side")
+    assert str(tmp_path) not in (world.workspace / ".git" / "config").read_text()
+    for content in (b"# v2 git bundle\nnonsense", (tmp_path / "x.bundle").read_bytes()[:-30], b"nonsense"):
+        broken = await world.parcels.keep("another", content)
+        with pytest.raises(SourceUnusable, match=r"x\.bundle cannot be cloned"):
+            await world.open(UploadedSource(name="x.bundle", format="bundle", parcel=broken), cid="another")
+
+
+async def test_an_archive(world: World) -> None:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz") as archive:
+        header = tarfile.TarInfo("src/main.py")
+        header.size = 5
+        archive.addfile(header, io.BytesIO(b"pass\n"))
+    parcel = await world.parcels.keep(CID, target.getvalue())
+    opened = await world.open(UploadedSource(name="x.tgz", format="tar", parcel=parcel))
+    assert (world.workspace / "src" / "main.py").read_text() == "pass\n"
+    assert (opened.files, opened.size_bytes, opened.commit) == (2, 5, "")
+    damaged = await world.parcels.keep("another", target.getvalue()[:-20])
+    with pytest.raises(FileUnfit, match="damaged"):
+        await world.open(UploadedSource(name="x.tgz", format="tar", parcel=damaged), cid="another")
+    assert list((world.root / "another").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ext::sh -c id", "ssh://host/x", "git@host:x.git", "file:relative", "https://u:p@host/x", "https://host/a b"],
+)
+def test_addresses_that_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="address"):
+        GitSource(url=url)
+
+
+@pytest.mark.parametrize("ref", ["--upload-pack=touch x", "-b", "a b", "a;b"])
+def test_refs_that_are_refused(ref: str) -> None:
+    with pytest.raises(ValueError, match="ref"):
+        GitSource(url="https://example.org/x.git", ref=ref)

@@ -1,0 +1,193 @@
+"""Opening workspaces that begin with a repository or an archive.
+
+    <root>/<conversation>/workspace/     appears whole or not at all
+    <root>/<conversation>/base.git/      what it began with, for `Repositories.difference`
+    <root>/<conversation>/opened.json    what the opening found
+
+Holds: a workspace is opened once, whoever asks how often; what failed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from broker.event_log import EventLog
+from broker.parcels import Parcels
+from broker.workspace_sources import GitSource, UploadedSource
+from tool_worker.beneath import Directory
+from tool_worker.egress.gate import EgressGate
+from tool_worker.file_tree import TreeLimits, measure
+from tool_worker.repositories import Repositories, is_installed
+from tool_worker.sandbox.sandbox import Sandbox
+from tool_worker.unpacking import Unpacking
+from tool_worker.workspace_errors import SourceUnusable
+
+WORKSPACE, BASE, OPENED = "workspace", "base.git", "opened.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a workspace began with; see `WorkspaceOpenedObservation`."""
+
+    text: str
+    commit: str
+    files: int
+    size_bytes: int
+
+
+class Openings:
+    """Opens the workspaces of one node.
+
+    Args:
+        root: Directory of the node's workspaces.
+        sandbox: Returns the node's sandbox, see `Workspaces.demanded_sandbox`.
+        limits: for what a workspace begins with.
+        gate: what of the network may be reached to clone it; None: all.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        root: Path,
+        parcels: Parcels,
+        sandbox: Callable[[], Awaitable[Sandbox]],
+        limits: TreeLimits | None = None,
+        *,
+        gate: EgressGate | None = None,
+    ) -> None:
+        self._log = log
+        self._root = root.absolute()
+        self._parcels = parcels
+        self._sandbox = sandbox
+        self._limits = limits or TreeLimits()
+        self._gate = gate or EgressGate()
+        self._under_way: dict[str, asyncio.Task[Opened]] = {}
+
+    async def open(self, conversation_id: str, source: GitSource | UploadedSource) -> Opened:
+        """Fill a workspace, unless it is there already.  Idempotent.
+
+        Raises:
+            SourceUnusable, FileUnfit, WorkspaceTooLarge, WorkspaceUnavailable, StoreError, SandboxError: see there.
+            OSError: the node's disk is full, or the like.
+        """
+        running = self._under_way.get(conversation_id)
+        if running is None:
+            running = asyncio.create_task(self._open(conversation_id, source), name=f"open {conversation_id}")
+            self._under_way[conversation_id] = running
+            running.add_done_callback(lambda _: self._under_way.pop(conversation_id, None))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if running.cancelled():
+                raise SourceUnusable("The opening of the workspace was stopped.") from None
+            running.cancel()
+            raise
+
+    def stop(self, conversation_id: str) -> None:
+        """End an opening that is under way."""
+        if conversation_id in self._under_way:
+            self._under_way[conversation_id].cancel()
+
+    async def _open(self, conversation_id: str, source: GitSource | UploadedSource) -> Opened:
+        folder = self._root / conversation_id
+        workspace = folder / WORKSPACE
+        if workspace.exists():
+            return _opened(folder / OPENED)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = folder / f".opening-{secrets.token_hex(8)}"
+        try:
+            draft.mkdir(mode=0o700)
+            for name in (WORKSPACE, BASE):
+                (draft / name).mkdir(mode=0o700)
+            opened = await self._fill(conversation_id, source, draft / WORKSPACE, draft / BASE)
+            if not workspace.exists():
+                (draft / OPENED).write_text(json.dumps(asdict(opened)))
+                (draft / OPENED).replace(folder / OPENED)
+                await asyncio.to_thread(shutil.rmtree, folder / BASE, ignore_errors=True)
+                (draft / BASE).rename(folder / BASE)
+                # Last: whoever finds a workspace finds all that belongs to it.
+                with contextlib.suppress(FileExistsError):
+                    (draft / WORKSPACE).rename(workspace)
+            return opened
+        finally:
+            await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
+
+    async def _fill(
+        self, conversation_id: str, source: GitSource | UploadedSource, workspace: Path, base: Path
+    ) -> Opened:
+        repositories = Repositories(await self._sandbox())
+        commit = ""
+        if isinstance(source, GitSource):
+            if not is_installed():
+                raise SourceUnusable("git is not installed on the tool worker's host.", remedy="Install it there.")
+            self._check_host(source)
+            password = await self._password(conversation_id, source)
+            commit = await repositories.clone(source, workspace, self._limits, password=password)
+        else:
+            content = await self._parcels.fetch(conversation_id, source.parcel)
+            if source.format == "bundle":
+                commit = await self._clone_bundle(repositories, content, source, workspace)
+            else:
+                await asyncio.to_thread(self._unpack, content, source, workspace)
+        if is_installed():
+            await repositories.record(workspace, base)
+        files, size = await asyncio.to_thread(measure, workspace, self._limits)
+        at = f" at commit {commit[:12]}" if commit else ""
+        return Opened(f"The workspace holds {source.title}{at}: {files:,} files, {size:,} bytes.", commit, files, size)
+
+    def _check_host(self, source: GitSource) -> None:
+        parts = urlsplit(source.url)
+        if parts.hostname:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+            self._gate.check((f"{host}:{port}",), has_network=False, is_confined=True)
+
+    async def _password(self, conversation_id: str, source: GitSource) -> str:
+        if not source.secret:
+            return ""
+        held = self._log.secrets
+        values = await held.wanted_by(conversation_id, source.secret) if held is not None else {}
+        if source.secret not in values:
+            raise SourceUnusable(
+                f"The conversation has no secret {source.secret}, which the repository needs.",
+                remedy=f"Add it by `deckhands secret {conversation_id} {source.secret}`, and resume.",
+            )
+        return values[source.secret]
+
+    async def _clone_bundle(
+        self, repositories: Repositories, content: bytes, source: UploadedSource, workspace: Path
+    ) -> str:
+        if not is_installed():
+            raise SourceUnusable("git is not installed on the tool worker's host.", remedy="Install it there.")
+        file = workspace.with_name("source.bundle")
+        await asyncio.to_thread(file.write_bytes, content)
+        cloned = GitSource(url=f"file://{file}", ref=source.ref)
+        try:
+            commit = await repositories.clone(cloned, workspace, self._limits, address=source.name)
+        except SourceUnusable as error:
+            raise SourceUnusable(error.message.replace(f"file://{file}", source.name)) from error
+        finally:
+            file.unlink()
+        if not commit:
+            raise SourceUnusable(f"{source.name} cannot be cloned: there is no commit in it.")
+        return commit
+
+    def _unpack(self, content: bytes, source: UploadedSource, workspace: Path) -> None:
+        assert source.format != "bundle"
+        with Directory(workspace) as directory:
+            Unpacking(directory, self._limits).unpack(content, source.format)
+
+
+def _opened(file: Path) -> Opened:
+    try:
+        return Opened(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return Opened("The workspace is open.", "", 0, 0)
