@@ -1,16 +1,28 @@
 """A turn: a reply of the model, the actions it led to, and their results.
 
 Holds: a call is shown if both its action and its result are there; a call that led to no action is answered by an
-observation without a cause.
+observation without a cause; of an action that a person changed before it ran, the result says what ran, because the
+call shows what the model wrote.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from broker.actions import RiskyAction
 from broker.events import Action, Event, EventSource, ModelReply
+from broker.observations import truncate_content
+from broker.planning import PlanAction
 from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.memory.observation_text import Content
+
+EDITED = "A person changed this action before it ran. What ran has:\n{fields}\n\n"
+MAX_EDITED_CHARS = 2_000
+NOT_EDITED = frozenset({"id", "timestamp", "thought", "confirmation_state", "replaces", "security_risk", "blobs"})
+"""Fields in which a copy differs from what it replaces though nobody has edited it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,8 @@ class OpenTurn:
     meanwhile: list[tuple[int, Message]]
     _called: set[str] = field(default_factory=set)
     _results: dict[str, Result] = field(default_factory=dict)
+    _asked: dict[int, Action] = field(default_factory=dict)
+    _edits: dict[str, str] = field(default_factory=dict)
     _is_spoken: bool = False
 
     def concerns(self, event: Event) -> bool:
@@ -50,8 +64,11 @@ class OpenTurn:
             return
         if isinstance(event, Action):
             self._called.add(metadata.tool_call_id)
+            self._asked[event.id] = event
+        if isinstance(event, RiskyAction) and event.replaces in self._asked:
+            self._edits[metadata.tool_call_id] = told_edit(self._asked[event.replaces], event)
         if result is not None and (event.cause is None or metadata.tool_call_id in self._called):
-            self._results[metadata.tool_call_id] = result
+            self._results[metadata.tool_call_id] = _behind(self._edits.get(metadata.tool_call_id, ""), result)
 
     def is_complete(self) -> bool:
         """Say whether nothing is missing."""
@@ -77,6 +94,32 @@ class OpenTurn:
                 for call, result in results
             ),
         ]
+
+
+def told_edit(asked: Action, ran: Action) -> str:
+    """Return what tells the model that not what it asked for ran; empty if it did, or if the result says so itself."""
+    fields = [] if isinstance(ran, PlanAction) else list(_edited(asked, ran))
+    return EDITED.format(fields="\n".join(f"{name}: {value}" for name, value in fields)) if fields else ""
+
+
+def _edited(asked: Action, ran: Action) -> Iterator[tuple[str, str]]:
+    before = dict(asked)
+    for name, value in dict(ran).items():
+        if name not in NOT_EDITED and before.get(name) != value:
+            yield name, truncate_content(_text(value), MAX_EDITED_CHARS)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _behind(told: str, result: Result) -> Result:
+    if not told:
+        return result
+    first, *rest = result.content or (TextPart(""),)
+    if isinstance(first, TextPart):
+        return Result(result.event_id, (TextPart(told + first.text), *rest))
+    return Result(result.event_id, (TextPart(told.rstrip()), first, *rest))
 
 
 def _is_led_to(event: Event, reply: ModelReply) -> bool:
