@@ -30,6 +30,7 @@
     deck:{k}:c:<id>:transfer:<t>   hash    transfers     ten minutes   what is to be carried, and what came of it
     deck:{k}:c:<id>:secrets        hash    producers     with the log  secrets by name, encrypted, see secrets
     deck:{k}:c:<id>:masked         set     producers     with the log  every value they had, encrypted
+    deck:{k}:c:<id>:secrets_of     string  controller    with the log  of a delegate: whose secrets it has too
 
 Holds: all keys of a conversation, and those its functions touch, share the hash tag `{k}` of its shard.
 """
@@ -167,6 +168,11 @@ class ConversationKeys:
     def masked(self) -> str:
         """The set of all values that secrets ever had, encrypted."""
         return f"{self.root}:masked"
+
+    @property
+    def secrets_of(self) -> str:
+        """The conversation whose secrets it has too."""
+        return f"{self.root}:secrets_of"
 
     @property
     def live(self) -> str:

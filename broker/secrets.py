@@ -4,9 +4,11 @@ Holds:
     - The store never sees a value: each is encrypted (AES-256-GCM) for its conversation with a key that only workers
       and clients have.
     - A value that was replaced or removed is given to nobody any more, and still hidden.
+    - A delegate has the secrets of the conversation that it works for, as they are at each moment, besides its own.
     - Nobody writes to a conversation whose secrets it cannot hide: without the key that is an error.
 Does not: keep a program from telling a secret that it was given in words of its own, see `masking`.
-Keys: `deck:{k}:c:<id>:secrets` (hash: name → current value), `deck:{k}:c:<id>:masked` (set: every value there was).
+Keys: `deck:{k}:c:<id>:secrets` (hash: name → current value), `deck:{k}:c:<id>:masked` (set: every value there was),
+`deck:{k}:c:<id>:secrets_of` (string: the conversation whose secrets it has too).
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ FRESH_SECONDS = 1.0
 """How long a value that was added elsewhere may be unknown here. Whoever gives a value to a command knows it."""
 REMEMBERED_CONVERSATIONS = 1_000
 
+MAX_LENDERS = 16
+"""How far up a delegate's secrets are looked for; delegates go less deep."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
@@ -42,12 +47,25 @@ class SecretsLocked(DeckhandsError):
     code = "secrets_locked"
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the store keeps for one conversation, encrypted: current values by name, and every value there was."""
+
+    conversation_id: str
+    current: dict[str, bytes]
+    masked: frozenset[bytes]
+
+
 @dataclass(slots=True)
 class _Known:
-    """What is known of a conversation: its encrypted values when they were last looked up, and what hides them."""
+    """What is known of a conversation: its encrypted values when they were last looked up, and what hides them.
+
+    Attributes:
+        encrypted: each with the conversation that it belongs to.
+    """
 
     looked_up: float
-    encrypted: frozenset[bytes] = frozenset()
+    encrypted: frozenset[tuple[str, bytes]] = frozenset()
     masker: Masker = field(default_factory=Masker)
 
 
@@ -88,6 +106,12 @@ class Secrets:
         key = self._store.keys(conversation_id).secrets
         await self._store.persist(lambda: self._store.connection.call("HDEL", key, name))
 
+    async def lend(self, lender_id: str, conversation_id: str) -> None:
+        """Let a conversation have all secrets of another one, present and future.  Idempotent."""
+        key = self._store.keys(conversation_id).secrets_of
+        await self._store.persist(lambda: self._store.connection.call("SET", key, lender_id))
+        self._known.pop(conversation_id, None)
+
     async def names(self, conversation_id: str) -> list[str]:
         """Return the names of the secrets, sorted."""
         key = self._store.keys(conversation_id).secrets
@@ -100,14 +124,15 @@ class Secrets:
         Raises:
             SecretsLocked: there are some, and no key here opens them.
         """
-        names = self._store.keys(conversation_id)
-        flat, encrypted = await self._store.persist(
-            lambda: self._store.connection.call_many([("HGETALL", names.secrets), ("SMEMBERS", names.masked)])
-        )
-        self._learn(conversation_id, frozenset(encrypted))
-        current = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
+        kept = await self._kept(conversation_id)
+        self._learn(conversation_id, kept)
         words = set(re.findall(r"\w+", command, re.ASCII))
-        return {name: self._decrypt(conversation_id, value) for name, value in current.items() if name in words}
+        return {
+            name: self._decrypt(each.conversation_id, value)
+            for each in reversed(kept)  # its own secrets take the place of their namesakes
+            for name, value in each.current.items()
+            if name in words
+        }
 
     async def masker(self, conversation_id: str) -> Masker:
         """Return what hides the conversation's secrets, as they were a second ago at the earliest.
@@ -117,15 +142,28 @@ class Secrets:
         """
         known = self._known.get(conversation_id)
         if known is None or self._store.clock.monotonic() - known.looked_up >= FRESH_SECONDS:
-            key = self._store.keys(conversation_id).masked
-            encrypted = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", key))
-            known = self._learn(conversation_id, frozenset(encrypted))
+            known = self._learn(conversation_id, await self._kept(conversation_id))
         return known.masker
 
-    def _learn(self, conversation_id: str, encrypted: frozenset[bytes]) -> _Known:
+    async def _kept(self, conversation_id: str) -> list[_Kept]:
+        """Return what is kept for a conversation, then for those whose secrets it has too."""
+        found: list[_Kept] = []
+        while conversation_id and len(found) < MAX_LENDERS:
+            names = self._store.keys(conversation_id)
+            commands = [("HGETALL", names.secrets), ("SMEMBERS", names.masked), ("GET", names.secrets_of)]
+            flat, masked, lender = await self._store.persist(
+                lambda commands=commands: self._store.connection.call_many(commands)  # type: ignore[misc]
+            )
+            current = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
+            found.append(_Kept(conversation_id, current, frozenset(masked)))
+            conversation_id = lender.decode() if lender else ""
+        return found
+
+    def _learn(self, conversation_id: str, kept: list[_Kept]) -> _Known:
         known = self._known.pop(conversation_id, None) or _Known(0.0)
+        encrypted = frozenset((each.conversation_id, value) for each in kept for value in each.masked)
         if encrypted != known.encrypted:
-            known.masker = Masker([self._decrypt(conversation_id, value) for value in sorted(encrypted)])
+            known.masker = Masker(sorted({self._decrypt(owner_id, value) for owner_id, value in encrypted}))
             known.encrypted = encrypted
         known.looked_up = self._store.clock.monotonic()
         self._known[conversation_id] = known

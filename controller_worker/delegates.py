@@ -125,6 +125,8 @@ class Delegates:
         # A directory means the same only where its parent works.
         await self._parcels.lend(state.conversation_id, conversation_id, state.workspace.source)
         node = (await self._conversations.row(state.conversation_id)).node if state.workspace.path else ""
+        if self._log.secrets is not None:  # before its first event, in which they are to be hidden
+            await self._log.secrets.lend(state.conversation_id, conversation_id)
         await self._log.create(created, [message], key=f"delegate:{delegate.id}", node=node)
 
 

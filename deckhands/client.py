@@ -28,6 +28,7 @@ from broker.standing import RECOVERED_TO, Standing
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
 from deckhands.forking import Point, fork_of
+from deckhands.secret_keeping import keep_secrets, secrets_of
 from deckhands.summary import Summary, Tally, summarize
 
 MAX_TASK_CHARS = 100_000
@@ -41,7 +42,9 @@ class Client:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.secrets = secrets_of(store)
         self.log = EventLog(store)
+        self._told = EventLog(store, self.secrets)
         self._conversations = Conversations(store)
 
     @classmethod
@@ -69,6 +72,7 @@ class Client:
         upload: bytes | None = None,
         tools: Sequence[str] = (),
         output: type[BaseModel] | Mapping[str, Any] | None = None,
+        secrets: Mapping[str, str] | None = None,
         headless: bool = True,
         tenancy: Tenancy | None = None,
         title: str = "",
@@ -83,6 +87,7 @@ class Client:
             tools: what tool workers offer and the agent may use: keys, or patterns such as `github/*`.
             output: what the agent has to hand in when it finishes, as a Pydantic model or a JSON Schema; it is in
                 `Summary.outputs` then. None: as `agent.output` says.
+            secrets: what commands may use and nobody may read, by name.
             headless: nobody is there to be asked.
             tenancy: who it is for: whose budget pays, and who goes first when a quota is short.
             title: for listings; the beginning of the task if empty.
@@ -90,8 +95,8 @@ class Client:
             idempotency_key: the same key always means the same conversation, whatever else is passed.
 
         Raises:
-            UsageError: the task or the schema of the output cannot be used, the id is taken, or no tool worker
-                offers one of the tools.
+            UsageError: the task, a secret or the schema of the output cannot be used, the id is taken, or no tool
+                worker offers one of the tools.
         """
         check_task(task)
         agent = agent or AgentSpec()
@@ -117,7 +122,8 @@ class Client:
             tenancy=tenancy,
         )
         message = MessageAction(content=task, source=EventSource.USER)
-        await self.log.create(created, [message], key=idempotency_key)
+        await keep_secrets(self.secrets, conversation_id, secrets or {})
+        await self._told.create(created, [message], key=idempotency_key)
         return conversation_id
 
     async def fork(
@@ -150,13 +156,15 @@ class Client:
         return fork_id
 
     async def send_message(self, conversation_id: str, text: str, *, idempotency_key: str | None = None) -> None:
-        """Say something to the agent; it goes on, whatever state it is in.
+        """Say something to the agent; it goes on, whatever state it is in. Its secrets are hidden in the text.
 
         Raises:
             UsageError: the text cannot be used, the conversation is unknown or closed.
+            SecretsLocked: it has secrets, and there is no key here that opens them.
         """
         check_task(text, name="message")
-        await self._append(conversation_id, MessageAction(content=text, source=EventSource.USER), idempotency_key)
+        message = MessageAction(content=text, source=EventSource.USER)
+        await self._append(conversation_id, message, idempotency_key, log=self._told)
 
     async def pause(self, conversation_id: str) -> None:
         """Ask for a pause: what runs is finished, nothing new is begun.
@@ -313,13 +321,16 @@ class Client:
         request = ChangeAgentStateAction(
             agent_state=answer, action_id=stands.asked_id, edited=dict(edited or {}), source=EventSource.USER
         )
-        await self._append(conversation_id, request, None)
+        await self._append(conversation_id, request, None, log=self._told if edited else self.log)
 
     async def _ask_for(self, conversation_id: str, state: AgentState) -> None:
         await self._append(conversation_id, ChangeAgentStateAction(agent_state=state, source=EventSource.USER), None)
 
-    async def _append(self, conversation_id: str, event: Event, key: str | None) -> None:
-        outcome = await self.log.append(conversation_id, [event], key=key)
+    async def _append(
+        self, conversation_id: str, event: Event, key: str | None, *, log: EventLog | None = None
+    ) -> None:
+        """Append an event; `log` is the one that hides secrets, for what holds words of a person."""
+        outcome = await (log or self.log).append(conversation_id, [event], key=key)
         if isinstance(outcome, Closed):
             raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
 

@@ -52,7 +52,7 @@ class Task:
 
     Attributes:
         text: the task; for a run that is resumed, what to say to it, or None to say nothing.
-        tools, upload: see `Client.submit`.
+        tools, upload, secrets: see `Client.submit`.
         resumed_id: the conversation to go on with; None for a new one.
         time_limit_seconds: None: no limit.
     """
@@ -63,6 +63,7 @@ class Task:
     limits: Limits = field(default_factory=Limits)
     tools: tuple[str, ...] = ()
     upload: bytes | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     title: str = ""
     resumed_id: str | None = None
     time_limit_seconds: float | None = None
@@ -276,6 +277,7 @@ async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watc
             limits=task.limits,
             tools=task.tools,
             upload=task.upload,
+            secrets=task.secrets,
             title=task.title,
             conversation_id=conversation_id,
         )

@@ -76,6 +76,14 @@ def task_options(command: F) -> F:
             type=click.Path(path_type=Path),
             help="A JSON Schema, in a file, of what the agent has to hand in when it finishes.",
         ),
+        click.option(
+            "--secret",
+            "secrets",
+            multiple=True,
+            metavar="NAME[=VALUE]",
+            help="Give it to commands that name it, and hide its value everywhere. Without =VALUE, which others may "
+            "see in the list of processes, it is the variable of this environment.",
+        ),
         click.option("--check", metavar="COMMAND", help="What must end with exit code 0 for a finish to count."),
         click.option("--critic", metavar="TEXT", help="Let a model judge each finish; what it is to look at, or ''."),
         click.option("--critic-model", help="Which model that is; the agent's if not given."),

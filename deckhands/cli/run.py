@@ -26,6 +26,7 @@ from deckhands.cli.options import (
     workspace_of,
 )
 from deckhands.cli.output import EventPrinter, note
+from deckhands.cli.secret import secret_values
 from deckhands.client import check_task
 from deckhands.headless import Ending, Task, Watcher, check_directory, run_on_cluster, run_privately
 from deckhands.home import Home
@@ -88,6 +89,7 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
         upload=place.content,
         limits=limits_of(options),
         tools=options["tools"],
+        secrets=secret_values(settings, options["secrets"]),
         title=options["title"],
         time_limit_seconds=options["timeout"],
     )

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 import click
 
 from broker.errors import UsageError
-from broker.secrets import Secrets, secret_key
-from broker.settings import BrokerSettings
+from broker.secrets import check_secret
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import conversation_client
-from deckhands.client import Client
+from deckhands.secret_keeping import keep_secrets
 from deckhands.settings import FaceSettings
 
 
@@ -44,39 +42,33 @@ def secret(*, conversation_id: str, name: str | None, from_env: bool, remove: bo
     note(f"Commands that name {name} get it.")
 
 
-def secret_values(settings: FaceSettings, names: Iterable[str]) -> dict[str, str]:
-    """Return variables of this environment.
+def secret_values(settings: FaceSettings, given: Iterable[str]) -> dict[str, str]:
+    """Return secrets by name, each given as NAME, a variable of this environment, or as NAME=VALUE.
 
     Raises:
-        UsageError: one is not set.
+        UsageError: a variable is not set; the text does not contain a value.
     """
-    values = {name: settings.environment.get(name, "") for name in names}
-    if missing := [name for name, value in values.items() if not value]:
-        raise UsageError(f"The environment variable {missing[0]} is not set.")
+    values: dict[str, str] = {}
+    for secret_given in given:
+        name, separator, value = secret_given.partition("=")
+        values[name] = value if separator else settings.environment.get(name, "")
+        if not values[name]:
+            what = "The value of the secret" if separator else "The environment variable"
+            raise UsageError(f"{what} {name} is {'empty' if separator else 'not set'}.")
+        check_secret(name, values[name])
     return values
-
-
-async def keep_secrets(client: Client, conversation_id: str, values: Mapping[str, str]) -> None:
-    """Keep secrets for a conversation, which need not have begun."""
-    secrets = _secrets(client)
-    for name, value in values.items():
-        await secrets.put(conversation_id, name, value)
-
-
-def _secrets(client: Client) -> Secrets:
-    return Secrets(client.store, partial(secret_key, BrokerSettings.from_env(), is_made=True))
 
 
 async def _names(settings: FaceSettings, conversation_id: str) -> list[str]:
     async with conversation_client(settings, conversation_id) as client:
-        return await _secrets(client).names(conversation_id)
+        return await client.secrets.names(conversation_id)
 
 
 async def _remove(settings: FaceSettings, conversation_id: str, name: str) -> None:
     async with conversation_client(settings, conversation_id) as client:
-        await _secrets(client).remove(conversation_id, name)
+        await client.secrets.remove(conversation_id, name)
 
 
 async def _put(settings: FaceSettings, conversation_id: str, values: Mapping[str, str]) -> None:
     async with conversation_client(settings, conversation_id) as client:
-        await keep_secrets(client, conversation_id, values)
+        await keep_secrets(client.secrets, conversation_id, values)

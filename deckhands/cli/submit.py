@@ -10,13 +10,11 @@ import click
 from pydantic import ValidationError
 
 from broker.errors import UsageError
-from broker.ids import new_conversation_id
 from broker.specs import Tenancy
 from deckhands.cli.options import agent_of, json_option, limits_of, place_of, read_task, task_options, workspace_of
 from deckhands.cli.output import print_json
 from deckhands.cli.reach import cluster_client
-from deckhands.cli.secret import keep_secrets, secret_values
-from deckhands.client import conversation_id_of
+from deckhands.cli.secret import secret_values
 from deckhands.headless import check_directory
 from deckhands.settings import FaceSettings
 
@@ -28,13 +26,6 @@ from deckhands.settings import FaceSettings
     "--workspace",
     metavar="DIR|URL|FILE",
     help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; empty if not given.",
-)
-@click.option(
-    "--secret",
-    "secrets",
-    multiple=True,
-    metavar="NAME",
-    help="Give the variable NAME of this environment to commands that name it, and hide its value everywhere.",
 )
 @click.option("--tenant", default="", help="Whose budget pays, and who shares a model's quota with others.")
 @click.option("--experiment", default="", help="A piece of the tenant's work with a budget of its own.")
@@ -62,12 +53,7 @@ async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) ->
         # A cluster named by DECKHANDS_URL may be on other hosts.
         place = replace(place, path=check_directory(place.path))
     values = secret_values(settings, options["secrets"])
-    conversation_id = None
     async with cluster_client(settings) as client:
-        if values:
-            key = options["idempotency_key"]
-            conversation_id = conversation_id_of(key) if key else new_conversation_id()
-            await keep_secrets(client, conversation_id, values)
         return await client.submit(
             task,
             agent=agent_of(options, options["model"]),
@@ -77,7 +63,7 @@ async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) ->
             tools=options["tools"],
             tenancy=_tenancy(options),
             title=options["title"],
-            conversation_id=conversation_id,
+            secrets=values,
             idempotency_key=options["idempotency_key"],
         )
 

@@ -137,3 +137,25 @@ def test_where_the_key_comes_from(tmp_path: Path) -> None:
         secret_key(BrokerSettings(secret_key_file=str(tmp_path / "missing")))
     with pytest.raises(UsageError, match="cannot be read"):
         key_in(tmp_path, is_made=False)
+
+
+async def test_a_delegate_has_the_secrets_of_those_it_works_for_as_they_are_now(store: Store, secrets: Secrets) -> None:
+    await secrets.lend("parent", "child")
+    await secrets.lend("child", "grandchild")
+    assert not await secrets.masker("grandchild")
+    elsewhere = Secrets(store, lambda: KEY)
+    await elsewhere.put("parent", "TOKEN", TOKEN)
+    assert await secrets.wanted_by("grandchild", "echo $TOKEN") == {"TOKEN": TOKEN}
+    assert (await secrets.masker("grandchild")).text(TOKEN) == MASK
+    await secrets.put("child", "TOKEN", "a-token-of-its-own")
+    assert await secrets.wanted_by("grandchild", "echo $TOKEN") == {"TOKEN": "a-token-of-its-own"}
+    assert await secrets.wanted_by("parent", "echo $TOKEN") == {"TOKEN": TOKEN}
+    assert (await secrets.masker("parent")).text("a-token-of-its-own") == "a-token-of-its-own"
+    assert await secrets.names("child") == ["TOKEN"]
+
+
+async def test_a_ring_of_lenders_ends(secrets: Secrets) -> None:
+    await secrets.lend("a", "b")
+    await secrets.lend("b", "a")
+    await secrets.put("a", "TOKEN", TOKEN)
+    assert await secrets.wanted_by("b", "$TOKEN") == {"TOKEN": TOKEN}

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from broker.masking import MASK
 from broker.secrets import Secrets, secret_key
 from broker.settings import BrokerSettings
 from broker.store import open_store
-from tests.integration.command_line import deckhands, environment
+from tests.integration.command_line import deckhands, environment, run_command, script
 from tests.stores import RealServer, emptied
 
 TOKEN = "ghp_0123456789abcdef"
@@ -61,3 +62,50 @@ def test_what_cannot_be_kept(env: dict[str, str]) -> None:
     missing = deckhands("submit", "-t", "Use the API", "--secret", "NOT_SET", env=env)
     assert missing.code == 2
     assert "The environment variable NOT_SET is not set." in missing.err
+
+
+def test_what_a_person_writes_is_hidden_too(env: dict[str, str]) -> None:
+    task = f"Use the token {TOKEN}"
+    conversation_id = deckhands("submit", "-t", task, "--secret", "API_TOKEN", env=env).out.strip()
+    assert deckhands("message", conversation_id, f"I mean {TOKEN}!", env=env).code == 0
+    exported = deckhands("export", conversation_id, env=env).json
+    assert [event["content"] for event in exported[1:]] == [f"Use the token {MASK}", f"I mean {MASK}!"]
+    assert exported[0]["title"] == f"Use the token {MASK}"
+
+
+def test_without_the_key_nobody_speaks_but_everybody_may_stop(env: dict[str, str], tmp_path: Path) -> None:
+    conversation_id = deckhands("submit", "-t", "Use it", "--secret", "API_TOKEN", env=env).out.strip()
+    stranger = env | {"DECKHANDS_HOME": str(tmp_path / "elsewhere")}
+    done = deckhands("message", conversation_id, "hello", env=stranger)
+    assert done.code == 1
+    assert "There are secrets, and no key for them." in done.err
+    assert deckhands("pause", conversation_id, env=stranger).code == 0
+    assert deckhands("cancel", conversation_id, "--no-wait", env=stranger).code == 0
+    assert not (tmp_path / "elsewhere" / "secret.key").exists()
+
+
+def test_a_value_on_the_command_line(env: dict[str, str]) -> None:
+    done = deckhands("submit", "-t", "Use it", "--secret", "PAIR=user=pass-word", "--secret", "API_TOKEN", env=env)
+    assert asyncio.run(given(env, done.out.strip(), "$PAIR $API_TOKEN")) == {
+        "PAIR": "user=pass-word",
+        "API_TOKEN": TOKEN,
+    }
+    for wrong in ("1X=some-value-here", "X=k9w2", "X="):
+        refused = deckhands("submit", "-t", "Use it", "--secret", wrong, env=env)
+        assert refused.code == 2
+        assert wrong.partition("=")[2] not in refused.err or wrong == "X="
+
+
+def test_a_run_with_a_secret(tmp_path: Path) -> None:
+    env = environment(tmp_path / "home", API_TOKEN=TOKEN)
+    (tmp_path / "w").mkdir()
+    model = script(tmp_path / "m.json", run_command('echo "it is $API_TOKEN"; printf %s "$API_TOKEN" | wc -c'))
+    done = deckhands(
+        *("run", "-t", f"Use {TOKEN}", "-w", tmp_path / "w", "--sandbox", "none", "--model", model, "--json"),
+        *("--secret", "API_TOKEN"),
+        env=env,
+    )
+    assert done.code == 0, done
+    assert TOKEN not in done.out + done.err
+    (output,) = (event for event in done.json if event.get("kind") == "observation.run")
+    assert output["content"].split() == ["it", "is", MASK, str(len(TOKEN))]

@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from broker.actions import AgentDelegateAction
 from broker.event_log import EventLog
+from broker.events import AgentSpec, LLMSpec
 from broker.masking import MASK, forms
 from broker.secrets import Secrets
 from controller_worker.controller import fold
+from controller_worker.delegates import conversation_id_of
 from controller_worker.state import State, state_from
 from tests.conversation_hands import CID, Hands
 
@@ -38,3 +41,19 @@ async def test_what_a_model_repeats_is_hidden_before_it_is_folded(guarded: Hands
     snapshot = state_from(await guarded.owners.load_snapshot(CID))
     assert snapshot is not None
     assert snapshot == fold(State(), events[: snapshot.version])
+
+
+async def test_a_delegate_knows_its_parents_secrets_from_its_first_event_on(guarded: Hands) -> None:
+    delegated = {"name": "delegate", "arguments": {"agent": "CodeActAgent", "task": f"Use {CANARY}."}}
+    script = guarded.folder / "script.json"
+    agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), enable_delegation=True)
+    await guarded.begin({"tool_calls": [delegated]}, agent=agent)
+    await guarded.go()
+    (action,) = (event for event in await guarded.events() if isinstance(event, AgentDelegateAction))
+    delegate_id = conversation_id_of(CID, action.id)
+    created, message, *_ = await guarded.log.read(delegate_id)
+    for event in (created, message):
+        assert [form for form in forms(CANARY) if form in json.dumps(event.export())] == []
+    secrets = Secrets(guarded.store, lambda: bytes(32))
+    assert await secrets.wanted_by(delegate_id, "curl $TOKEN") == {"TOKEN": CANARY}
+    assert (await secrets.masker(delegate_id)).text(CANARY) == MASK
