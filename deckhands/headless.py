@@ -54,6 +54,7 @@ class Task:
         text: the task; for a run that is resumed, what to say to it, or None to say nothing.
         tools, upload, secrets: see `Client.submit`.
         resumed_id: the conversation to go on with; None for a new one.
+        recovery: the way out of the loop that a resumed run is in, see `Client.recover`; None: none was chosen.
         time_limit_seconds: None: no limit.
     """
 
@@ -66,6 +67,7 @@ class Task:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     title: str = ""
     resumed_id: str | None = None
+    recovery: int | None = None
     time_limit_seconds: float | None = None
 
 
@@ -287,6 +289,8 @@ async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watc
         tally.add(event)
     if task.text is not None:
         await client.send_message(conversation_id, task.text)
+    elif task.recovery is not None:
+        await client.recover(conversation_id, option=task.recovery)
     elif tally.standing.state in _GOES_ON_WHEN_ASKED and tally.standing.is_settled:
         await client.resume(conversation_id)
     elif tally.standing.is_settled:

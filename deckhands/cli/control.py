@@ -1,4 +1,4 @@
-"""`deckhands message`, `pause`, `resume` and `cancel`: speaking to a conversation that exists."""
+"""`deckhands message`, `pause`, `resume`, `recover` and `cancel`: speaking to a conversation that exists."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from deckhands.client import Client
 from deckhands.settings import FaceSettings
 
 CANCEL_WAIT_SECONDS = 30.0
+WAYS = {"wait": 1, "go-on": 2, "stop": 3}
+"""Ways out of a loop, and OpenHands' numbers for them."""
 
 
 @click.command()
@@ -42,6 +44,15 @@ def resume(*, conversation_id: str) -> None:
     """Ask a conversation that was paused, was stopped or has failed to go on."""
     _speak(conversation_id, lambda client: client.resume(conversation_id))
     note("The request is in the log.")
+
+
+@click.command()
+@click.argument("conversation_id")
+@click.argument("way", type=click.Choice(list(WAYS)))
+def recover(*, conversation_id: str, way: str) -> None:
+    """Get an agent out of a loop: `wait` or `go-on` without what it repeated, or `stop`."""
+    _speak(conversation_id, lambda client: client.recover(conversation_id, option=WAYS[way]))
+    note("The choice is in the log.")
 
 
 @click.command()

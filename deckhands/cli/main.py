@@ -32,6 +32,7 @@ VERBS = {
     "message": ("deckhands.cli.control", "Say something to the agent; it goes on."),
     "pause": ("deckhands.cli.control", "Pause a conversation: nothing new is begun."),
     "resume": ("deckhands.cli.control", "Go on with a conversation that was paused or stopped."),
+    "recover": ("deckhands.cli.control", "Get an agent out of a loop."),
     "confirm": ("deckhands.cli.confirming", "Let the action run that a conversation asks about."),
     "reject": ("deckhands.cli.confirming", "Refuse the action that a conversation asks about."),
     "cp": ("deckhands.cli.carrying", "Copy files into a workspace or out of it."),

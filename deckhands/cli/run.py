@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from broker.errors import UsageError
 from broker.specs import AGENTS_WITHOUT_MODEL
 from deckhands.cli.confirming import ask_at_terminal
+from deckhands.cli.control import WAYS
 from deckhands.cli.options import (
     agent_of,
     given_text,
@@ -33,7 +34,7 @@ from deckhands.home import Home
 from deckhands.settings import FaceSettings
 from deckhands.summary import ExitCode
 
-OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream", "as_json"}
+OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream", "as_json", "recover"}
 
 
 @click.command()
@@ -47,6 +48,11 @@ OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after so many seconds.")
 @click.option("--resume", "resumed_id", metavar="ID", help="Go on with a run that was killed, stopped or has settled.")
+@click.option(
+    "--recover",
+    type=click.Choice(list(WAYS)),
+    help="With --resume, after a loop: wait or go on without what was repeated, or stop.",
+)
 @click.option("--stream", is_flag=True, help="Show the model's words as they come, on standard error.")
 @json_option
 def run(**options: Any) -> int:
@@ -70,7 +76,16 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
         text = given_text(options["argument"], options["text"], file=options["file"])
         if text is not None:
             check_task(text)
-        return Task(text, resumed_id=options["resumed_id"], time_limit_seconds=options["timeout"])
+        if text is not None and options["recover"]:
+            raise UsageError("A message and --recover are both given.", remedy="Give one: a message ends a loop too.")
+        return Task(
+            text,
+            resumed_id=options["resumed_id"],
+            recovery=WAYS.get(options["recover"]),
+            time_limit_seconds=options["timeout"],
+        )
+    if options["recover"]:
+        raise UsageError("--recover is for a run that is resumed.", remedy="Name it by --resume ID.")
     text = read_task(options["argument"], options["text"], file=options["file"])
     place = place_of(options["workspace"], options)
     if place.path is not None:
