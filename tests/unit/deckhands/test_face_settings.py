@@ -43,5 +43,5 @@ def test_a_misspelt_name_is_not_ignored():
 
 
 def test_a_sandbox_that_does_not_exist():
-    with pytest.raises(UsageError, match=r"DECKHANDS_SANDBOX is 'chroot'\. Use auto, bwrap or none."):
+    with pytest.raises(UsageError, match=r"DECKHANDS_SANDBOX is 'chroot'\. Use auto, bwrap, docker or none."):
         FaceSettings.from_env({"DECKHANDS_SANDBOX": "chroot"})
