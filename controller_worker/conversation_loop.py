@@ -175,6 +175,7 @@ class ConversationLoop:
         if self._answer is not None:
             await self._take_answer(self._answer)
             return True
+        await self._delegates.keep(self.state)
         await self._delegates.tell(self.state)
         effect = next_effect(self.state, self._services.store.clock.now())
         if isinstance(effect, Append):

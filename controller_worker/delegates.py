@@ -78,6 +78,17 @@ class Delegates:
             self._started.add(delegate.id)
         return None
 
+    async def keep(self, state: State) -> None:
+        """See to it that those in the background exist: a fork takes them over from a log, and nobody has begun them.
+
+        Idempotent.
+        """
+        for delegate in state.delegates:
+            is_at_work = delegate.is_answered and delegate.end is None and delegate.iterations > 0
+            if is_at_work and delegate.id not in self._started:
+                await self._begin_again(state, delegate)
+                self._started.add(delegate.id)
+
     async def tell(self, state: State) -> None:
         """Tell the delegates to pause, to go on or to stop, as their parent does.  Idempotent."""
         order = state.order
@@ -102,6 +113,21 @@ class Delegates:
             await self._log.append(delegate_id, [request], key=key)
         except UnknownConversation:
             return  # it was never begun
+
+    async def _begin_again(self, state: State, delegate: Delegate) -> None:
+        action = await event_of(self._log, state.conversation_id, delegate.id)
+        assert isinstance(action, AgentDelegateAction)
+        try:
+            await self._begin(state, delegate, action)
+        except UsageError as error:  # an agent that is known where the fork comes from
+            parent = Parent(conversation_id=state.conversation_id, delegate_id=delegate.id)
+            ended = DelegateEnded(
+                delegate_id=delegate.id,
+                conversation_id=conversation_id_of(state.conversation_id, delegate.id),
+                agent_state=AgentState.ERROR,
+                content=f"{delegate.agent} was not started. {error}",
+            )
+            await _append_once(self._log, parent, ended)
 
     async def _begin(self, state: State, delegate: Delegate, action: AgentDelegateAction) -> None:
         agent = spec_of(state.agent, action.agent)

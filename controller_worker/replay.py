@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from broker.actions import (
+    AgentDelegateAction,
     AgentFinishAction,
     AgentRejectAction,
     AgentThinkAction,
@@ -40,6 +41,7 @@ from broker.events import ConversationCreated, Event, EventSource, ModelReply, O
 from broker.export import events_from_lines
 from broker.notes import Note, NoteAction
 from broker.observations import (
+    AgentDelegateObservation,
     AgentStateChangedObservation,
     AgentThinkObservation,
     ErrorObservation,
@@ -48,6 +50,7 @@ from broker.observations import (
     LoopDetectionObservation,
     NullObservation,
     RecallObservation,
+    SuccessObservation,
     TaskTrackingObservation,
     UserRejectObservation,
 )
@@ -59,18 +62,8 @@ from controller_worker.commit import greeting
 from controller_worker.confirmation import carried_out
 from controller_worker.controller import apply, end_in_error, next_effect
 from controller_worker.critic import verdict_of
-from controller_worker.effects import (
-    Append,
-    AwaitTools,
-    CallModel,
-    CarryOut,
-    Effect,
-    Greet,
-    Park,
-    Recall,
-    Rest,
-    TakeNote,
-)
+from controller_worker.delegation import NOT_STARTED, STARTED
+from controller_worker.effects import Append, AwaitDelegates, CallModel, CarryOut, Effect, Greet, Recall, TakeNote
 from controller_worker.handing_in import examined
 from controller_worker.memory.survey import skills_from
 from controller_worker.recalling import recalled
@@ -85,6 +78,9 @@ DECIDED = (
     AgentStateChangedObservation,
     AgentThinkAction,
     AgentThinkObservation,
+    AgentDelegateAction,
+    AgentDelegateObservation,
+    SuccessObservation,
     AgentFinishAction,
     AgentRejectAction,
     CondensationRequestAction,
@@ -100,9 +96,6 @@ DECIDED = (
     OpenWorkspaceAction,
 )
 """Kinds that nobody but the controller writes, whoever they name as their source."""
-
-KNOWN_EFFECTS = (Append, Greet, Recall, CarryOut, TakeNote, CallModel, AwaitTools, Park, Rest)
-"""What came of any other effect is taken from the log as it is."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -203,7 +196,7 @@ class Replay:
         self._expected = self._wanted_events(effect)
         if self._expected and self._takes(event):
             return True
-        if self._is_given(event) or not isinstance(effect, KNOWN_EFFECTS):
+        if self._is_given(event, effect):
             self._expected = self._led_to_by(event)
             return True
         failed = self._expected
@@ -242,8 +235,10 @@ class Replay:
         recall = next((event for event in follows if isinstance(event, RecallObservation | NullObservation)), None)
         return (recall.notes or ()) if isinstance(recall, RecallObservation) else ()
 
-    def _is_given(self, event: Event) -> bool:
+    def _is_given(self, event: Event, effect: Effect) -> bool:
         """Say whether somebody else than the controller may have written an event."""
+        if isinstance(effect, AwaitDelegates) and event.cause in effect.delegate_ids:
+            return self._is_start_of_delegate(event)
         if isinstance(event, ModelReply) and event.service == "agent":
             return event.iteration == self._state.iteration + 1
         is_answer = isinstance(event, Observation) and not isinstance(event, PlanAcceptedObservation)
@@ -252,6 +247,14 @@ class Replay:
         if isinstance(event, MessageAction | ChangeAgentStateAction | LoopRecoveryAction):
             return event.source is not EventSource.AGENT
         return not isinstance(event, (*DECIDED, ErrorObservation, UserRejectObservation))
+
+    def _is_start_of_delegate(self, event: Event) -> bool:
+        """Say whether an event tells that a delegate was begun, or could not be: the shell has tried it."""
+        delegate = next(delegate for delegate in self._state.delegates if delegate.id == event.cause)
+        if isinstance(event, ErrorObservation):
+            return event.error_id == NOT_STARTED
+        begun = STARTED.format(agent=delegate.agent, id=delegate.id)
+        return delegate.is_background and isinstance(event, SuccessObservation) and event.content == begun
 
     def _led_to_by(self, event: Event) -> list[Event]:
         """Return what the controller appends together with an event that was brought to it."""

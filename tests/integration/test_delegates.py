@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from broker.agent_state import AgentState
 from broker.conversations import Conversations
-from broker.events import AgentSpec, ConversationCreated, Event, Limits, LLMSpec, WorkspaceSpec
+from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Event, Limits, LLMSpec, Parent, WorkspaceSpec
+from broker.ownership import Claimed
+from controller_worker.conversation_loop import ConversationLoop
 from controller_worker.delegates import conversation_id_of
-from tests.conversation_hands import CID, Hands
+from deckhands.forking import fork_of
+from tests.conversation_hands import CID, WORKER, Hands
 from tests.polling import until
 
 WHERE = WorkspaceSpec(path="/srv/project")
@@ -41,6 +45,49 @@ async def test_a_delegate_begins_with_its_task_its_share_and_its_parent(hands: H
     assert (created.parent.conversation_id, created.parent.level) == (CID, 1)
     assert (created.limits.max_iterations, created.limits.max_tokens) == (10, 10_000)
     assert message.sentence == "TASK: look"
+
+
+async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands: Hands) -> None:
+    call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look", "background": True}}
+    script = hands.folder / "script.json"
+    agent = AgentSpec(
+        llm=LLMSpec(model=f"scripted/{script}"),
+        enable_delegation=True,
+        delegates={"helper": AgentSpec(name="ReadOnlyAgent", llm=LLMSpec(model="acme/small"))},
+    )
+    await hands.begin({"tool_calls": [call]}, {"text": "It is under way."}, agent=agent, headless=False)
+    loop = await hands.go()
+    (delegate,) = loop.state.delegates
+    assert delegate.is_answered
+    events = await hands.events()
+
+    await hands.log.adopt(fork_of(events, "fork-1"), events[1:], key="fork")
+    claimed = await hands.owners.claim("fork-1", WORKER)
+    assert isinstance(claimed, Claimed)
+    fork = ConversationLoop(claimed, hands.services, on_gone=lambda _: None)
+    hands.loops.append(fork)
+    fork.wake(has_news=False)
+    await hands.at_rest(fork)
+    created, message = await hands.log.read(conversation_id_of("fork-1", delegate.id))
+    assert isinstance(created, ConversationCreated)
+    assert created.parent == Parent(conversation_id="fork-1", delegate_id=delegate.id)
+    assert message.sentence == "TASK: look"
+    assert await hands.log.last_id("fork-1") == len(events)
+
+    ended = DelegateEnded(
+        delegate_id=delegate.id, conversation_id="d", agent_state=AgentState.FINISHED, content="Found."
+    )
+    await hands.log.append("fork-1", [ended])
+    claimed = await hands.owners.claim("fork-1", WORKER)
+    assert isinstance(claimed, Claimed)
+    again = ConversationLoop(claimed, hands.services, on_gone=lambda _: None)
+    hands.loops.append(again)
+    again.wake(has_news=False)
+    await hands.at_rest(again)
+    assert [event.kind for event in (await hands.log.read("fork-1"))[len(events) :]] == [
+        "conversation.delegate_ended",
+        "observation.delegate",
+    ]
 
 
 @pytest.mark.parametrize(("workspace", "node"), [(WHERE, "node7"), (WorkspaceSpec(), "")])

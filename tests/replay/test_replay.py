@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from broker.agent_state import AgentState
 from broker.errors import CorruptEntry, UsageError
-from broker.events import Event, ModelReply, with_id
+from broker.events import AgentSpec, DelegateEnded, Event, ModelReply, ModelToolCall, with_id
 from broker.export import event_line, events_from_lines
-from broker.observations import AgentStateChangedObservation
+from broker.observations import AgentStateChangedObservation, SuccessObservation
+from controller_worker.delegation import STARTED, answering
 from controller_worker.replay import replay
-from tests.controller_parts import Core, bash, finish, started
+from tests.controller_parts import Core, bash, call, finish, started
 
 GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.jsonl"))
 
@@ -111,6 +113,66 @@ def test_what_a_fork_took_over_is_not_decided_again() -> None:
     assert found.divergence is None
     assert found.decided == 0
     assert replay(changed(cut, 5, agent_state="paused")).divergence is None
+
+
+def delegated() -> list[Event]:
+    """A delegate that is waited for, and one in the background; 17 events."""
+    core = started(agent=AgentSpec(enable_delegation=True))
+    core.reply(delegate("waited-for"), delegate("aside", background=True))
+    begun = SuccessObservation(content=STARTED.format(agent="CodeActAgent", id=9))
+    core.append(answering(core.state.delegates[1], begun))
+    for delegate_id in (9, 8):
+        core.put(
+            DelegateEnded(
+                delegate_id=delegate_id,
+                conversation_id=f"d{delegate_id}",
+                agent_state=AgentState.FINISHED,
+                content="CodeActAgent finishes task with a: 1",
+                outputs={"a": 1},
+            )
+        )
+        core.run()
+    core.reply(finish())
+    assert len(core.events) == 17
+    return core.events
+
+
+def delegate(call_id: str, **arguments: Any) -> ModelToolCall:
+    return call("delegate", json.dumps({"agent": "CodeActAgent", "task": "look", **arguments}), call_id)
+
+
+def test_delegates_are_decided_again_and_what_they_bring_is_taken_from_the_log() -> None:
+    events = delegated()
+    found = replay(events)
+    assert found.divergence is None, found.divergence.lines()
+    # All but the creation, the task, two replies, the start in the background and two reports.
+    assert found.decided == 17 - 7
+
+
+@pytest.mark.parametrize(
+    ("event_id", "fields"),
+    [
+        (9, {"join": "any"}),
+        (10, {"content": "It has begun."}),
+        (10, {"cause": 8}),
+        (12, {"content": "Delegated agent finished with result:\n\nnothing"}),
+        (12, {"delegate_id": 8}),
+        (14, {"outputs": {"a": 2}}),
+    ],
+)
+def test_what_was_told_otherwise_of_a_delegate_is_found(event_id: int, fields: dict[str, Any]) -> None:
+    found = replay(changed(delegated(), event_id, **fields))
+    assert found.divergence is not None
+    assert found.divergence.event_id == event_id
+
+
+def test_a_result_that_no_delegate_has_reported_is_found() -> None:
+    events = delegated()
+    invented = with_id(events[13].model_copy(update={"timestamp": events[10].timestamp}), 11)
+    found = replay([*events[:10], invented])
+    assert found.divergence is not None
+    assert (found.divergence.event_id, found.divergence.decided) == (11, None)
+    assert found.divergence.wanted == "the controller wants: AwaitDelegates"
 
 
 def test_a_log_without_its_beginning_is_refused() -> None:
