@@ -242,12 +242,22 @@ class ConversationCreated(Event):
         return f"Conversation {self.conversation_id} ({self.agent.name})"
 
 
+class ModelUsage(Part):
+    """What calls of one model have used up; `cost_usd` is a lower bound where a price is not known."""
+
+    model: str
+    calls: int = 0
+    cost_usd: float = 0.0
+    usage: TokenUsage = TokenUsage()
+
+
 class DelegateEnded(Event):
     """A delegate reports to its parent's log that it has ended, how, and what it has used up.
 
     Attributes:
         delegate_id: the action that asked for it.
         content: its result, in words for the parent's model.
+        models: the same by model; what it has used up includes what its own delegates have.
     """
 
     kind: Literal["conversation.delegate_ended"] = "conversation.delegate_ended"
@@ -262,6 +272,7 @@ class DelegateEnded(Event):
     has_unknown_cost: bool = False
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    models: tuple[ModelUsage, ...] = ()
 
     @property
     def sentence(self) -> str:

@@ -40,6 +40,7 @@ from controller_worker.answering import event_of
 from controller_worker.delegation import NOT_STARTED, STARTED, answering
 from controller_worker.effects import Append
 from controller_worker.state import Delegate, State
+from controller_worker.usage import usage_by_model
 
 ID_CHARS = 24
 WAITS_FOR_PERSON = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
@@ -159,6 +160,7 @@ class Delegates:
 async def report(log: EventLog, state: State, parent: Parent) -> None:
     """Tell a parent how its delegate has ended.  Idempotent: only the first report counts."""
     content, outputs = await _result(log, state)
+    models = usage_by_model(await log.read(state.conversation_id, until=state.version))
     ended = DelegateEnded(
         delegate_id=parent.delegate_id,
         conversation_id=state.conversation_id,
@@ -170,6 +172,7 @@ async def report(log: EventLog, state: State, parent: Parent) -> None:
         has_unknown_cost=state.has_unknown_cost,
         prompt_tokens=state.prompt_tokens,
         completion_tokens=state.completion_tokens,
+        models=models,
     )
     await _append_once(log, parent, ended)
 

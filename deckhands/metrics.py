@@ -11,11 +11,14 @@ say what its model could have taken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Self
 
-from broker.events import ConversationCreated, Event, ModelReply
+from broker.actions import AgentDelegateAction
+from broker.events import ConversationCreated, DelegateEnded, Event, ModelReply
+
+_CACHED = ("cache_read_tokens", "cache_write_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,32 @@ class TokenUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class DelegateCost:
+    """What one delegate has used up, its own delegates included.
+
+    Attributes:
+        per_model: calls, cost and tokens by model; empty where its report is from before this was told.
+    """
+
+    delegate_id: int
+    conversation_id: str
+    agent: str
+    state: str
+    iterations: int
+    cost: float
+    prompt_tokens: int
+    completion_tokens: int
+    per_model: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """What calls have cost, call by call and in all.
 
     Attributes:
         max_budget_per_task: None: no limit.
         costs, response_latencies, token_usages: one for each call, in order. A call of unknown price has no cost.
+        delegates: those that have ended. The sums above include what they have used up; the lists do not.
     """
 
     accumulated_cost: float = 0.0
@@ -88,6 +111,7 @@ class Metrics:
     costs: tuple[Cost, ...] = ()
     response_latencies: tuple[ResponseLatency, ...] = ()
     token_usages: tuple[TokenUsage, ...] = ()
+    delegates: tuple[DelegateCost, ...] = ()
 
     @property
     def model_name(self) -> str:
@@ -128,6 +152,7 @@ class Metrics:
             costs=self.costs + other.costs,
             response_latencies=self.response_latencies + other.response_latencies,
             token_usages=self.token_usages + other.token_usages,
+            delegates=self.delegates + other.delegates,
         )
 
     def diff(self, baseline: Metrics) -> Metrics:
@@ -142,11 +167,13 @@ class Metrics:
             costs=self.costs[len(baseline.costs) :],
             response_latencies=self.response_latencies[len(baseline.response_latencies) :],
             token_usages=self.token_usages[len(baseline.token_usages) :],
+            delegates=self.delegates[len(baseline.delegates) :],
         )
 
     def get(self) -> dict[str, Any]:
         """Return OpenHands' six keys, as plain JSON values."""
         fields = asdict(self)
+        del fields["delegates"]
         return fields | {name: list(fields[name]) for name in ("costs", "response_latencies", "token_usages")}
 
     def totals(self) -> dict[str, Any]:
@@ -178,7 +205,18 @@ class Metrics:
             costs=tuple(Cost(**cost) for cost in fields["costs"]),
             response_latencies=tuple(ResponseLatency(**latency) for latency in fields["response_latencies"]),
             token_usages=tuple(TokenUsage(**usage) for usage in fields["token_usages"]),
+            delegates=tuple(DelegateCost(**delegate) for delegate in fields.get("per_delegate", ())),
         )
+
+    def per_model(self) -> dict[str, dict[str, Any]]:
+        """Return the totals of each model, what delegates have asked of it included; latencies are its own calls'."""
+        found = {name: metrics.totals() for name, metrics in self.by_model().items()}
+        for delegate in self.delegates:
+            for name, used in delegate.per_model.items():
+                totals = found.setdefault(name, Metrics().totals())
+                for key, count in used.items():
+                    totals[key] += count
+        return found
 
     def by_model(self) -> dict[str, Metrics]:
         """Return the metrics of each model, in the order in which they were first called."""
@@ -217,13 +255,52 @@ def with_reply(metrics: Metrics, reply: ModelReply) -> Metrics:
     )
 
 
+def with_delegate(metrics: Metrics, ended: DelegateEnded, agent: str) -> Metrics:
+    """Return the metrics after a delegate's report, of which the first counts.
+
+    Args:
+        agent: what its parent calls it.
+    """
+    if any(delegate.delegate_id == ended.delegate_id for delegate in metrics.delegates):
+        return metrics
+    per_model = {
+        used.model: {"calls": used.calls, "accumulated_cost": used.cost_usd, **used.usage.model_dump()}
+        for used in ended.models
+    }
+    cached = [sum(used.get(name, 0) for used in per_model.values()) for name in _CACHED]
+    usage = TokenUsage(
+        prompt_tokens=ended.prompt_tokens,
+        completion_tokens=ended.completion_tokens,
+        cache_read_tokens=cached[0],
+        cache_write_tokens=cached[1],
+        per_turn_token=metrics.accumulated_token_usage.per_turn_token,  # the latest turn is still one's own
+    )
+    cost = DelegateCost(
+        delegate_id=ended.delegate_id,
+        conversation_id=ended.conversation_id,
+        agent=agent,
+        state=ended.agent_state.value,
+        iterations=ended.iterations,
+        cost=ended.cost_usd,
+        prompt_tokens=ended.prompt_tokens,
+        completion_tokens=ended.completion_tokens,
+        per_model=per_model,
+    )
+    return metrics.merge(Metrics(ended.cost_usd, None, usage, delegates=(cost,)))
+
+
 def metrics_of(events: Iterable[Event]) -> Metrics:
     """Return the metrics of a log, or of its beginning."""
     metrics = Metrics()
+    agents: dict[int, str] = {}
     for event in events:
         if isinstance(event, ConversationCreated):
             budget = event.limits.max_budget_usd
             metrics = Metrics(0.0, budget, TokenUsage(model=event.agent.llm.model or ""))
         elif isinstance(event, ModelReply):
             metrics = with_reply(metrics, event)
+        elif isinstance(event, AgentDelegateAction):
+            agents[event.id] = event.agent
+        elif isinstance(event, DelegateEnded):
+            metrics = with_delegate(metrics, event, agents.get(event.delegate_id, ""))
     return metrics

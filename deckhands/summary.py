@@ -6,17 +6,17 @@ Holds: the same events give the same summary, whether it is read from a live sto
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import IntEnum
 from typing import Any, Self
 
-from broker.actions import AgentFinishAction, AgentRejectAction, MessageAction
+from broker.actions import AgentDelegateAction, AgentFinishAction, AgentRejectAction, MessageAction
 from broker.agent_state import AgentState
-from broker.events import ConversationCreated, Event, EventSource, ModelCallFailed, ModelReply
+from broker.events import ConversationCreated, DelegateEnded, Event, EventSource, ModelCallFailed, ModelReply
 from broker.observations import AgentStateChangedObservation
 from broker.standing import Standing
-from deckhands.metrics import Metrics, metrics_of, with_reply
+from deckhands.metrics import Metrics, metrics_of, with_delegate, with_reply
 
 LIMIT_ERRORS = (
     "RuntimeError: Agent reached maximum iteration.",
@@ -63,14 +63,14 @@ class Summary:
     Attributes:
         state: the agent's state, see `AgentState`.
         iterations: steps of the model that brought a reply.
-        cost_usd: a lower bound if `has_unknown_cost`.
+        cost_usd: delegates that have ended included, as in the tokens; a lower bound if `has_unknown_cost`.
         duration_seconds: from the first event to the last.
         last_error: the error it ended with, or the last failed model call that was not made up for; or empty.
         error_code: the class of that failed call, or empty.
         error_detail: what the provider said to it, or empty.
         message: what the agent said last: its final thought, its reason to refuse, its question.
         outputs: what it handed in when it finished; empty as long as no finish counts.
-        metrics: cost, tokens and latency of every call.
+        metrics: cost, tokens and latency of every call, and what each delegate has used up.
     """
 
     conversation_id: str
@@ -106,8 +106,11 @@ class Summary:
         for name in ("started", "updated"):
             moment = fields[name]
             fields[name] = moment.isoformat() if moment else None
-        per_model = {name: metrics.totals() for name, metrics in self.metrics.by_model().items()}
-        return {"summary": True} | fields | {"metrics": self.metrics.get() | {"per_model": per_model}}
+        parts = {
+            "per_model": self.metrics.per_model(),
+            "per_delegate": [asdict(delegate) for delegate in self.metrics.delegates],
+        }
+        return {"summary": True} | fields | {"metrics": self.metrics.get() | parts}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
@@ -149,6 +152,7 @@ class Tally:
         self._started: datetime | None = None
         self._updated: datetime | None = None
         self._replies = 0
+        self._delegates: dict[int, str] = {}
         self._metrics = Metrics()
         self._has_unknown_cost = False
         self._model = ""
@@ -176,6 +180,11 @@ class Tally:
                 self._model = event.agent.llm.model or ""
             case ModelReply():
                 self._add_reply(event)
+            case AgentDelegateAction():
+                self._delegates[event.id] = event.agent
+            case DelegateEnded():
+                self._metrics = with_delegate(self._metrics, event, self._delegates.get(event.delegate_id, ""))
+                self._has_unknown_cost = self._has_unknown_cost or event.has_unknown_cost
             case ModelCallFailed():
                 self._last_error = event.last_error or event.content
                 self._failure = event

@@ -19,9 +19,9 @@ from typing import Any
 from broker.code_search import CodeSearchAction
 from broker.codec import event_from_wire
 from broker.errors import CorruptEntry, UnknownKind, UsageError
-from broker.events import AgentSpec, ConversationCreated, Event, EventSource, ModelReply
+from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Event, EventSource, ModelReply
 from deckhands.client import title_of
-from deckhands.metrics import Metrics, metrics_of, with_reply
+from deckhands.metrics import Metrics, metrics_of, with_delegate, with_reply
 
 ORIGIN = "openhands"
 # fmt: off
@@ -181,6 +181,8 @@ def trajectory_of(events: Sequence[Event]) -> list[dict[str, Any]]:
         if isinstance(event, ModelReply):
             metrics = with_reply(metrics, event)
             continue
+        if isinstance(event, DelegateEnded):
+            metrics = with_delegate(metrics, event, "")
         family, _, name = event.kind.partition(".")
         name = RENAMED.get(event.kind, name)
         if name not in {"action": ACTIONS, "observation": OBSERVATIONS}.get(family, ()):

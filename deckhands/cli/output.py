@@ -80,6 +80,7 @@ def summary_lines(summary: Summary) -> list[str]:
         "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cached(summary.metrics),
         "Cost": cost,
         "Models": _models(summary.metrics),
+        "Delegates": _delegates(summary.metrics),
         "Latency": _latency(summary.metrics),
         "Duration": f"{summary.duration_seconds:.1f} s",
         "Output": json.dumps(summary.outputs, ensure_ascii=False) if summary.outputs else "",
@@ -96,11 +97,17 @@ def _cached(metrics: Metrics) -> str:
 
 def _models(metrics: Metrics) -> str:
     """Return what each model has cost; nothing where there was only one."""
-    models = metrics.by_model()
-    parts = [
-        f"{name} ${found.accumulated_cost:.4f} (calls: {len(found.token_usages)})" for name, found in models.items()
-    ]
+    models = metrics.per_model()
+    parts = [f"{name} ${found['accumulated_cost']:.4f} (calls: {found['calls']})" for name, found in models.items()]
     return ", ".join(parts) if len(parts) > 1 else ""
+
+
+def _delegates(metrics: Metrics) -> str:
+    """Return what each delegate has cost, which is part of the cost."""
+    return ", ".join(
+        f"{found.agent or found.conversation_id} ${found.cost:.4f} ({found.state}, iterations: {found.iterations})"
+        for found in metrics.delegates
+    )
 
 
 def _latency(metrics: Metrics) -> str:
