@@ -8,6 +8,7 @@ or not anybody is there to take it.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -53,6 +54,7 @@ class LoopThread:
 
     def start(self) -> None:
         """Begin; returns at once."""
+        gc.freeze()  # the modules of a worker are some hundred thousand objects, and no collection need look at them
         self._thread.start()
 
     def heed_signals(self) -> None:

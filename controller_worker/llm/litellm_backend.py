@@ -9,6 +9,8 @@ that litellm keeps for all models of a provider.
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -114,8 +116,11 @@ class LitellmLLM:
 
 def _import_litellm(config: LLMConfig) -> ModuleType:
     set_litellm_environment()
+    is_first = "litellm" not in sys.modules
     import litellm
 
+    if is_first:
+        gc.freeze()  # a million objects that stay: a full collection would hold up every conversation to look at them
     litellm.suppress_debug_info = True
     litellm.redact_messages_in_exceptions = True
     litellm.telemetry = False

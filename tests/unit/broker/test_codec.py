@@ -93,6 +93,7 @@ def _parts(part: type) -> st.SearchStrategy[Any]:
         "goal": st.none() | st.just(GoalSpec(check="make test", max_refusals=0, timeout_seconds=1.5)),
         "output": st.none() | st.just(OutputSpec(json_schema={"type": "object", "required": ["a"]})),
         "allow": st.just(()),
+        "image": st.just(""),
         "memory": st.none() | st.just(MemorySpec(user="ada", project="engine")),
         "tenant": st.from_regex(r"[A-Za-z0-9_.-]{0,64}", fullmatch=True),
         "experiment": st.from_regex(r"[A-Za-z0-9_.-]{0,64}", fullmatch=True),
