@@ -41,6 +41,7 @@ def celery_tool(
     pool: str = "",
     outcome: OutcomePolicy | str = OutcomePolicy.CHECKABLE,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    may_terminate: bool = False,
 ) -> CustomTool:
     """Make a tool of a Celery task.
 
@@ -55,6 +56,8 @@ def celery_tool(
         outcome: What to do with a call whose tool worker died: `checkable` waits for the result of the task that was
             sent, `idempotent` sends it again if it has left none, `at_most_once` does neither.
         timeout_seconds: How long a result is waited for; a task that has not begun by then is revoked.
+        may_terminate: Whether a call that is stopped, or late, ends the child process that runs its task, with whatever
+            else that process has taken up since. Otherwise a task that has begun goes on.
 
     Raises:
         UsageError: neither an application nor both URLs are given.
@@ -66,7 +69,8 @@ def celery_tool(
     policy = OutcomePolicy(outcome)
     own_name = name or task.rpartition(".")[2]
     model = parameters if isinstance(parameters, type) else None
-    calls = _Calls(task, queue, timeout_seconds, app=app, broker_url=broker_url, backend_url=backend_url)
+    reach = {"app": app, "broker_url": broker_url, "backend_url": backend_url}
+    calls = _Calls(task, queue, timeout_seconds, may_terminate=may_terminate, reach=reach)
     return CustomTool(
         offer=ToolOffer(
             key=own_name,
@@ -87,10 +91,13 @@ def celery_tool(
 class _Calls:
     """Sends one task and waits for its results."""
 
-    def __init__(self, task: str, queue: str | None, timeout_seconds: float, **reach: str) -> None:
+    def __init__(
+        self, task: str, queue: str | None, timeout_seconds: float, *, may_terminate: bool, reach: dict[str, str]
+    ) -> None:
         self._task = task
         self._queue = queue
         self._timeout_seconds = timeout_seconds
+        self._may_terminate = may_terminate
         self._sender = cache(lambda: TaskSender(**reach))
 
     async def run(self, arguments: Any, context: ToolContext) -> Any:
@@ -100,9 +107,9 @@ class _Calls:
         sender = await asyncio.to_thread(self._sender)
         if not (await asyncio.to_thread(sender.state, task_id)).is_known:
             await asyncio.to_thread(sender.send, self._task, given, task_id=task_id, queue=self._queue)
-        state = await self._ended(sender, task_id)
+        state = await self._ended_or_stopped(sender, context)
         if state is None:
-            await asyncio.to_thread(sender.revoke, task_id)
+            await asyncio.to_thread(sender.revoke, task_id, may_terminate=self._may_terminate)
             raise ToolFailed(
                 f"The task {self._task} has not ended within {self._timeout_seconds:g} seconds.",
                 remedy="If it has begun it goes on: check before you repeat it.",
@@ -112,8 +119,17 @@ class _Calls:
     async def check(self, arguments: Any, context: ToolContext) -> Any:  # noqa: ARG002  (the protocol's)
         """Wait for the result of the task that an earlier worker has sent, or was about to send."""
         sender = await asyncio.to_thread(self._sender)
-        state = await self._ended(sender, _task_id(context))
+        state = await self._ended_or_stopped(sender, context)
         return OutcomeUnknownObservation(content=NOT_SAID) if state is None else self._value(state)
+
+    async def _ended_or_stopped(self, sender: TaskSender, context: ToolContext) -> TaskState | None:
+        try:
+            return await self._ended(sender, _task_id(context))
+        except asyncio.CancelledError:
+            # Not when only our worker stops: the next one waits for the same task.
+            if context.is_cancelled:
+                await asyncio.to_thread(sender.revoke, _task_id(context), may_terminate=self._may_terminate)
+            raise
 
     async def _ended(self, sender: TaskSender, task_id: str) -> TaskState | None:
         pause = FIRST_PAUSE_SECONDS

@@ -12,8 +12,9 @@ tool; the tool runs in a tool worker, and nowhere else is its code imported.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, get_type_hints, overload
 
 from pydantic import BaseModel, Field, ValidationError, create_model
@@ -32,10 +33,21 @@ class ToolFailed(DeckhandsError):
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """Which call this is; a function gets it by a parameter of this type, a class as second argument of `run`."""
+    """Which call this is; a function gets it by a parameter of this type, a class as second argument of `run`.
+
+    Attributes:
+        cancelled: is set when the call is stopped or has taken too long; an asynchronous function is cancelled then
+            besides, any other has to look.
+    """
 
     conversation_id: str
     action_id: int
+    cancelled: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for this call any more."""
+        return self.cancelled.is_set()
 
     @property
     def idempotency_key(self) -> str:
@@ -60,7 +72,8 @@ class CustomTool:
         action: what arguments are checked with; None: they are passed on as they are, as a dict.
         run: carries out a call. A function that is not asynchronous gets a thread of its own.
         check: of a `checkable` tool: says what came of a call that a worker died with.
-        timeout_seconds: after which a call is answered by an error. A thread cannot be stopped and goes on.
+        timeout_seconds: after which a call is answered by an error. A thread cannot be stopped: it has to look at
+            `ToolContext.is_cancelled`.
     """
 
     offer: ToolOffer

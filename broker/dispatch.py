@@ -76,9 +76,9 @@ class TaskSender:
             return TaskState(is_known=True, is_ready=True, error=error or state)
         return TaskState(is_known=state != "PENDING", is_ready=False)
 
-    def revoke(self, task_id: str) -> None:
-        """Keep a task from being begun; one that runs goes on."""
-        self._app.control.revoke(task_id)
+    def revoke(self, task_id: str, *, may_terminate: bool = False) -> None:
+        """Keep a task from being begun; one that runs goes on, unless the process that runs it may be ended."""
+        self._app.control.revoke(task_id, terminate=may_terminate)
 
 
 def _imported(name: str) -> Celery:

@@ -260,6 +260,13 @@ class EventLog:
             raise UnknownConversation(conversation_id)
         return int(found)
 
+    async def is_answered(self, conversation_id: str, action_id: int) -> bool:
+        """Say whether an action has its observation, or never will because its conversation is gone."""
+        names = self._store.keys(conversation_id)
+        commands = [("HGET", names.once, f"o:{action_id}"), ("HGET", names.meta, "last_id")]
+        answer, last_id = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        return answer is not None or last_id is None
+
     async def entry(self, conversation_id: str, event_id: int) -> bytes:
         """Return the stored bytes of one event.
 

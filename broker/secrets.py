@@ -18,7 +18,7 @@ import binascii
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,11 +74,14 @@ class Secrets:
 
     Args:
         key: returns the key, 32 bytes, or None as long as there is none; asked when it is first needed.
+        own: what is hidden in every conversation, because the process that asks holds it itself.
     """
 
-    def __init__(self, store: Store, key: Callable[[], bytes | None]) -> None:
+    def __init__(self, store: Store, key: Callable[[], bytes | None], own: Iterable[str] = ()) -> None:
         self._store = store
         self._find_key = key
+        self._own = tuple(own)
+        self._own_masker = Masker(self._own)
         self._key: bytes | None = None
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
@@ -160,10 +163,12 @@ class Secrets:
         return found
 
     def _learn(self, conversation_id: str, kept: list[_Kept]) -> _Known:
-        known = self._known.pop(conversation_id, None) or _Known(0.0)
+        known = self._known.pop(conversation_id, None) or _Known(0.0, masker=self._own_masker)
         encrypted = frozenset((each.conversation_id, value) for each in kept for value in each.masked)
         if encrypted != known.encrypted:
-            known.masker = Masker(sorted({self._decrypt(owner_id, value) for owner_id, value in encrypted}))
+            known.masker = Masker(
+                [*self._own, *sorted({self._decrypt(owner_id, value) for owner_id, value in encrypted})]
+            )
             known.encrypted = encrypted
         known.looked_up = self._store.clock.monotonic()
         self._known[conversation_id] = known

@@ -26,6 +26,8 @@ def refund(order: int, amount: float = 0.0) -> dict[str, object]:
     if order == 99:  # waits until somebody opens the gate
         with Path(os.environ["EXAMPLE_TOOLS_TRACE"] + ".gate").open() as gate:
             gate.read()
+        with Path(os.environ["EXAMPLE_TOOLS_TRACE"]).open("a") as file:
+            file.write("through the gate\n")
     return {"order": order, "paid": amount}
 
 
@@ -38,4 +40,12 @@ class Refund(BaseModel):
 
 refund_tool = celery_tool(
     "shop.tasks.refund", Refund, "Pay an order back.", app="tests.example_celery:app", timeout_seconds=30.0
+)
+stoppable_refund = celery_tool(
+    "shop.tasks.refund",
+    Refund,
+    "Pay an order back, unless stopped.",
+    app="tests.example_celery:app",
+    name="stoppable_refund",
+    may_terminate=True,
 )

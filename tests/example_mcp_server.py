@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import urllib.request
@@ -58,6 +59,22 @@ def count(trace: str, gate: str = "") -> str:
     with Path(trace).open("a") as file:
         file.write("counted\n")
     return Path(gate).read_text() if gate else "at once"
+
+
+@server.tool(description="Go on until somebody stops it.")
+async def linger(trace: str) -> str:
+    note(trace, "begun")
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        note(trace, "stopped")
+        raise
+    return "never"
+
+
+def note(trace: str, line: str) -> None:
+    with Path(trace).open("a") as file:
+        file.write(f"{line}\n")
 
 
 @server.tool(description="End.")

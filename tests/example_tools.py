@@ -72,3 +72,28 @@ class PlaceOrder:
         if not placed.exists() or f"{context.idempotency_key} {action.item}\n" not in placed.read_text():
             return None
         return self.Observation(content="Had been ordered.", number=context.idempotency_key)
+
+
+@custom_tool
+async def linger(trace: str) -> str:
+    """Go on until somebody stops it."""
+    with Path(trace).open("a") as file:
+        file.write("begun\n")
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        with Path(trace).open("a") as file:
+            file.write("stopped\n")
+        raise
+    return "never"
+
+
+@custom_tool(pool="gpu")
+def grind(trace: str, context: ToolContext) -> str:
+    """Go on in a thread until it is told to stop."""
+    with Path(trace).open("a") as file:
+        file.write("begun\n")
+    context.cancelled.wait()
+    with Path(trace).open("a") as file:
+        file.write("stopped\n")
+    return "too late"

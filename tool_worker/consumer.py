@@ -129,7 +129,7 @@ class Incarnation:
             streams=[queue.streams for queue in self._queues],
             about={"node": settings.node, "pools": ",".join(settings.pools)},
         )
-        log = EventLog(store, Secrets(store, settings.secret_key))
+        log = EventLog(store, Secrets(store, settings.secret_key, own=_secrets_of(settings)))
         sandbox = partial(sandbox_of_git, workspaces.demanded_sandbox, settings.node_dir / ".sandbox")
         openings = Openings(log, settings.node_dir, Parcels(store), sandbox, gate=settings.gate)
         keeping = _safekeeping(log, settings, openings)
@@ -215,6 +215,10 @@ def _safekeeping(log: EventLog, settings: ToolSettings, openings: Openings) -> S
         return Safekeeping(log, settings.node_dir, None, every=every, openings=openings)
     bases = Checkpoints(place, folder=BASES)
     return Safekeeping(log, settings.node_dir, Checkpoints(place), every=every, bases=bases, openings=openings)
+
+
+def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:
+    return tuple(secret for server in settings.mcp_servers for secret in server.secrets)
 
 
 async def _cancel_when(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:

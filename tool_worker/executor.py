@@ -17,6 +17,7 @@ from typing import Any
 from broker import codec
 from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ClaimOutcome, ControlDelivery
 from broker.actions import OfferedToolAction
+from broker.custom_tools import ToolContext
 from broker.errors import (
     CorruptEntry,
     DeckhandsError,
@@ -40,6 +41,7 @@ from tool_worker.host.protocol import NEVER_STARTED
 from tool_worker.open_workspace import OpenWorkspace
 from tool_worker.opening import Openings
 from tool_worker.porter import Porter
+from tool_worker.running_calls import RunningCalls
 from tool_worker.safekeeping import Safekeeping
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import TOOLS
@@ -82,6 +84,7 @@ class Executor:
         self._keeping = keeping
         self._openings = openings
         self._porter = porter
+        self._calls = RunningCalls(log.is_answered)
 
     async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome) -> None:
         """Run a claimed action and append its observation.
@@ -118,7 +121,7 @@ class Executor:
                 await self._keeping.save_changed(order.conversation_id)
         elif order.order == "transfer" and self._porter is not None:
             await self._porter.carry(order.conversation_id, order.token)
-        elif order.order == "cancel":
+        elif order.order == "cancel" and not self._calls.stop(order.conversation_id, order.action_id):
             if self._openings is not None:
                 self._openings.stop(order.conversation_id)
             await self._workspaces.interrupt(order.conversation_id, order.action_id)
@@ -151,7 +154,9 @@ class Executor:
     ) -> Observation:
         if isinstance(action, OfferedToolAction):
             failpoint("tool.before_run")
-            answer = await self._offered.call(action, claim, delivery.conversation_id)
+            context = ToolContext(delivery.conversation_id, action.id)
+            call = self._offered.call(action, claim, delivery.conversation_id, context)
+            answer = await self._calls.run(context, call)
             failpoint("tool.after_result")
             return answer
         if isinstance(action, OpenWorkspaceAction) and self._openings is not None:

@@ -159,3 +159,16 @@ async def test_a_ring_of_lenders_ends(secrets: Secrets) -> None:
     await secrets.lend("b", "a")
     await secrets.put("a", "TOKEN", TOKEN)
     assert await secrets.wanted_by("b", "$TOKEN") == {"TOKEN": TOKEN}
+
+
+async def test_what_a_worker_holds_itself_is_hidden_everywhere(store: Store) -> None:
+    log = EventLog(store, Secrets(store, lambda: KEY, own=("servers-own-token", "short")))
+    for conversation_id in ("number-one", "number-two"):
+        await log.create(ConversationCreated(conversation_id=conversation_id))
+        assert log.secrets is not None
+        await log.secrets.put(conversation_id, "TOKEN", f"secret-of-{conversation_id}")
+        text = f"servers-own-token secret-of-{conversation_id} short secret-of-nobody"
+        await log.append(conversation_id, [MessageAction(content=text, source=EventSource.USER)])
+        event = (await log.read(conversation_id))[-1]
+        assert isinstance(event, MessageAction)
+        assert event.content == "<secret_hidden> <secret_hidden> short secret-of-nobody"

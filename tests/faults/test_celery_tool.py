@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.dispatch import TaskSender
 from broker.events import Observation
 from broker.observations import ErrorObservation, ToolCallObservation
 from tests.faults.harness import FaultCluster
@@ -35,8 +37,14 @@ def environment(cluster: FaultCluster) -> dict[str, str]:
 
 @pytest.fixture
 async def shop(cluster: FaultCluster, environment: dict[str, str]) -> AsyncIterator[subprocess.Popen[bytes]]:
+    with user_worker(cluster, environment, "--pool=solo") as worker:
+        yield worker
+
+
+@contextmanager
+def user_worker(cluster: FaultCluster, environment: dict[str, str], *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """The user's own worker."""
-    command = [sys.executable, "-m", "celery", "-A", "tests.example_celery", "worker", "--pool=solo", "-Q", "shop"]
+    command = [sys.executable, "-m", "celery", "-A", "tests.example_celery", "worker", "-Q", "shop", *options]
     with (cluster.root / "shop.log").open("wb") as log:
         worker = subprocess.Popen(
             [*command, "--without-gossip", "--without-mingle"],
@@ -44,9 +52,10 @@ async def shop(cluster: FaultCluster, environment: dict[str, str]) -> AsyncItera
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            start_new_session=True,
         )
     yield worker
-    worker.send_signal(signal.SIGKILL)
+    os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
 
 
@@ -95,4 +104,26 @@ async def test_the_task_of_a_worker_that_was_killed_is_waited_for_and_not_sent_a
     answer = await answer_of(cluster, conversation_id)
     assert isinstance(answer, ToolCallObservation)
     assert answer.outputs == {"order": 99, "paid": 4.0}
-    assert trace(environment) == ["refund 99"]
+    assert trace(environment) == ["refund 99", "through the gate"]
+
+
+async def test_a_task_whose_conversation_was_stopped_is_ended_if_it_may_be(
+    cluster: FaultCluster, environment: dict[str, str]
+) -> None:
+    gate = Path(environment["EXAMPLE_TOOLS_TRACE"] + ".gate")
+    os.mkfifo(gate)
+    cluster.start_controller()
+    cluster.start_tool(**{**environment, "DECKHANDS_TOOLS": "tests.example_celery:stoppable_refund"})
+    with user_worker(cluster, environment, "--pool=prefork", "-c", "1"):
+        (turn, finish) = refund(99, 4.0)
+        turn["tool_calls"][0]["name"] = "stoppable_refund"
+        (conversation_id,) = await cluster.submit([turn, finish], tools=["stoppable_refund"])
+        await cluster.until(lambda: trace(environment) == ["refund 99"], what="the task")
+        await cluster.client.cancel(conversation_id)
+        await cluster.settle([conversation_id])
+        state = TaskSender(broker_url=cluster.store.celery_url, backend_url=cluster.store.celery_url).state
+        (action,) = [e for e in await cluster.client.events(conversation_id) if e.kind == "action.call_tool"]
+        task_id = f"deckhands-{conversation_id}-{action.id}"
+        await cluster.until(lambda: "TaskRevokedError" in state(task_id).error, what="end of the task")
+        assert trace(environment) == ["refund 99"]
+        assert (await answer_of(cluster, conversation_id)).kind == "observation.error"

@@ -37,6 +37,8 @@ class McpServerSpec(BaseModel):
         timeout: Seconds for one call.
         tools: Which of its tools are offered: names or patterns.
         pool: The tool workers that may call it; empty: those that hold the conversation's workspace.
+        secrets: What must be in no text of a conversation: what stands here, its headers, and what variables of the
+            environment gave it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,6 +56,7 @@ class McpServerSpec(BaseModel):
     timeout: Annotated[float, Field(ge=1, le=3600)] = 60.0
     tools: tuple[str, ...] = ("*",)
     pool: str = ""
+    secrets: tuple[str, ...] = Field(default=(), repr=False)
 
     @model_validator(mode="after")
     def _is_reached_one_way(self) -> Self:
@@ -86,7 +89,10 @@ def read_servers(path: Path, environment: Mapping[str, str]) -> tuple[McpServerS
 
 def _server(name: str, entry: object, environment: Mapping[str, str]) -> McpServerSpec:
     try:
-        return McpServerSpec.model_validate({**_filled(entry, environment), "name": name})
+        filled, secrets = _filled(entry, environment)
+        given = filled.get("secrets", ())
+        secrets += given if isinstance(given, list) else ()
+        return McpServerSpec.model_validate({**filled, "name": name, "secrets": tuple(secrets)})
     except (ValidationError, TypeError) as error:
         first = error.errors(include_input=False)[0] if isinstance(error, ValidationError) else None
         why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "it is no object"
@@ -94,12 +100,17 @@ def _server(name: str, entry: object, environment: Mapping[str, str]) -> McpServ
         raise UsageError(f"The MCP server {name!r} cannot be used: {why}.", remedy="Change its entry.") from None
 
 
-def _filled(value: object, environment: Mapping[str, str]) -> dict[str, object]:
-    """Return an entry with the variables that it names filled in."""
+def _filled(value: object, environment: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
+    """Return an entry with the variables that it names filled in, and what of it is secret."""
+    secrets: list[str] = []
+
+    def variable(found: re.Match[str]) -> str:
+        secrets.append(_variable(found[1], environment))
+        return secrets[-1]
 
     def fill(part: object) -> object:
         if isinstance(part, str):
-            return _VARIABLE.sub(lambda found: _variable(found[1], environment), part)
+            return _VARIABLE.sub(variable, part)
         if isinstance(part, list):
             return [fill(item) for item in part]
         if isinstance(part, dict):
@@ -109,7 +120,10 @@ def _filled(value: object, environment: Mapping[str, str]) -> dict[str, object]:
     filled = fill(value)
     if not isinstance(filled, dict):
         raise TypeError("an entry is an object")
-    return filled
+    headers = filled.get("headers")
+    for text in headers.values() if isinstance(headers, dict) else ():
+        secrets += [str(text), str(text).rpartition(" ")[2]]
+    return filled, secrets
 
 
 def _variable(name: str, environment: Mapping[str, str]) -> str:

@@ -62,12 +62,20 @@ class OfferedTools:
         return self._expected.setdefault(prefix, asyncio.Event())
 
     async def call(
-        self, action: OfferedToolAction, claim: ActionClaimed | ActionReclaimed, conversation_id: str
+        self,
+        action: OfferedToolAction,
+        claim: ActionClaimed | ActionReclaimed,
+        conversation_id: str,
+        context: ToolContext | None = None,
     ) -> Observation:
         """Carry a call out, or find out what came of it; never raises for what the tool does.
 
         Idempotent: as far as the tool's outcome policy says.
+
+        Args:
+            context: What the tool is told of its call; by it, it learns that it is to stop.
         """
+        context = context or ToolContext(conversation_id, action.id)
         tool = await self._found(action.tool or action.name)
         if tool is None:
             text = f"This worker has no tool {action.tool or action.name!r}. Go on without it, or tell the person."
@@ -78,7 +86,6 @@ class OfferedTools:
                 "Go on without it, or tell the person."
             )
             return ErrorObservation(content=text, error_id="tool_changed")
-        context = ToolContext(conversation_id, action.id)
         try:
             arguments = tool.arguments(action.arguments)
             if isinstance(claim, ActionReclaimed) and tool.offer.outcome is not OutcomePolicy.IDEMPOTENT:
@@ -91,6 +98,7 @@ class OfferedTools:
         except ToolFailed as error:
             return ErrorObservation(content=str(error), error_id=error.code)
         except TimeoutError:
+            context.cancelled.set()
             text = f"The tool {action.name} did not answer within {tool.timeout_seconds:g} seconds."
             return ErrorObservation(content=text, error_id="tool_timeout")
         except Exception as error:  # noqa: BLE001  (the outer edge: whatever a tool raises is the answer to its call)

@@ -25,11 +25,29 @@ def test_an_entry_becomes_a_server(tmp_path: Path) -> None:
         "time": {"command": "mcp-server-time", "args": ["--local"], "env": {"A": "${B}-${B}"}, "tools": ["get_*"]},
     }
     assert read_servers(written(tmp_path, entries), {"TOKEN": "t", "B": "b"}) == (
-        McpServerSpec(name="issues", url="https://mcp.test/mcp", headers={"Authorization": "Bearer t"}, timeout=5),
         McpServerSpec(
-            name="time", command="mcp-server-time", args=("--local",), env={"A": "b-b"}, tools=("get_*",), timeout=60
+            name="issues",
+            url="https://mcp.test/mcp",
+            headers={"Authorization": "Bearer t"},
+            timeout=5,
+            secrets=("t", "Bearer t", "t"),
+        ),
+        McpServerSpec(
+            name="time",
+            command="mcp-server-time",
+            args=("--local",),
+            env={"A": "b-b"},
+            tools=("get_*",),
+            timeout=60,
+            secrets=("b", "b"),
         ),
     )
+
+
+def test_what_is_secret_of_an_entry_is_known(tmp_path: Path) -> None:
+    entry = {"command": "x", "env": {"KEY": "${KEY}", "MODE": "fast"}, "args": ["literal"], "secrets": ["literal"]}
+    (server,) = read_servers(written(tmp_path, {"a": entry}), {"KEY": "of-the-environment"})
+    assert server.secrets == ("of-the-environment", "literal")
 
 
 def test_the_settings_read_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""A conversation that is stopped while a custom tool runs: the call is answered at once, and the tool itself ends."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker.custom_tools import ToolContext
+from broker.events import Observation
+from broker.observations import ErrorObservation
+from tests.faults.harness import FaultCluster
+from tests.faults.test_offered_tool_kills import answers, calling
+from tests.integration.test_mcp import offering, program
+from tests.polling import until
+from tool_worker.running_calls import RunningCalls
+
+TOOLS = {"DECKHANDS_TOOLS": "tests.example_tools:linger,tests.example_tools:grind"}
+
+
+@pytest.mark.parametrize("tool", ["linger", "grind"])
+async def test_a_tool_whose_conversation_is_stopped_ends(cluster: FaultCluster, tool: str) -> None:
+    trace = cluster.root / "trace"
+    cluster.start_controller()
+    # The thread runs on another node than the workspace's, where no order about the workspace comes to.
+    cluster.start_tool("far", DECKHANDS_POOLS="gpu", DECKHANDS_NODE="far", **TOOLS)
+    cluster.start_tool("near", **TOOLS)
+    (conversation_id,) = await cluster.submit(calling(tool, trace=str(trace)), tools=[tool])
+    await cluster.until(lambda: lines(trace) == ["begun"], what="the call")
+    await cluster.client.cancel(conversation_id)
+    await cluster.settle([conversation_id])
+    (answer,) = await answers(cluster, conversation_id)
+    assert isinstance(answer, ErrorObservation)
+    await cluster.until(lambda: lines(trace) == ["begun", "stopped"], what="end of the tool")
+    # The tool's own answer comes too late for anybody.
+    assert len(await answers(cluster, conversation_id)) == 1
+
+
+async def test_a_call_of_an_mcp_server_is_stopped_there_too(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    answered = asyncio.Event()
+
+    async def is_answered(conversation_id: str, action_id: int) -> bool:
+        assert (conversation_id, action_id) == ("conversation-1", 3)
+        return answered.is_set()
+
+    calls = RunningCalls(is_answered)
+    async with offering(program(), tmp_path) as example:
+        call = asyncio.create_task(
+            calls.run(ToolContext("conversation-1", 3), example.call("linger", trace=str(trace)))
+        )
+        await until(lambda: lines(trace) == ["begun"])
+        answered.set()
+        stopped = await call
+        assert isinstance(stopped, ErrorObservation)
+        assert stopped.error_id == "cancelled"
+        await until(lambda: lines(trace) == ["begun", "stopped"])
+        # And the server serves on.
+        assert (await example.result("echo", text="well"))["content"][0]["text"] == "well"
+
+
+async def test_an_order_stops_a_call_and_one_that_does_not_listen_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tool_worker.running_calls.STOP_LIMIT_SECONDS", 0.05)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def stubborn() -> Observation:
+        begun.set()
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                continue
+        return ErrorObservation(content="too late")
+
+    async def never(conversation_id: str, action_id: int) -> bool:
+        return False
+
+    calls = RunningCalls(never)
+    assert not calls.stop("conversation-1", 1)
+    running = asyncio.create_task(calls.run(ToolContext("conversation-1", 1), stubborn()))
+    await begun.wait()
+    assert calls.stop("conversation-1", 1)
+    assert (await running).content == "The call was stopped."
+    assert not calls.stop("conversation-1", 1)
+    may_end.set()
+
+
+def lines(trace: Path) -> list[str]:
+    return trace.read_text().splitlines() if trace.exists() else []

@@ -1,0 +1,73 @@
+"""The calls of custom tools that run in this worker, so that they can be stopped.
+
+Holds: a call that was stopped, or that is answered in the log already because its conversation was, is told so within a
+second, wherever the order to stop it went. What is awaited ends; a thread or a task elsewhere is asked to.
+Does not: append anything: whoever stops a call has answered it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from broker.custom_tools import ToolContext
+from broker.events import Observation
+from broker.observations import ErrorObservation
+
+LOOK_SECONDS = 0.5
+STOP_LIMIT_SECONDS = 5.0
+"""How long a call may take to tidy up when it is stopped; then nobody waits for it any more."""
+
+_log = logging.getLogger(__name__)
+
+Call = tuple[str, int]
+
+
+class RunningCalls:
+    """The calls of one worker.
+
+    Args:
+        is_answered: Says whether an action, by conversation and id, has its observation.
+    """
+
+    def __init__(self, is_answered: Callable[[str, int], Awaitable[bool]]) -> None:
+        self._is_answered = is_answered
+        self._running: dict[Call, tuple[asyncio.Task[Observation], ToolContext]] = {}
+
+    async def run(self, context: ToolContext, call: Coroutine[Any, Any, Observation]) -> Observation:
+        """Carry a call out, to its end or until it is stopped."""
+        key = (context.conversation_id, context.action_id)
+        task = asyncio.create_task(call, name=f"call {key[1]} of {key[0]}")
+        self._running[key] = (task, context)
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+                if context.is_cancelled or await self._is_answered(*key):
+                    self.stop(*key)
+                    break
+            if context.is_cancelled:
+                return await _stopped(task)
+            return task.result()
+        finally:
+            # Of a worker that stops the call is left to the next one: it is not told that it was cancelled.
+            task.cancel()
+            del self._running[key]
+
+    def stop(self, conversation_id: str, action_id: int) -> bool:
+        """Stop a call; return whether it ran here.  Idempotent."""
+        task, context = self._running.get((conversation_id, action_id), (None, None))
+        if task is None or context is None:
+            return False
+        context.cancelled.set()
+        task.cancel()
+        return True
+
+
+async def _stopped(task: asyncio.Task[Observation]) -> Observation:
+    done, _ = await asyncio.wait({task}, timeout=STOP_LIMIT_SECONDS)
+    if not done:
+        _log.warning("%s does not stop; it is left alone", task.get_name())
+    elif not task.cancelled() and task.exception() is None:
+        return task.result()
+    return ErrorObservation(content="The call was stopped.", error_id="cancelled")
