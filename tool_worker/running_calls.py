@@ -18,7 +18,6 @@ from broker.observations import ErrorObservation
 
 LOOK_SECONDS = 0.5
 STOP_LIMIT_SECONDS = 5.0
-"""How long a call may take to tidy up when it is stopped; then nobody waits for it any more."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +29,14 @@ class RunningCalls:
 
     Args:
         is_answered: Says whether an action, by conversation and id, has its observation.
+        stop_seconds: How long a call may take to tidy up when it is stopped; then nobody waits for it any more.
     """
 
-    def __init__(self, is_answered: Callable[[str, int], Awaitable[bool]]) -> None:
+    def __init__(
+        self, is_answered: Callable[[str, int], Awaitable[bool]], *, stop_seconds: float = STOP_LIMIT_SECONDS
+    ) -> None:
         self._is_answered = is_answered
+        self._stop_seconds = stop_seconds
         self._running: dict[Call, tuple[asyncio.Task[Observation], ToolContext]] = {}
 
     async def run(self, context: ToolContext, call: Coroutine[Any, Any, Observation]) -> Observation:
@@ -47,7 +50,7 @@ class RunningCalls:
                     self.stop(*key)
                     break
             if context.is_cancelled:
-                return await _stopped(task)
+                return await _stopped(task, self._stop_seconds)
             return task.result()
         finally:
             # Of a worker that stops the call is left to the next one: it is not told that it was cancelled.
@@ -64,8 +67,8 @@ class RunningCalls:
         return True
 
 
-async def _stopped(task: asyncio.Task[Observation]) -> Observation:
-    done, _ = await asyncio.wait({task}, timeout=STOP_LIMIT_SECONDS)
+async def _stopped(task: asyncio.Task[Observation], limit_seconds: float) -> Observation:
+    done, _ = await asyncio.wait({task}, timeout=limit_seconds)
     if not done:
         _log.warning("%s does not stop; it is left alone", task.get_name())
     elif not task.cancelled() and task.exception() is None:

@@ -60,10 +60,7 @@ async def test_a_call_of_an_mcp_server_is_stopped_there_too(tmp_path: Path) -> N
         assert (await example.result("echo", text="well"))["content"][0]["text"] == "well"
 
 
-async def test_an_order_stops_a_call_and_one_that_does_not_listen_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tool_worker.running_calls.STOP_LIMIT_SECONDS", 0.05)
+async def test_an_order_stops_a_call_and_one_that_does_not_listen_is_left_alone() -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> Observation:
@@ -78,7 +75,7 @@ async def test_an_order_stops_a_call_and_one_that_does_not_listen_is_left_alone(
     async def never(conversation_id: str, action_id: int) -> bool:
         return False
 
-    calls = RunningCalls(never)
+    calls = RunningCalls(never, stop_seconds=0.05)
     assert not calls.stop("conversation-1", 1)
     running = asyncio.create_task(calls.run(ToolContext("conversation-1", 1), stubborn()))
     await begun.wait()
