@@ -133,6 +133,11 @@ class BrowseInteractiveAction(RiskyAction):
     browsergym_send_msg_to_user: str = ""
     return_axtree: bool = False
 
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"In the browser: {self.browser_actions}"
+
 
 class FileReadAction(RiskyAction):
     """Read a file, or a range of its lines."""

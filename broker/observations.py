@@ -193,6 +193,12 @@ class BrowserOutputObservation(Observation):
     focused_element_bid: str = ""
     filter_visible_only: bool = False
 
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        failure = f" ({self.last_browser_action_error})" if self.error else ""
+        return f"The browser shows {self.url}{failure}"
+
 
 class FileReadObservation(Observation):
     """The content of a file."""
@@ -351,6 +357,11 @@ class FileDownloadObservation(Observation):
 
     kind: Literal["observation.download"] = "observation.download"
     file_path: str
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"Downloaded to {self.file_path}"
 
 
 class TaskTrackingObservation(Observation):

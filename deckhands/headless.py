@@ -114,9 +114,11 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
     with supervising(folder.path, "A run"):
         # The private tool worker demands what the conversation asks for: nobody else is there to be protected.
         created = _begun_with(folder) if task.resumed_id else None
-        sandbox = (created.workspace if created else task.workspace).sandbox
+        workspace = created.workspace if created else task.workspace
+        pools = ",".join(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), workspace.pool]))
         memory = (created.agent if created else task.agent).memory
-        spec = ClusterSpec(folder.path, environment={**environment, "DECKHANDS_SANDBOX": sandbox})
+        demanded = {"DECKHANDS_SANDBOX": workspace.sandbox, "DECKHANDS_POOLS": pools}
+        spec = ClusterSpec(folder.path, environment={**environment, **demanded})
         cluster = Cluster(spec, on_notice=watcher.on_notice)
         watcher.at_once = cluster.kill_all
         try:

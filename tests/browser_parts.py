@@ -51,6 +51,8 @@ class Site:
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.rel_url.path if not request.path.startswith("http") else request.path
+        if request.method == "CONNECT":
+            return web.Response(status=403)
         if request.host not in (f"127.0.0.1:{self.port}", f"localhost:{self.port}"):
             self.asked.append(f"proxy:{request.host}")
             return web.Response(text="<title>through the proxy</title>", content_type="text/html")

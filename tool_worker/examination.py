@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from broker.errors import UsageError
 from tool_worker.host.landlock import MINIMUM_ABI, landlock_version
 from tool_worker.node_room import NodeRoom
 from tool_worker.sandbox.choice import AUTO, sandboxes
@@ -21,7 +22,8 @@ from tool_worker.sandbox.docker import Containers
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.sandbox.seccomp import system_call_filter
 from tool_worker.sandbox.selftest import run_self_test
-from tool_worker.settings import tool_settings
+from tool_worker.session_programs import PROGRAMS, session_programs
+from tool_worker.settings import ToolSettings, tool_settings
 from tool_worker.workspace_errors import SandboxUnavailable
 
 
@@ -54,6 +56,19 @@ def examine(demanded: str = AUTO, containers: Containers | None = None) -> list[
         wanted = [sandbox for sandbox in found if sandbox.name != "docker" or (containers and containers.images)]
         findings = [_sandbox(sandbox, demanded) for sandbox in wanted if sandbox.is_confining]
     return [*findings, _filter(), _landlock(), _groups(), _room()]
+
+
+def examine_programs(settings: ToolSettings) -> list[Finding]:
+    """Look for what the pools need that a worker with these settings serves."""
+    findings = []
+    for pool in (pool for pool in settings.pools if pool in PROGRAMS):
+        try:
+            session_programs([pool], chromium=settings.chromium)
+            finding = Finding(f"pool {pool}", is_good=True, is_needed=True, detail="can be served")
+        except UsageError as error:
+            finding = Finding(f"pool {pool}", is_good=False, is_needed=True, detail=str(error))
+        findings.append(finding)
+    return findings
 
 
 def _sandbox(sandbox: Sandbox, demanded: str) -> Finding:
@@ -103,7 +118,7 @@ def _room() -> Finding:
 def main() -> None:
     """Print the findings."""
     settings = tool_settings()
-    findings = examine(settings.sandbox, settings.containers)
+    findings = [*examine(settings.sandbox, settings.containers), *examine_programs(settings)]
     sys.stdout.write(json.dumps([asdict(finding) for finding in findings]) + "\n")
 
 

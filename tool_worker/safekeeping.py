@@ -26,7 +26,10 @@ from tool_worker.checkpoints import Checkpoint, Checkpoints, SavedFiles
 from tool_worker.opening import BASE, Openings
 from tool_worker.workspace_errors import CheckpointCorrupt, WorkspaceError
 
-MUTATING = frozenset({"observation.run", "observation.edit", "observation.write", "observation.run_ipython"})
+MUTATING = frozenset(
+    {"observation.run", "observation.edit", "observation.write", "observation.run_ipython", "observation.download"}
+    | {"observation.browse"}  # a click may have led to a download
+)
 OF_A_WORKSPACE = MUTATING | {"observation.read"}
 REMEMBERED_WORKSPACES = 500
 

@@ -25,6 +25,9 @@ from broker.workspace_sources import GitSource, UploadedSource, format_of, git_s
 from deckhands.client import check_task, output_of
 from deckhands.settings import SANDBOXES
 
+BROWSER_POOL = "browser"
+BROWSING_AGENTS = ("BrowsingAgent", "VisualBrowsingAgent")
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 sandbox_option = click.option(
@@ -105,6 +108,9 @@ def task_options(command: F) -> F:
         ),
         click.option("--clone-depth", type=click.IntRange(min=1), help="How many commits are cloned."),
         click.option("--clone-secret", default="", metavar="NAME", help="The secret that a git+… URL needs."),
+        click.option(
+            "--browser", is_flag=True, help="Let it use a web browser; tool workers have to serve the pool browser."
+        ),
         sandbox_option,
         click.option("--image", default="", help="Of the container, for --sandbox docker."),
         click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
@@ -213,6 +219,7 @@ def workspace_of(options: dict[str, Any], place: Place, sandbox: str) -> Workspa
             "image": options["image"],
             "network": options["network"],
             "allow": options["allow"],
+            "pool": BROWSER_POOL if options["browser"] or options["agent"] in BROWSING_AGENTS else "bash",
         }
     )
 
@@ -231,6 +238,7 @@ def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
         confirmation=policy,
         skills=skills_in(Path.home()),
         enable_workspace_skills=True,
+        enable_browsing=options["browser"],
     )
 
 

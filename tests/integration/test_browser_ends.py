@@ -86,6 +86,8 @@ async def test_a_proxy_of_the_environment_is_asked_for_all_but_this_machine(tmp_
             site.asked.clear()
             await surf(f"goto({site.page('/direct', 'here')!r})")
             assert "/direct" in site.asked
+            refused = await surf.failing("goto('https://shop.example/')")  # this proxy makes no tunnels
+            assert "does not let it reach this host" in refused
             assert not any(asked.startswith("proxy:127") for asked in site.asked)
 
 

@@ -28,6 +28,18 @@ def test_it_is_readable(tmp_path: Path) -> None:
     assert len(lines) == 5
 
 
+def test_what_a_pool_needs(tmp_path: Path) -> None:
+    env = environment(tmp_path, DECKHANDS_POOLS="bash,browser", DECKHANDS_CHROMIUM=str(tmp_path / "none"))
+    done = deckhands("doctor", env=env)
+    assert done.code == 1
+    last = done.out.splitlines()[-1]
+    assert last.startswith("missing pool browser")
+    assert "which is no program. Install it (on Debian: apt-get install chromium)" in last
+    served = deckhands("doctor", env=environment(tmp_path, DECKHANDS_POOLS="bash,browser"))
+    assert served.code == 0
+    assert served.out.splitlines()[-1].split()[:3] == ["ok", "pool", "browser"]
+
+
 def test_a_store_that_does_not_answer(tmp_path: Path) -> None:
     done = deckhands("doctor", env=environment(tmp_path, DECKHANDS_URL=f"unix://{tmp_path}/nobody"))
     assert done.code == 1

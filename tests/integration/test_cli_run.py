@@ -57,6 +57,21 @@ def running_below(path) -> list[str]:
     return found
 
 
+def test_a_run_with_a_browser(env, workspace, tmp_path):
+    (workspace / "hours.html").write_text("<h1>Open at 9</h1>")
+    model = script(
+        tmp_path / "m.json",
+        {"text": f"I look.\n```goto('file://{workspace}/hours.html')```"},
+        {"text": "```send_msg_to_user('At 9.')```"},
+    )
+    done = deckhands("run", "When?", "--agent", "BrowsingAgent", "-w", workspace, "--model", model, "--json", env=env)
+    assert done.code == 0, done
+    *events, summary = done.json
+    (page,) = [event for event in events if event["kind"] == "observation.browse"]
+    assert "heading 'Open at 9'" in page["content"]
+    assert summary["outputs"] == {"content": "At 9."}
+
+
 def test_what_a_run_leaves(env, home, workspace, tmp_path):
     model = script(tmp_path / "m.json", run_command("echo hello > a"), finish("Done."))
     (tmp_path / "task").write_text("Do it.")

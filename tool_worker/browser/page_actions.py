@@ -28,6 +28,7 @@ NO_NETWORK = (
     "The workspace has no access to the network: only its own servers on localhost and its own files (file://) can be "
     "opened."
 )
+REFUSED = "The proxy through which the workspace reaches the network does not let it reach this host."
 UNREACHABLE = (
     *("ERR_NAME_NOT_RESOLVED", "ERR_INTERNET_DISCONNECTED", "ERR_ADDRESS_UNREACHABLE", "ERR_NETWORK_ACCESS_DENIED"),
     *("ERR_NAME_RESOLUTION_FAILED", "ERR_NETWORK_CHANGED", "ERR_CONNECTION_TIMED_OUT", "ERR_NETWORK_IO_SUSPENDED"),
@@ -216,4 +217,6 @@ def _told(error: str) -> str:
     reasons = dict.fromkeys(line for line in lines if any(word in line for word in TELLING))
     if any(code in head for code in UNREACHABLE) and not has_network():
         reasons = {NO_NETWORK: None}
+    if "ERR_TUNNEL_CONNECTION_FAILED" in head:
+        reasons = {REFUSED: None}
     return "\n".join([head, *reasons])[:MAX_ERROR_CHARS]

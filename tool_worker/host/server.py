@@ -260,7 +260,10 @@ class Server:
         elif isinstance(tool, str) and tool in self._configuration.programs:
             self._ask_program(client, request, action_id, tool, arguments)
         elif tool != "bash":
-            raise Refused("unknown_tool", f"there is no tool {tool!r}")
+            raise Refused(
+                "unknown_tool",
+                f"the workspace has no tool {tool!r}: its tool worker does not serve a pool of that name",
+            )
         elif len(self._queue) >= QUEUE_LIMIT:
             raise Refused("too_many_actions", f"{QUEUE_LIMIT} commands are waiting", is_retryable=True)
         else:

@@ -161,6 +161,32 @@ async def test_how_long_a_text_may_be_is_a_setting(tmp_path: Path) -> None:
     assert of.max_message_chars(LLMSpec()) == 500
 
 
+@pytest.mark.parametrize(
+    ("model", "is_seeing"),
+    [("claude-sonnet-4-5", True), ("openai/gpt-4o", True), ("deepseek/deepseek-chat", False), ("llama-of-mine", False)],
+)
+def test_which_models_are_shown_images(model: str, is_seeing: bool) -> None:
+    assert Models({}).sees_images(LLMSpec(model=model)) is is_seeing
+    assert Models({"LLM_DISABLE_VISION": "true"}).sees_images(LLMSpec(model=model)) is False
+    assert Models({"LLM_DISABLE_VISION": "false"}).sees_images(LLMSpec(model=model)) is True
+
+
+def test_images_are_shown_if_any_model_that_may_answer_sees(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(
+        '[llm]\nmodel = "deepseek/deepseek-chat"\n[llm.eyes]\nmodel = "openai/gpt-4o"\n'
+        '[llm.routed]\nmodel = "deepseek/deepseek-chat"\nrouter = {kind = "random", weights = {eyes = 1}}\n'
+        '[llm.falling]\nmodel = "deepseek/deepseek-chat"\nfallbacks = [{use = "eyes"}]\n'
+    )
+    of = Models({"LLM_CONFIG": str(path)})
+    assert [of.sees_images(LLMSpec(model=name)) for name in (None, "eyes", "routed", "falling")] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
 def test_settings_that_cannot_be_used_leave_the_default_for_the_call_to_complain() -> None:
     assert Models({}).max_message_chars(LLMSpec()) == 30_000
 

@@ -1,0 +1,81 @@
+"""A tool worker killed while the browser acts: the browser goes on, and what it showed is collected once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.events import Event, Observation
+from broker.observations import BrowserOutputObservation
+from tests.browser_parts import opened_site
+from tests.faults.harness import FaultCluster
+
+POOLS = {"DECKHANDS_POOLS": "bash,browser"}
+START_LIMIT_SECONDS = 180.0
+
+
+def turns(*texts: str) -> list[dict[str, Any]]:
+    return [{"text": text} for text in texts]
+
+
+async def pages(cluster: FaultCluster, conversation_id: str) -> list[Event]:
+    """The one answer of each action in the browser."""
+    events = await cluster.client.events(conversation_id)
+    shown = []
+    for action in [event for event in events if event.kind == "action.browse_interactive"]:
+        (answer,) = [event for event in events if isinstance(event, Observation) and event.cause == action.id]
+        shown.append(answer)
+    return shown
+
+
+async def test_a_page_that_loads_is_collected_by_the_next_worker(cluster: FaultCluster) -> None:
+    async with opened_site() as site:
+        site.page("/never", "<h1>At last</h1>")
+        cluster.start_controller()
+        cluster.start_tool("victim", **POOLS)
+        script = turns(f"```goto('{site.url('/never')}')```", "```send_msg_to_user('It was slow.')```")
+        (conversation_id,) = await cluster.submit(script, name="BrowsingAgent")
+        await cluster.until(site.held.is_set, what="the page", limit=START_LIMIT_SECONDS)
+        cluster.kill("victim")
+        cluster.start_tool("survivor", **POOLS)
+        site.released.set()
+        await cluster.settle([conversation_id], limit=START_LIMIT_SECONDS)
+        (page,) = await pages(cluster, conversation_id)
+        assert isinstance(page, BrowserOutputObservation)
+        assert "heading 'At last'" in page.content
+        assert [asked for asked in site.asked if asked == "/never"] == ["/never"]
+        events = await cluster.client.events(conversation_id)
+        (finish,) = [event for event in events if event.kind == "action.finish"]
+        assert finish.outputs == {"content": "It was slow."}  # type: ignore[attr-defined]
+
+
+async def test_what_was_clicked_before_a_worker_died_is_not_clicked_again(cluster: FaultCluster) -> None:
+    async with opened_site() as site:
+        url = site.page("/order", "<form action=/form method=post><button>Order</button></form>")
+        cluster.start_controller()
+        cluster.start_tool("victim", DECKHANDS_FAILPOINTS="tool.after_result:kill@2", **POOLS)
+        order = {"name": "browser", "arguments": {"code": f"goto('{url}')"}}
+        click = {"name": "browser", "arguments": {"code": "click('6')"}}
+        finish = {"name": "finish", "arguments": {"message": "ordered"}}
+        script = [{"tool_calls": [call]} for call in (order, click, finish)]
+        (conversation_id,) = await cluster.submit(script, enable_browsing=True)
+        assert await cluster.until_ended("victim", limit=START_LIMIT_SECONDS) == -9
+        cluster.start_tool("survivor", **POOLS)
+        await cluster.settle([conversation_id], limit=START_LIMIT_SECONDS)
+        first, second = await pages(cluster, conversation_id)
+        assert isinstance(first, BrowserOutputObservation)
+        assert "[6] button 'Order'" in first.content
+        assert first.set_of_marks.startswith("data:image/jpeg;base64,")
+        assert isinstance(second, BrowserOutputObservation)
+        assert "Thank you." in second.content
+        assert len(site.forms) == 1
+
+
+async def test_a_worker_without_a_browser_says_so(cluster: FaultCluster) -> None:
+    cluster.start_controller()
+    cluster.start_tool()
+    script = turns("```goto('http://localhost/')```", "```send_msg_to_user('There is no browser.')```")
+    (conversation_id,) = await cluster.submit(script, name="BrowsingAgent")
+    await cluster.settle([conversation_id], limit=START_LIMIT_SECONDS)
+    (answer,) = await pages(cluster, conversation_id)
+    assert answer.kind == "observation.error"
+    assert "the workspace has no tool 'browser': its tool worker does not serve a pool of that name" in answer.content  # type: ignore[attr-defined]
