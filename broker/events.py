@@ -360,7 +360,7 @@ class ModelCallDeferred(Event):
     """A model call that has to wait before it may be made; the conversation is woken when it may.
 
     Attributes:
-        code: `rate_limit` for a quota, `waiting_for_budget` for a budget.
+        code: `rate_limit` for a quota, `waiting_for_budget` for a budget, `batch` for a call that was given to a batch.
         content: what there is not enough of.
         expected_at: about when it will be, aware UTC; None when nobody can say.
     """

@@ -18,6 +18,7 @@
     deck:{0}:ledger:…              several ledger        for ever      budgets reserved for calls under way
     deck:{0}:notes:<t>/<u>/<p>     hash    controller    until erased  notes of a tenant's user's project, by id
     deck:{0}:notebooks             set     controller    for ever      which of them there are
+    deck:{0}:batch:…               several batches       until closed  calls for a provider's batch API, see batches.lua
     deck:{k}:c:<id>:events         stream  append        retention     the log
     deck:{k}:c:<id>:meta           hash    append, claim retention     owner, token, last id, what `ls` shows
     deck:{k}:c:<id>:once           hash    append        retention     idempotency keys; claims of running actions

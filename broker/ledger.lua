@@ -9,7 +9,8 @@
 --
 -- A conversation is charged by the sum of its whole log, so a repeated or a late charge adds nothing. `own` is that sum;
 -- `spent` counts its delegates too. What was reserved for a call whose worker died, or whose reply was cut off, is
--- `lost`: the provider may bill it, so it counts against the limit, but it is not `spent`.
+-- `lost`: the provider may bill it, so it counts against the limit, but it is not `spent`. What is reserved for a call
+-- that is on its way through a batch of the provider's is nobody's: its worker is '-', and it ends with the reply.
 --
 -- Who waits for an account is served in the order in which it came, and whoever comes later stands behind it: nobody
 -- overtakes, not even a smaller call, or a large one would wait for ever. Room that is there is kept for whom it woke,
@@ -100,7 +101,9 @@ local function charge(shard, cid, account, token, total)
     end
   end
   local held = reserved_for(shard, cid, 'held')
-  if held and held.token < token then
+  if held and held.worker == '-' then
+    if has_news then give_back(shard, cid, held) end
+  elseif held and held.token < token then
     if has_news then give_back(shard, cid, held) else lose(shard, cid, held) end
     redis.call('HDEL', shard .. ':ledger:lost', cid)
   end
@@ -234,7 +237,7 @@ local function sweep(shard, now)
   local swept = tonumber(redis.call('GET', shard .. ':ledger:swept') or 0)
   if now - swept < SWEEP_MS then return {} end
   redis.call('SET', shard .. ':ledger:swept', string.format('%.0f', now))
-  local is_alive, flat = {}, redis.call('HGETALL', shard .. ':ledger:held')
+  local is_alive, flat = {['-'] = true}, redis.call('HGETALL', shard .. ':ledger:held')
   for i = 1, #flat, 2 do
     local held = reserved_for(shard, flat[i], 'held')
     if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
@@ -259,7 +262,10 @@ local function reserve(keys, args)
   charge(shard, cid, accounts[1], tonumber(token), tonumber(args[5]))
   local woken = sweep(shard, now)
   local held = reserved_for(shard, cid, 'held')
-  if held then return reply(held.token == tonumber(token) and 'reserved' or 'fenced', '', woken) end
+  if held then
+    local is_own = held.worker == '-' or held.token == tonumber(token)
+    return reply(is_own and 'reserved' or 'fenced', '', woken)
+  end
   local chain = chain_of(shard, accounts[1])
   local since = waits_since(shard, chain, cid)
   for _, account in ipairs(chain) do
@@ -285,7 +291,7 @@ local function settle(keys, args)
   enroll(shard, accounts)
   charge(shard, cid, accounts[1], token, tonumber(args[4]))
   local held = reserved_for(shard, cid, 'held')
-  if held and held.token == token then
+  if held and (held.worker == '-' or held.token == token) then
     if args[3] == 'lost' then
       lose(shard, cid, held)
       redis.call('HDEL', shard .. ':ledger:lost', cid)

@@ -134,7 +134,13 @@ class Ledger:
         self._shard = ShardKeys(0)
 
     async def reserve(
-        self, ownership: Ownership, accounts: Sequence[str], *, worst_usd: float, total_usd: float
+        self,
+        ownership: Ownership,
+        accounts: Sequence[str],
+        *,
+        worst_usd: float,
+        total_usd: float,
+        is_batched: bool = False,
     ) -> Exhausted | None:
         """Reserve the worst case of one call in all accounts, and charge what the log has come to.
 
@@ -144,13 +150,14 @@ class Ledger:
             accounts: see `accounts_of`.
             worst_usd: 0 where no price is known.
             total_usd: the sum over the conversation's log.
+            is_batched: the call outlives its owner; what is reserved ends with a reply in the log, or by `settle`.
 
         Returns:
             None when it is reserved, or whose budget has no room; the conversation is then woken when there is.
         """
         outcome, account = await self._call(
             "deck_budget_reserve",
-            *(ownership.conversation_id, ownership.worker_id, ownership.token),
+            *(ownership.conversation_id, "-" if is_batched else ownership.worker_id, ownership.token),
             *(nano(worst_usd), nano(total_usd), *accounts),
         )
         return Exhausted(account) if outcome == "exhausted" else None

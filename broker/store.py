@@ -23,7 +23,12 @@ from broker.keys import ConversationKeys, ShardKeys
 
 FUNCTIONS_VERSION = 1
 """Of each function library; a newer one in the store is left alone."""
-LIBRARIES = {"deckhands": "functions.lua", "deckhands_governor": "governor.lua", "deckhands_ledger": "ledger.lua"}
+LIBRARIES = {
+    "deckhands": "functions.lua",
+    "deckhands_governor": "governor.lua",
+    "deckhands_ledger": "ledger.lua",
+    "deckhands_batches": "batches.lua",
+}
 """The function libraries and their files."""
 PRELUDE = "prelude.lua"
 MINIMUM_SERVER_VERSION = (7, 0)

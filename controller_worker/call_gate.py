@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from broker.events import ModelCallAdmitted, ModelCallDeferred, ModelCallFailed
+from broker.agent_state import AgentState
+from broker.batches import Batches, CallStands
+from broker.events import LLMSpec, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed
 from broker.governor import CallOutcome, Governor, Granted, InQueue, Priority
 from broker.ledger import Ledger, accounts_of
 from broker.ownership import Ownership
 from broker.quotas import OWN_KEY, Pool, QuotaTable
 from broker.store import Store
-from controller_worker.gate import BUDGET, QUOTA
+from controller_worker.batched_call import BatchedCall, is_batched, step_of
+from controller_worker.effects import CallModel
+from controller_worker.gate import BATCH, BUDGET, QUOTA
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, RateLimitError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
@@ -41,9 +45,11 @@ _log = logging.getLogger(__name__)
 class Gates:
     """What the gates of a worker's conversations share."""
 
-    def __init__(self, store: Store, table: QuotaTable) -> None:
+    def __init__(self, store: Store, table: QuotaTable, *, may_batch: bool = False) -> None:
         self.governor = Governor(store, table)
         self.ledger = Ledger(store)
+        self.batches = Batches(store)
+        self.may_batch = may_batch
         self.clock = store.clock
         self.keeps_budgets = False
         self._typical_output: dict[str, float] = {}
@@ -120,6 +126,7 @@ class CallGate:
         self._tenant = ""
         self._waits_for_budget = False
         self._is_reserved = False
+        self._is_batched = False
 
     async def knock(
         self, state: State, config: LLMConfig | None, request: ModelRequest, prepare: Callable[[], Awaitable[object]]
@@ -138,7 +145,9 @@ class CallGate:
         self.is_shut, self.seat = False, Seat()
         self._accounts = accounts_above(state)
         self._priority, self._tenant = priority_of(state), state.tenancy.tenant
-        pool = self._gates.governor.pool_of(config.model) if config is not None else None
+        self._is_batched = is_batched(config, request, self._priority)
+        has_pool = config is not None and not self._is_batched
+        pool = self._gates.governor.pool_of(config.model) if config is not None and has_pool else None
         if config is not None and (pool is not None or self._accounts):
             with contextlib.suppress(LLMConfigError):
                 await prepare()
@@ -147,7 +156,22 @@ class CallGate:
             if waits is not None:
                 self.is_shut = True
                 return waits if self._is_news(state, waits) else None
-        return ModelCallAdmitted() if state.gate is not None else None
+        return ModelCallAdmitted() if state.gate is not None and not self._is_batched else None
+
+    async def is_in_batch(self, state: State, call: CallModel) -> bool:
+        """Say whether a call is in a batch that has not brought its reply."""
+        if state.gate is None or state.gate.reason != BATCH:
+            return False
+        stands = (await self._gates.batches.ask(self._cid, step_of(call))).stands
+        return stands in (CallStands.WAITING, CallStands.SENT)
+
+    def batched_call(
+        self, state: State, call: CallModel, spec: LLMSpec, config: LLMConfig | None, request: ModelRequest
+    ) -> BatchedCall | None:
+        """Return how a call goes by a batch; None when it does not."""
+        if config is None or not is_batched(config, request, priority_of(state)):
+            return None
+        return BatchedCall(self._gates.batches, self._cid, call, spec=spec, config=config, seen_id=state.version)
 
     async def _queue_up(self, pool: Pool | None, config: LLMConfig, tokens: int) -> ModelCallDeferred | None:
         if pool is None:
@@ -179,9 +203,12 @@ class CallGate:
         if not self._accounts:
             return None
         self._gates.keeps_budgets = True
-        worst = worst_cost_usd(config, tokens)
         exhausted = await self._gates.ledger.reserve(
-            self._ownership, self._accounts, worst_usd=worst, total_usd=own_cost_usd(state)
+            self._ownership,
+            self._accounts,
+            worst_usd=worst_cost_usd(config, tokens, is_batched=self._is_batched),
+            total_usd=own_cost_usd(state),
+            is_batched=self._is_batched,
         )
         self._is_reserved = exhausted is None
         self._waits_for_budget = exhausted is not None
@@ -235,6 +262,8 @@ class CallGate:
             result: what is in the log now; None if the call may have brought a reply that is not.
         """
         await self._vacate()
+        if self._is_batched:
+            await self._gates.batches.drop(self._cid)
         if not self._is_reserved:
             return
         self._is_reserved = False
@@ -256,12 +285,26 @@ class CallGate:
             await self._gates.ledger.withdraw(self._cid, self._accounts)
         self._queue, self._waits_for_budget, self.is_shut = None, False, False
         await self._vacate()
-        if self._is_reserved:
+        if self._gates.may_batch:
+            await self._leave_batch(state)
+        elif self._is_reserved:
             self._is_reserved = False
             await self._gates.ledger.settle(self._ownership, self._accounts, total_usd=own_cost_usd(state))
 
+    async def _leave_batch(self, state: State) -> None:
+        """Give up a call that is in a batch, if the conversation is over; one that is paused will want its reply."""
+        is_over = state.agent_state in (AgentState.STOPPED, AgentState.ERROR, AgentState.FINISHED, AgentState.REJECTED)
+        stood = await self._gates.batches.drop(self._cid) if is_over else CallStands.NONE
+        accounts = accounts_above(state)
+        if accounts and (stood is not CallStands.NONE or (self._is_reserved and not self._is_batched)):
+            self._is_reserved = False
+            is_lost = stood in (CallStands.SENT, CallStands.DONE)
+            await self._gates.ledger.settle(self._ownership, accounts, total_usd=own_cost_usd(state), is_lost=is_lost)
+
     def abandon(self, state: State) -> None:
         """Note that the call under way was cancelled."""
+        if self._is_batched:
+            return  # the batch goes on; whoever owns the conversation then takes the reply
         if self._is_reserved or self.seat.pool is not None:
             # What it had is taken out at once: whatever the conversation does next must not give it back as unused.
             left = CallGate(self._gates, self._ownership)

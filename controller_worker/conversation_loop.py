@@ -23,7 +23,7 @@ from broker.agent_state import AgentState, is_settled
 from broker.clock import to_millis
 from broker.errors import DeckhandsError
 from broker.event_log import Appended, Closed, Conflict, Duplicate
-from broker.events import Event
+from broker.events import Event, ModelCallDeferred
 from broker.failpoints import failpoint
 from broker.ownership import Claimed, DispatchOutcome
 from controller_worker.agents.agent import Agent
@@ -312,6 +312,9 @@ class ConversationLoop:
         """Ask the model. True if a condensation came first, for which nobody had to be asked."""
         if self._call is not None or self._gate.is_shut:
             return False
+        if await self._gate.is_in_batch(self.state, effect):
+            self._gate.is_shut = True
+            return True
         assert self._agent is not None
         question = await next_question(self.state, self._agent, self._recollection, self._services.models)
         if isinstance(question, CondensationAction):
@@ -349,7 +352,10 @@ class ConversationLoop:
         await self._commit(await self._services.hooks.reviewed(self.state, answer.events(self.state, agent)))
         if self.state.version > version:
             self._answer = None
-            await self._gate.charge(self.state, answer.result)
+            if isinstance(answer.result, ModelCallDeferred):
+                self._gate.is_shut = True
+            else:
+                await self._gate.charge(self.state, answer.result)
 
     async def _release(self, effect: Effect | None = None) -> None:
         """Give the conversation up, parked if it waits for a time; stay if there is news."""

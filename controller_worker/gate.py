@@ -1,10 +1,10 @@
-"""Waiting for a quota or a budget, as part of the core: what it is in the log, and what is wanted meanwhile.
+"""Waiting for a quota, a budget or a batch, as part of the core: what it is in the log, and what is wanted meanwhile.
 
-Such a wait ends when the governor or the ledger says so and not at a time, so the core goes on wanting the call; the
-shell (`call_gate`) asks whenever the conversation is woken.
+Such a wait ends when the governor, the ledger or the provider says so and not at a time, so the core goes on wanting
+the call; the shell (`call_gate`) asks whenever the conversation is woken.
 
 Holds: a wait for a quota shows as `rate_limited`, which OpenHands has; one for a budget as the wait reason
-`waiting_for_budget` of a running conversation, because OpenHands has no state for it.
+`waiting_for_budget`, and one for a batch as `batch`, of a running conversation: OpenHands has no state for them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from controller_worker.state import Gate, State, replace
 
 QUOTA = "rate_limit"
 BUDGET = "waiting_for_budget"
+BATCH = "batch"
 
 _SHOWN = {QUOTA: AgentState.RATE_LIMITED, BUDGET: AgentState.RUNNING}
 

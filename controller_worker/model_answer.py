@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from broker.events import Event, ModelCallFailed
+from broker.events import Event, ModelCallDeferred, ModelCallFailed
 from controller_worker.agents.agent import Agent
 from controller_worker.call_gate import CallGate
 from controller_worker.effects import CallModel
@@ -24,11 +24,11 @@ class ModelAnswer:
 
     call: CallModel
     question: Question
-    result: Completion | ModelCallFailed
+    result: Completion | ModelCallFailed | ModelCallDeferred
 
     def events(self, state: State, agent: Agent) -> tuple[Event, ...]:
         """Return what it leads to, with the risk of each action; to be appended behind `state.version`."""
-        if isinstance(self.result, ModelCallFailed):
+        if isinstance(self.result, ModelCallFailed | ModelCallDeferred):
             return (self.result,)
         reply = reply_of(
             self.result, iteration=self.call.iteration, seen_id=self.question.seen_id, event_id=state.version + 1
@@ -40,11 +40,14 @@ class ModelAnswer:
 async def asked(
     services: Services, gate: CallGate, state: State, call: CallModel, question: Question, *, is_watched: bool
 ) -> ModelAnswer:
-    """Make one call; a failure is an answer too.
+    """Make one call; a failure is an answer too, and so is a wait for a batch.
 
     Args:
         is_watched: somebody looks on while the model writes.
     """
+    batched = gate.batched_call(state, call, question.llm, services.models.settings(question.llm), question.request)
+    if batched is not None:
+        question = replace(question, request=replace(question.request, carry=batched.carry))
     async with shown(services.store, question.request, attempt=call.attempt, is_watched=is_watched) as request:
         result = await ask(
             services.models,
@@ -55,4 +58,6 @@ async def asked(
             gate=gate,
             admit=partial(services.hooks.admit, state, request.service),
         )
+    if batched is not None:
+        question = replace(question, seen_id=batched.seen_id)
     return ModelAnswer(call, question, result)

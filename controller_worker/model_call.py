@@ -18,6 +18,7 @@ from broker.errors import DeckhandsError
 from broker.events import (
     EventSource,
     LLMSpec,
+    ModelCallDeferred,
     ModelCallFailed,
     ModelReply,
     ModelToolCall,
@@ -26,6 +27,8 @@ from broker.events import (
 )
 from broker.ids import jitter
 from controller_worker.call_gate import CallGate
+from controller_worker.gate import BATCH
+from controller_worker.llm.batching import CallBatched
 from controller_worker.llm.config import PRIMARY, Fallback, LLMConfig
 from controller_worker.llm.errors import LLMConfigError, ModelError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
@@ -75,6 +78,15 @@ class Models:
             return self._config(spec)
         except LLMConfigError:
             return None
+
+    @property
+    def may_batch(self) -> bool:
+        """Whether any settings of this worker ask for the provider's batch API."""
+        try:
+            self._profiles = self._profiles or Profiles.from_env(self._env)
+        except LLMConfigError:
+            return False  # which the first call will say
+        return self._profiles.sets("batch")
 
     def max_message_chars(self, spec: LLMSpec) -> int:
         """Return how long a text in a prompt may be; the default where the settings cannot be used."""
@@ -139,7 +151,7 @@ async def ask(
     clock: Clock,
     gate: CallGate | None = None,
     admit: Callable[[str], Awaitable[None]] | None = None,
-) -> Completion | ModelCallFailed:
+) -> Completion | ModelCallFailed | ModelCallDeferred:
     """Make one attempt: ask the model and, while it fails, its fallbacks.
 
     Args:
@@ -148,7 +160,7 @@ async def ask(
         admit: told the model before it is asked; raises if it may not be.
 
     Returns:
-        The reply, or what went wrong and when to try again.
+        The reply, or what went wrong and when to try again; or that the call was given to a batch.
     """
     try:
         llm, config = await models.of(spec, key_env=None if gate is None else gate.seat.key_env)
@@ -157,7 +169,8 @@ async def ask(
         try:
             return await (llm.complete(request) if gate is None else gate.complete(llm, config, request))
         except ModelError as error:
-            answer = await _ask_fallbacks(models, spec, request, error, config.fallbacks, gate=gate)
+            fallbacks = config.fallbacks if request.carry is None else ()
+            answer = await _ask_fallbacks(models, spec, request, error, fallbacks, gate=gate)
             if isinstance(answer, Completion):
                 return answer
             wait = next_wait_seconds(config, attempt, answer, jitter=jitter() - 0.5)
@@ -168,6 +181,8 @@ async def ask(
                 attempt=attempt,
                 retry_at=None if wait is None else clock.now() + timedelta(seconds=wait),
             )
+    except CallBatched:
+        return ModelCallDeferred(code=BATCH, content="The call was given to a batch of the provider's.")
     except DeckhandsError as error:
         return _failed(error.code, str(error), last_error_of(error), attempt=attempt)
     except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)

@@ -9,6 +9,7 @@ from broker.notebooks import Notebooks
 from broker.ownership import Owners
 from broker.quotas import QuotaTable
 from broker.store import Store
+from controller_worker.batch_keeper import BatchKeeper
 from controller_worker.call_gate import Gates
 from controller_worker.hooks import Hooks
 from controller_worker.model_call import Models
@@ -23,6 +24,7 @@ class Services:
         hooks: what the operator does before and after what happens here.
         notebooks: of the store.
         gates: made of the quotas, and of the store's budgets.
+        keeper: looks after batched calls.
     """
 
     store: Store
@@ -33,7 +35,9 @@ class Services:
     hooks: Hooks = field(default_factory=Hooks)
     notebooks: Notebooks = field(init=False)
     gates: Gates = field(init=False)
+    keeper: BatchKeeper = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "notebooks", Notebooks(self.store))
-        object.__setattr__(self, "gates", Gates(self.store, self.quotas))
+        object.__setattr__(self, "gates", Gates(self.store, self.quotas, may_batch=self.models.may_batch))
+        object.__setattr__(self, "keeper", BatchKeeper(self.store, self.gates.batches, self.models))

@@ -26,7 +26,7 @@ async def shown(store: Store, request: ModelRequest, *, attempt: int, is_watched
         attempt: which call of its step it is, from 1.
         is_watched: somebody looks on.
     """
-    if request.service != "agent" or not is_watched:
+    if request.service != "agent" or request.carry is not None or not is_watched:
         yield request
         return
     live = LiveText(store, request.conversation_id)

@@ -7,8 +7,9 @@ Does not: import the SDK before a model is created; that costs more than a secon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from broker.clock import SystemClock
 from controller_worker.llm.config import LLMConfig
@@ -33,6 +34,7 @@ IDLE_CONNECTION_SECONDS = 30.0
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
 
 _PATH = "/v1/messages"
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 class AnthropicLLM:
@@ -49,9 +51,9 @@ class AnthropicLLM:
         self._secrets = config.secrets
         self._row = look_up(model)
         self._parameters = messages_parameters(config, model)
-        self._headers = {"Content-Type": "application/json"}
-        if {"temperature", "top_p", "top_k"} & set(self._parameters):
-            self._headers["anthropic-version"] = LAST_VERSION_WITH_SAMPLING
+        has_sampling = bool({"temperature", "top_p", "top_k"} & set(self._parameters))
+        self._version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING} if has_sampling else {}
+        self._headers = {"Content-Type": "application/json"} | self._version
         self._wire = MessagesWire(caching_prompt=config.caching_prompt)
         self._client = _client(config)
         self._clock = SystemClock()
@@ -64,30 +66,54 @@ class AnthropicLLM:
             parameters = parameters | {"temperature": request.temperature}
         if request.on_delta is not None:
             parameters = parameters | {"stream": True}
-        reply, headers = await self._ask(self._wire.body(parameters, request), request.on_delta)
+        body, headers = self._wire.body(parameters, request), _NO_HEADERS
+        if request.carry is not None:
+            reply = read_message(await request.carry(body))
+        else:
+            reply, headers = await self._ask(body, request.on_delta)
         return reply.completion(
-            cost_usd=call_cost_usd(self._config, self._row, reply.usage),
+            cost_usd=call_cost_usd(self._config, self._row, reply.usage, is_batched=request.carry is not None),
             latency_seconds=self._clock.monotonic() - began,
             quota_left=quota_left(headers),
         )
+
+    async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
+        """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
+        import httpx2
+
+        options: Any = {"headers": {**headers, **self._version}}
+        async with self._errors_told():
+            if method == "GET":
+                answer = await self._client.get(path, cast_to=httpx2.Response, options=options)
+            else:
+                answer = await self._client.post(path, cast_to=httpx2.Response, content=content, options=options)
+            return answer.content
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._client.close()
 
     async def _ask(self, body: bytes, on_delta: Callable[[Delta], None] | None) -> tuple[Reply, Mapping[str, str]]:
+        import httpx2
+
+        async with self._errors_told():
+            if on_delta is not None:
+                return await self._stream(body, on_delta)
+            response = await self._client.post(
+                _PATH, cast_to=httpx2.Response, content=body, options={"headers": self._headers}
+            )
+            return read_reply(response.content), response.headers
+
+    @contextlib.asynccontextmanager
+    async def _errors_told(self) -> AsyncIterator[None]:
+        """Limit what is done within in time, and tell its errors as our own."""
         import anthropic
         import httpx2
 
         limit_seconds = self._config.total_timeout_seconds
         try:
             async with asyncio.timeout(limit_seconds):
-                if on_delta is not None:
-                    return await self._stream(body, on_delta)
-                response = await self._client.post(
-                    _PATH, cast_to=httpx2.Response, content=body, options={"headers": self._headers}
-                )
-                return read_reply(response.content), response.headers
+                yield
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except (anthropic.AnthropicError, httpx2.HTTPError, StreamedError) as error:

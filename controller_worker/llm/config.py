@@ -117,6 +117,26 @@ class RouterSpec(BaseModel):
         return frozenset(named - {PRIMARY})
 
 
+class BatchSpec(BaseModel):
+    """How calls are gathered for the provider's batch API.
+
+    Attributes:
+        gather_seconds: how long the first call of a batch waits for others at most.
+        max_calls: a batch with so many is sent at once.
+        max_bytes: and one that has this size.
+        poll_seconds: how often is looked whether a batch has ended.
+        lost_after_seconds: a batch whose sender died, and that the provider does not show after so long, was not sent.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gather_seconds: float = Field(default=60.0, ge=0)
+    max_calls: int = Field(default=500, ge=1, le=10_000)
+    max_bytes: int = Field(default=50_000_000, ge=1, le=150_000_000)
+    poll_seconds: float = Field(default=30.0, gt=0)
+    lost_after_seconds: float = Field(default=120.0, gt=0)
+
+
 class LLMConfig(BaseModel):
     """One model's settings. `model`, `timeout` and the names told to OpenRouter differ from OpenHands: see below.
 
@@ -141,6 +161,7 @@ class LLMConfig(BaseModel):
         cache_dir: a directory of kept replies (see `cache`); None keeps none.
         cache_scope: replies are kept apart by it: one for each sample of the same question, say.
         cache_ttl_seconds: for how long a kept reply is used.
+        batch: make the calls of conversations without a person by the provider's batch API; see `batching`.
         drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
         native_tool_calling: None decides by model.
         native_tool_calling: whether tools are the provider's business; False puts them into the prompt as text (see
@@ -179,6 +200,7 @@ class LLMConfig(BaseModel):
 
     fallbacks: tuple[Fallback, ...] = ()
     router: RouterSpec | None = None
+    batch: BatchSpec | None = None
     cache_dir: str | None = None
     cache_scope: str = ""
     cache_ttl_seconds: float = Field(default=30 * 86_400.0, gt=0)
@@ -220,6 +242,11 @@ class LLMConfig(BaseModel):
             value = [name.strip() for name in value.split(",") if name.strip()]
         return [{"use": item} if isinstance(item, str) else item for item in value]
 
+    @field_validator("batch", mode="before")
+    @classmethod
+    def _yes_is_enough(cls, value: Any) -> Any:
+        return {} if value is True else None if value is False else value
+
     @model_validator(mode="before")
     @classmethod
     def _name_the_nearest_field(cls, fields: Any) -> Any:
@@ -227,6 +254,12 @@ class LLMConfig(BaseModel):
         if unknown:
             raise ValueError("; ".join(f"{name!r} is no model setting{_did_you_mean(name)}" for name in unknown))
         return fields
+
+    @model_validator(mode="after")
+    def _batches_have_one_model(self) -> Self:
+        if self.batch is not None and self.router is not None:
+            raise ValueError("a profile with a router cannot be batched; set batch in the profiles that it chooses")
+        return self
 
     @model_validator(mode="after")
     def _azure_wants_a_version(self) -> Self:
@@ -253,7 +286,7 @@ class LLMConfig(BaseModel):
             prefixes = (ENV_PREFIX, ENV_FALLBACK_PREFIX) if name in ENV_FALLBACK_FIELDS else (ENV_PREFIX,)
             value = next((found for prefix in prefixes if (found := env.get(prefix + name.upper(), "").strip())), None)
             if value is not None:
-                is_plain = not any(kind in str(field.annotation) for kind in ("dict", "tuple", "RouterSpec"))
+                is_plain = not any(kind in str(field.annotation) for kind in ("dict", "tuple", "Spec"))
                 fields[name] = value if is_plain else _from_text(value)
         _warn_of_misspelt(env)
         fields |= {name: value for name, value in overrides.items() if value is not None}

@@ -8,7 +8,7 @@ Does not: retry, wait for a quota, keep a budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -46,6 +46,8 @@ class ModelRequest:
             one piece, which costs less. A call that fails may have shown pieces before.
         service: what the answer is for: `agent` for a step, `condenser` for a summary of the history,
             `critic` for a verdict on a finish.
+        carry: takes the body of the request instead of the connection, and returns the answer, parsed from JSON; see
+            `batching`. None for a call by the connection.
     """
 
     messages: Sequence[Message]
@@ -57,6 +59,7 @@ class ModelRequest:
     stop: tuple[str, ...] = ()
     on_delta: Callable[[Delta], None] | None = None
     service: Literal["agent", "condenser", "critic"] = "agent"
+    carry: Callable[[bytes], Awaitable[Any]] | None = None
 
     def __post_init__(self) -> None:
         if not self.messages:

@@ -28,6 +28,9 @@ OTHER_PROVIDERS = frozenset(
 )
 """Providers of which the table prices no model."""
 
+BATCH_SHARE = 0.5
+"""What a batched call costs of another one, where the table does not say: Anthropic and OpenAI both ask half."""
+
 _TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
 
 
@@ -47,11 +50,13 @@ class ModelRow:
 
     Attributes:
         prices: None when not known.
+        batch_prices: of calls by the provider's batch API; None when the table has none.
         tiers: prices for prompts above so many tokens, highest first.
         max_input_tokens: None when not known; likewise `max_output_tokens`.
     """
 
     prices: Prices | None
+    batch_prices: Prices | None
     tiers: tuple[tuple[int, Prices], ...]
     max_input_tokens: int | None
     max_output_tokens: int | None
@@ -62,10 +67,15 @@ class ModelRow:
     thinks_adaptively: bool
     vision: bool
 
-    def cost_usd(self, usage: Usage) -> float | None:
+    def cost_usd(self, usage: Usage, *, is_batched: bool = False) -> float | None:
         """Return what the call cost, or None when the price is not known."""
-        prices = next((tier for above, tier in self.tiers if usage.prompt_tokens > above), self.prices)
-        return cost_usd(prices, usage) if prices is not None else None
+        tier = next((prices for above, prices in self.tiers if usage.prompt_tokens > above), None)
+        if is_batched and tier is None and self.batch_prices is not None:
+            return cost_usd(self.batch_prices, usage)
+        prices = tier or self.prices
+        if prices is None:
+            return None
+        return cost_usd(prices, usage) * (BATCH_SHARE if is_batched else 1.0)
 
 
 def cost_usd(prices: Prices, usage: Usage) -> float:
@@ -80,11 +90,12 @@ def cost_usd(prices: Prices, usage: Usage) -> float:
     )
 
 
-def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage) -> float | None:
+def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage, *, is_batched: bool = False) -> float | None:
     """Return what a call cost by the configured prices, if there are both, else by the table's; None if unknown."""
     if config.input_cost_per_token is not None and config.output_cost_per_token is not None:
-        return cost_usd(Prices(config.input_cost_per_token, config.output_cost_per_token), usage)
-    return row.cost_usd(usage) if row is not None else None
+        cost = cost_usd(Prices(config.input_cost_per_token, config.output_cost_per_token), usage)
+        return cost * (BATCH_SHARE if is_batched else 1.0)
+    return row.cost_usd(usage, is_batched=is_batched) if row is not None else None
 
 
 @lru_cache(maxsize=1)
@@ -127,6 +138,7 @@ def _row(row: Mapping[str, Any]) -> ModelRow:
     priced = ((above, _prices(row, f"_above_{above}k_tokens")) for above in tiers)
     return ModelRow(
         prices=_prices(row, ""),
+        batch_prices=_batch_prices(row),
         tiers=tuple((above * 1000, prices) for above, prices in priced if prices is not None),
         max_input_tokens=_tokens(row.get("max_input_tokens")),
         max_output_tokens=_tokens(row.get("max_output_tokens")) or _tokens(row.get("max_tokens")),
@@ -148,6 +160,14 @@ def _prices(row: Mapping[str, Any], suffix: str) -> Prices | None:
     if per_input is None or per_output is None:
         return None
     return Prices(per_input, per_output, price("cache_read_input_token_cost"), price("cache_creation_input_token_cost"))
+
+
+def _batch_prices(row: Mapping[str, Any]) -> Prices | None:
+    names = ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost")
+    found = [row.get(f"{name}_batches") for name in (*names, "cache_creation_input_token_cost")]
+    prices = [float(value) if isinstance(value, int | float) and value >= 0 else None for value in found]
+    per_input, per_output, cache_read, cache_write = prices
+    return None if per_input is None or per_output is None else Prices(per_input, per_output, cache_read, cache_write)
 
 
 def _tokens(value: Any) -> int | None:

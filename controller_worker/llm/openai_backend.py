@@ -11,8 +11,9 @@ Does not: import the SDK before a model is created; that costs a second of CPU.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker.clock import SystemClock
@@ -40,6 +41,7 @@ IDLE_CONNECTION_SECONDS = 30.0
 COST_HEADER = "x-litellm-response-cost"
 
 _PATH = "/chat/completions"
+_NO_HEADERS: Mapping[str, str] = {}
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -71,14 +73,47 @@ class OpenAICompatibleLLM:
             parameters = parameters | {"temperature": request.temperature}
         if request.on_delta is not None:
             parameters = parameters | {"stream": True, "stream_options": {"include_usage": True}}
-        answer, headers = await self._ask(self._wire.body(parameters, request), request.on_delta)
+        body, headers = self._wire.body(parameters, request), _NO_HEADERS
+        if request.carry is not None:
+            answer = await request.carry(body)
+        else:
+            answer, headers = await self._ask(body, request.on_delta)
         reply = read_chat_reply(answer)
         told = told_cost_usd(headers)
         return reply.completion(
-            cost_usd=call_cost_usd(self._config, self._row, reply.usage) if told is None else told,
+            cost_usd=call_cost_usd(self._config, self._row, reply.usage, is_batched=request.carry is not None)
+            if told is None
+            else told,
             latency_seconds=self._clock.monotonic() - began,
             quota_left=quota_left(headers),
         )
+
+    async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
+        """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
+        import httpx
+
+        options: Any = {"headers": dict(headers)}
+        async with self._errors_told():
+            if method == "GET":
+                answer = await self._client.get(path, cast_to=httpx.Response, options=options)
+            else:
+                ask = self._client.post if method == "POST" else self._client.delete
+                answer = await ask(path, cast_to=httpx.Response, content=content, options=options)
+            return answer.content
+
+    async def upload(self, name: str, content: bytes) -> bytes:
+        """Upload a file for a batch and return what is said about it; raises `ModelError`."""
+        import httpx
+
+        async with self._errors_told():
+            answer = await self._client.post(
+                "/files",
+                cast_to=httpx.Response,
+                body={"purpose": "batch"},
+                files=[("file", (name, content, "application/jsonl"))],
+                options={"headers": {"Content-Type": "multipart/form-data"}},
+            )
+            return answer.content
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -86,17 +121,23 @@ class OpenAICompatibleLLM:
 
     async def _ask(self, body: bytes, on_delta: Callable[[Delta], None] | None) -> tuple[Any, Mapping[str, str]]:
         import httpx
+
+        async with self._errors_told():
+            if on_delta is not None:
+                return await self._stream(body, on_delta)
+            response = await self._client.post(_PATH, cast_to=httpx.Response, content=body, options={"headers": _JSON})
+            return _parsed(response), response.headers
+
+    @contextlib.asynccontextmanager
+    async def _errors_told(self) -> AsyncIterator[None]:
+        """Limit what is done within in time, and tell its errors as our own."""
+        import httpx
         import openai
 
         limit_seconds = self._config.total_timeout_seconds
         try:
             async with asyncio.timeout(limit_seconds):
-                if on_delta is not None:
-                    return await self._stream(body, on_delta)
-                response = await self._client.post(
-                    _PATH, cast_to=httpx.Response, content=body, options={"headers": _JSON}
-                )
-                return _parsed(response), response.headers
+                yield
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except (openai.OpenAIError, httpx.HTTPError, StreamedError) as error:

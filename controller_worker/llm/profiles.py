@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from controller_worker.llm.config import CONFIG_FILE_VARIABLE, LLMConfig
+from controller_worker.llm.config import CONFIG_FILE_VARIABLE, ENV_PREFIX, LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 
 SECTION = "llm"
@@ -66,6 +66,11 @@ class Profiles:
     def names(self) -> tuple[str, ...]:
         """The names of the profiles, in the file's order."""
         return tuple(self._named)
+
+    def sets(self, field: str) -> bool:
+        """Say whether any of the settings say something about a field."""
+        is_in_env = bool(self._env.get(ENV_PREFIX + field.upper(), "").strip())
+        return is_in_env or any(field in fields for fields in (self._base, *self._named.values()))
 
     def config(self, name: str | None = None, **overrides: Any) -> LLMConfig:
         """Return the settings of a profile, or of a model by the base settings.

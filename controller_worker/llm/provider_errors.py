@@ -124,6 +124,15 @@ class StreamedError(Exception):
         self.body = body
 
 
+class BatchedError(Exception):
+    """An error that came as the result of one call of a batch, with status and body of an error reply."""
+
+    def __init__(self, body: Mapping[str, Any], status_code: int) -> None:
+        super().__init__(str(body.get("message") or "The provider failed within a batch."))
+        self.body = body
+        self.status_code = status_code
+
+
 def model_error(error: BaseException, *, secrets: Sequence[str] = ()) -> ModelError:
     """Return our error for an exception that a provider's client raised.
 

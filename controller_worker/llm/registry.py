@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 
 from controller_worker.llm.anthropic_backend import AnthropicLLM
+from controller_worker.llm.anthropic_batches import AnthropicBatches
+from controller_worker.llm.batching import BatchProvider
 from controller_worker.llm.cache import CachedLLM
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
@@ -16,6 +18,7 @@ from controller_worker.llm.llm import LLM
 from controller_worker.llm.model_features import features_of, sees_images
 from controller_worker.llm.model_table import providers
 from controller_worker.llm.openai_backend import COMPATIBLE_PROVIDERS, OpenAICompatibleLLM
+from controller_worker.llm.openai_batches import OpenAIBatches
 from controller_worker.llm.replayed import PREFIX as REPLAY_PREFIX
 from controller_worker.llm.replayed import ReplayedLLM
 from controller_worker.llm.scripted import PREFIX as SCRIPTED_PREFIX
@@ -25,6 +28,7 @@ from controller_worker.llm.silent import SilentLLM
 from controller_worker.llm.text_tools import TextToolsLLM
 from controller_worker.llm.without_images import WithoutImagesLLM
 
+BATCH_BACKENDS = frozenset({"anthropic", "openai"})
 LOCAL_BACKENDS = frozenset({"scripted", "replay", "silent"})
 RESPONSES_PREFIX = "responses/"
 """Behind the provider: litellm's way to name a model that is to be asked by the Responses API."""
@@ -45,12 +49,40 @@ def create_llm(config: LLMConfig) -> LLM:
     if config.model.startswith(OPENHANDS_PREFIX):
         model = "litellm_proxy/" + config.model.removeprefix(OPENHANDS_PREFIX)
         config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
+    check_batches(config)
     backend = "silent" if config.model == SILENT_MODEL else backend_of(config)
     llm = _create(backend, config)
     if not takes_images(config):
         llm = WithoutImagesLLM(llm)
     llm = _with_text_tools(llm, backend, config)
     return llm if config.cache_dir is None else CachedLLM(llm, config)
+
+
+def create_batch_provider(config: LLMConfig) -> BatchProvider:
+    """Create the way to the provider's batch API that the configuration asks for.
+
+    Raises:
+        LLMConfigError: the model's backend has none.
+    """
+    check_batches(config)
+    if backend_of(config) == "anthropic":
+        claude = AnthropicLLM(config)
+        return AnthropicBatches(claude.send, claude.aclose)
+    other = OpenAICompatibleLLM(config)
+    return OpenAIBatches(other.send, other.upload, other.aclose)
+
+
+def check_batches(config: LLMConfig) -> None:
+    """Make sure that calls that are to be batched can be.
+
+    Raises:
+        LLMConfigError: the model's backend has no batch API.
+    """
+    if config.batch is not None and backend_of(config) not in BATCH_BACKENDS:
+        raise LLMConfigError(
+            f"{config.model!r} cannot be asked in batches by the backend {backend_of(config)!r}.",
+            remedy="Use a model of anthropic/, or the backend openai with LLM_BASE_URL=https://api.openai.com/v1.",
+        )
 
 
 def _with_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:

@@ -11,7 +11,7 @@ import json
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart
-from controller_worker.llm.model_table import look_up
+from controller_worker.llm.model_table import call_cost_usd, look_up
 
 CHARS_PER_TOKEN = 3
 """Fewer than in English prose: prompts of agents are code, paths and JSON."""
@@ -26,16 +26,13 @@ def prompt_tokens(request: ModelRequest) -> int:
     return chars // CHARS_PER_TOKEN + sum(_tokens(message) for message in request.messages)
 
 
-def worst_cost_usd(config: LLMConfig, input_tokens: int) -> float:
+def worst_cost_usd(config: LLMConfig, input_tokens: int, *, is_batched: bool = False) -> float:
     """Return what a call costs at most, or 0 when the price is not known."""
     row = look_up(config.model)
     output_tokens = config.max_output_tokens or (row.max_output_tokens if row is not None else None)
     # Writing a prompt into the provider's cache is the dearest way to send it.
     usage = Usage(input_tokens, output_tokens or UNKNOWN_OUTPUT_TOKENS, cache_write_tokens=input_tokens)
-    if config.input_cost_per_token is not None and config.output_cost_per_token is not None:
-        return input_tokens * config.input_cost_per_token + usage.completion_tokens * config.output_cost_per_token
-    cost = row.cost_usd(usage) if row is not None else None
-    return cost or 0.0
+    return call_cost_usd(config, row, usage, is_batched=is_batched) or 0.0
 
 
 def _tokens(message: Message) -> int:

@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--requests-per-minute", type=float, default=0, help="of each key; 0: no limit")
     parser.add_argument("--tokens-per-minute", type=float, default=0, help="of each key, in and out; 0: no limit")
     parser.add_argument("--concurrency", type=int, default=0, help="calls of each key at once; 0: no limit")
+    parser.add_argument("--batch-seconds", type=float, default=0.2, help="how long a batch takes")
     arguments = parser.parse_args()
     try:
         script = Script.load(arguments.script) if arguments.script else builtin_script(arguments.builtin)
@@ -50,6 +51,7 @@ async def _run(arguments: argparse.Namespace, script: Script, faults: list[dict[
         models=arguments.model,
         key=arguments.key,
         records=arguments.records,
+        batch_seconds=arguments.batch_seconds,
         faults=None if faults is None else FaultPlan([Fault.model_validate(fault) for fault in faults]),
         quota=Quota(
             arguments.requests_per_minute, arguments.tokens_per_minute, arguments.concurrency, clock=time.monotonic

@@ -44,6 +44,8 @@ Kind = Literal[
     # what the model says
     "empty_choices", "empty_text", "bad_arguments", "unknown_tool", "duplicate_ids", "many_calls", "length",
     "refusal", "wrong_usage",
+    # of batches only
+    "expired", "canceled", "missing",
 ]  # fmt: skip
 
 KIND_BY_ERROR_CODE: dict[str, Kind] = {
@@ -68,7 +70,7 @@ class Fault(BaseModel):
 
     Attributes:
         times: how many requests it meets; None for all.
-        turn: only requests of this turn, from 0; None for any.
+        turn: only requests of this turn, from 0; None for any; -1 for the making of a batch.
         retry_after: header of an error reply, seconds or an HTTP date.
         text: the error's message instead of the provider's usual one.
         interval_seconds: between two bytes of a drip.
@@ -114,7 +116,8 @@ class FaultPlan:
         """Use up and return the fault that a request of this turn meets."""
         for index, fault in enumerate(self._faults):
             times = self._times_left[index]
-            if fault.turn in (None, turn) and times != 0:
+            is_meant = fault.turn == turn or (fault.turn is None and turn >= 0)
+            if is_meant and times != 0:
                 self._times_left[index] = None if times is None else times - 1
                 return fault if fault.kind != "none" else None
         return None

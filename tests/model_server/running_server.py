@@ -58,6 +58,11 @@ class RunningModelServer:
         counts: dict[str, int] = self._control("GET", "/counts")
         return counts
 
+    def batches(self) -> list[dict[str, Any]]:
+        """Return the batches that were made, oldest first: id, items (custom_id, body), metadata."""
+        batches: list[dict[str, Any]] = self._control("GET", "/batches")
+        return batches
+
     def wait(self, **counts: int) -> dict[str, int]:
         """Return as soon as the named counts are reached; fail after 30 s. Blocks the thread."""
         reached: dict[str, int] = self._control("GET", "/wait?" + urllib.parse.urlencode(counts))

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from controller_worker.llm.scripted import Script
 from tests.model_server import chat_format, messages_format, responses_format
+from tests.model_server.batches import BatchShelf
 from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn, stopped
 from tests.model_server.quota import Quota, retry_after
 
@@ -79,6 +80,7 @@ class ModelServer:
         records: int = 200,
         faults: FaultPlan | None = None,
         quota: Quota | None = None,
+        batch_seconds: float = 0.2,
     ) -> None:
         self._script = script
         self._latency_seconds = script.latency_seconds if latency_seconds is None else latency_seconds
@@ -87,6 +89,7 @@ class ModelServer:
         self._records: deque[Record] = deque(maxlen=records)
         self._plan = faults or FaultPlan.of_script(script)
         self._quota = quota or Quota()
+        self._batches = BatchShelf(script, lambda: self._plan, batch_seconds)
         self._bodies: dict[Asked, bytes] = {}
         self._counts = {"received": 0, "in_flight": 0, "answered": 0, "refused": 0, "disconnected": 0}
         self._changed = asyncio.Condition()
@@ -95,6 +98,7 @@ class ModelServer:
         """Build the application."""
         app = web.Application(client_max_size=REQUEST_LIMIT_BYTES)
         app.add_routes([web.post(path, self._complete) for path in FORMATS])
+        app.add_routes(self._batches.routes())
         app.add_routes(
             [
                 web.get("/v1/models", self._list_models),
