@@ -117,12 +117,12 @@ async def test_calls_of_many_conversations_go_in_few_batches(evaluation: Evaluat
 @pytest.mark.parametrize(
     ("evaluation", "place"),
     [
-        ("anthropic", "batch_before_send"),
         ("openai", "batch_before_send"),
         ("anthropic", "batch_after_send"),
-        ("openai", "batch_after_send"),
-        ("anthropic", "batch_deliver"),
-        ("openai", "batch_before_close"),
+        ("openai", "batch_deliver"),
+        pytest.param("anthropic", "batch_before_send", marks=pytest.mark.slow),
+        pytest.param("openai", "batch_after_send", marks=pytest.mark.slow),
+        pytest.param("anthropic", "batch_before_close", marks=pytest.mark.slow),
     ],
     indirect=["evaluation"],
 )
