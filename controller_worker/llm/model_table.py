@@ -56,7 +56,6 @@ class ModelRow:
     """
 
     prices: Prices | None
-    batch_prices: Prices | None
     tiers: tuple[tuple[int, Prices], ...]
     max_input_tokens: int | None
     max_output_tokens: int | None
@@ -66,6 +65,7 @@ class ModelRow:
     takes_effort: bool
     thinks_adaptively: bool
     vision: bool
+    batch_prices: Prices | None = None
 
     def cost_usd(self, usage: Usage, *, is_batched: bool = False) -> float | None:
         """Return what the call cost, or None when the price is not known."""

@@ -36,6 +36,7 @@ def test_the_defaults_are_those_of_openhands() -> None:
         "read_timeout": 300.0,
         "fallbacks": (),
         "router": None,
+        "batch": None,
         "cache_dir": None,
         "cache_scope": "",
         "cache_ttl_seconds": 2_592_000.0,

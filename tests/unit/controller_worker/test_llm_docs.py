@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from controller_worker.llm.config import SAME_ELSEWHERE, LLMConfig
+from controller_worker.llm.config import SAME_ELSEWHERE, BatchSpec, LLMConfig
 from controller_worker.llm.errors import MODEL_ERRORS
 from controller_worker.llm.profiles import Profiles
 
@@ -17,9 +17,10 @@ def test_the_examples_can_be_read(tmp_path: Path) -> None:
     path.write_text("\n".join(re.findall(r"```toml\n(.*?)```", DOCS, re.DOTALL)))
     keys = {name: f"key of {name}" for name in re.findall(r"\$\{(\w+)\}", DOCS)}
     profiles = Profiles.from_env({"LLM_CONFIG": str(path)} | keys)
-    assert profiles.names == ("spare", "long", "local", "auto")
+    assert profiles.names == ("spare", "long", "local", "auto", "cheap")
     named = {name: profiles.named(name) for name in profiles.names}
     assert named["spare"].secrets == ("key of SECOND_KEY",)
+    assert named["cheap"].batch == BatchSpec()
     router = named["auto"].router
     assert router is not None
     assert router.profiles == {"local", "long"}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Usage
 from controller_worker.llm.model_features import ModelFeatures, features_of, normalised
-from controller_worker.llm.model_table import ModelRow, Prices, cost_usd, look_up
+from controller_worker.llm.model_table import ModelRow, Prices, call_cost_usd, cost_usd, look_up
 from controller_worker.llm.openai_backend import told_cost_usd
 
 
@@ -38,6 +40,18 @@ def test_an_unknown_model_has_no_price() -> None:
 def test_a_row_without_prices_costs_unknown_and_not_nothing() -> None:
     row = ModelRow(None, (), None, None, False, False, True, False, False, False)
     assert row.cost_usd(Usage(prompt_tokens=5)) is None
+
+
+def test_a_batched_call_costs_what_the_table_says_or_half() -> None:
+    row = look_up("claude-sonnet-4-5")
+    assert row is not None
+    usage = Usage(prompt_tokens=1_000, completion_tokens=100, cache_read_tokens=500)
+    batched = row.cost_usd(usage, is_batched=True)
+    assert batched == pytest.approx(500 * 1.5e-6 + 500 * 1.5e-7 + 100 * 7.5e-6)
+    untold = replace(row, batch_prices=None)
+    assert untold.cost_usd(usage, is_batched=True) == pytest.approx(batched)
+    own = LLMConfig(model="m", input_cost_per_token=0.01, output_cost_per_token=0.02)
+    assert call_cost_usd(own, None, Usage(10, 10), is_batched=True) == pytest.approx(0.15)
 
 
 def test_a_known_model_with_and_without_its_provider() -> None:
