@@ -69,7 +69,14 @@ class Source:
 
     def nodes(self, *types: type[ast.AST]) -> Iterator[ast.AST]:
         """Every node of these types, in no particular order."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, types))
+        return (node for kind, found in self._nodes.items() if issubclass(kind, types) for node in found)
+
+    @cached_property
+    def _nodes(self) -> dict[type[ast.AST], list[ast.AST]]:
+        found: dict[type[ast.AST], list[ast.AST]] = {}
+        for node in ast.walk(self.tree):  # once: there are twenty rules
+            found.setdefault(type(node), []).append(node)
+        return found
 
     def public_definitions(self) -> Iterator[Definition]:
         """Functions and classes of the module, and the methods of its public classes, without a leading underscore."""
