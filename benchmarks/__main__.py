@@ -33,6 +33,7 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "append": ("--rounds", "50"),
     "model_client": ("--rounds", "1", "--calls", "2"),
     "host_round_trip": ("--rounds", "10", "--hosts", "2"),
+    "neighbours": ("--seconds", "0.5", "--quiet", "1"),
 }
 """Benchmarks that print their own tables and run by themselves too, and with what they only show that they work."""
 QUIET_LOAD = 0.7

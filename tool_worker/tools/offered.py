@@ -23,7 +23,12 @@ from broker.actions import OfferedToolAction
 from broker.custom_tools import CustomTool, Runner, ToolContext, ToolFailed, as_custom_tool
 from broker.errors import UsageError
 from broker.events import Observation
-from broker.observations import ErrorObservation, OutcomeUnknownObservation, ToolCallObservation
+from broker.observations import (
+    ErrorObservation,
+    OutcomeUnknownObservation,
+    ToolCallObservation,
+    truncate_content,
+)
 from broker.tool_specs import OutcomePolicy, ToolOffer
 
 ENTRY_POINTS = "deckhands.tools"
@@ -34,6 +39,9 @@ UNKNOWN_TEXT = (
 
 EXPECTED_LIMIT_SECONDS = 60.0
 """How long a call waits for tools that its worker, which has just started, does not know yet."""
+
+MAX_ANSWER_CHARS = 2**20
+"""Of a longer answer the head and the tail are kept: what is masked, packed and written holds up everybody's loop."""
 
 _log = logging.getLogger(__name__)
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
@@ -157,21 +165,29 @@ async def _answer(tool: CustomTool, run: Runner, arguments: Any, context: ToolCo
 
 
 def _observation(action: OfferedToolAction, found: Any) -> Observation:
-    """Turn what a tool returned into its observation.
+    """Turn what a tool returned into its observation, of which no text is longer than `MAX_ANSWER_CHARS`.
 
     A text is the content. A model or an object is data, and its field `content`, if it has one, is what the model
     reads; anything else is read as JSON.
     """
     if isinstance(found, Observation):
-        return found
+        is_long = len(found.content) > MAX_ANSWER_CHARS
+        return found.model_copy(update={"content": _cut(found.content)}) if is_long else found
     if found is None or isinstance(found, str):
-        return ToolCallObservation(content=found or "", name=action.name)
+        return ToolCallObservation(content=_cut(found or ""), name=action.name)
     try:
         plain = found.model_dump(mode="json") if isinstance(found, BaseModel) else _ANY.dump_python(found, mode="json")
         outputs = cast("Mapping[str, Any]", plain) if isinstance(plain, dict) else {"result": plain}
+        written = _ANY.dump_json(plain, indent=2).decode("utf-8", "replace")
         content = outputs.get("content")
         if not isinstance(content, str):
-            content = _ANY.dump_json(plain, indent=2).decode("utf-8", "replace")
-        return ToolCallObservation(content=content, name=action.name, outputs=dict(outputs))
+            content = written
+        # Data that is cut is no data any more: of too much of it only the text is kept.
+        kept = dict(outputs) if len(written) <= MAX_ANSWER_CHARS else {}
+        return ToolCallObservation(content=_cut(content), name=action.name, outputs=kept)
     except ValueError as error:
         raise ToolFailed(f"The tool {action.name} answered with what is no data: {error}") from error
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_ANSWER_CHARS else truncate_content(text, MAX_ANSWER_CHARS)

@@ -15,7 +15,7 @@ from broker.events import Observation
 from broker.observations import ErrorObservation, OutcomeUnknownObservation, ToolCallObservation
 from broker.tool_specs import OutcomePolicy
 from tests import example_tools
-from tool_worker.tools.offered import OfferedTools, found_tools
+from tool_worker.tools.offered import MAX_ANSWER_CHARS, OfferedTools, found_tools
 
 NAMES = [f"tests.example_tools:{name}" for name in ("add", "wait_for_ever", "render", "fail", "PlaceOrder")]
 
@@ -162,3 +162,23 @@ async def test_after_a_crash_the_outcome_policy_decides(offered: OfferedTools, t
 
 def test_the_key_of_a_call_is_its_own() -> None:
     assert ToolContext("c", 1).idempotency_key != ToolContext("c", 11).idempotency_key
+
+
+def pour(length: int, is_data: bool) -> Any:
+    """Return a lot."""
+    text = "ab" * (length // 2)
+    return {"content": text, "more": 1} if is_data else text
+
+
+async def test_of_a_long_answer_the_head_and_the_tail_are_kept() -> None:
+    offered = OfferedTools([custom_tool(pour)])
+    whole = await call(offered, "pour", length=2 * MAX_ANSWER_CHARS // 3, is_data=True)
+    assert isinstance(whole, ToolCallObservation)
+    assert (len(whole.content), whole.outputs["more"]) == (2 * MAX_ANSWER_CHARS // 3, 1)
+    for is_data in (False, True):
+        cut = await call(offered, "pour", length=50 * MAX_ANSWER_CHARS, is_data=is_data)
+        assert isinstance(cut, ToolCallObservation)
+        assert len(cut.content) <= MAX_ANSWER_CHARS + 100
+        assert cut.content.startswith("ab")
+        assert "truncated" in cut.content
+        assert cut.outputs == {}

@@ -1,0 +1,170 @@
+"""What one workspace's flood costs the others: a hundred megabytes, a million lines, ten thousand pieces a second.
+
+    python benchmarks/neighbours.py [--seconds 5] [--quiet 4] [--sandbox bwrap|none]
+
+One tool worker's part in one process: real workspaces, a real store, the executor. While one conversation floods,
+others run `true` without a pause; what is printed is how long they waited, without a flood and with each, how long the
+process's loop was held up at most, and the memory of this process and of the host that was flooded. Times are wall
+clock: on two processors the flood itself, the shell that reads it and the neighbours share them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+
+import psutil
+
+from broker import codec
+from broker.action_queue import ActionClaimed, ActionDelivery
+from broker.actions import MessageAction, ToolCallAction
+from broker.custom_tools import custom_tool
+from broker.embedded import EmbeddedValkey
+from broker.event_log import EventLog
+from broker.events import ConversationCreated, EventSource, WorkspaceSpec, with_id
+from broker.store import Store, open_store
+from tool_worker.executor import Executor
+from tool_worker.host_folder import HostFolder
+from tool_worker.open_workspace import OpenWorkspace
+from tool_worker.tools.offered import OfferedTools
+from tool_worker.workspaces import Workspaces
+
+FLOOD, CALLER = "flooding", "caller"
+ALWAYS = {"timeout": 600, "blocking": True}
+PIECES = "import time\nfor n in range({count}):\n print(n, flush=True)\n if n % 100 == 99: time.sleep(0.01)"
+LOOK_SECONDS = 0.001
+
+
+@cache
+def long_text(megabytes: int) -> str:
+    return "abcdefgh" * (megabytes << 17)
+
+
+@custom_tool
+def pour(megabytes: int) -> str:
+    """Return a long text, which is there already: to make one holds up the interpreter, and is no part of ours."""
+    return long_text(megabytes)
+
+
+class Waits:
+    """How long neighbours and the loop waited while something went on."""
+
+    def __init__(self) -> None:
+        self.each: list[float] = []
+        self.held = 0.0
+        self.host_bytes = 0
+        self.own_bytes = 0
+
+    def report(self) -> dict[str, float]:
+        ranked = sorted(self.each)
+        return {
+            "commands": len(ranked),
+            "p50_ms": round(ranked[len(ranked) // 2] * 1000, 2),
+            "p99_ms": round(ranked[int(len(ranked) * 0.99)] * 1000, 2),
+            "loop_held_ms": round(self.held * 1000, 1),
+            "host_mb": round(self.host_bytes / 2**20, 1),
+            "own_mb": round(self.own_bytes / 2**20, 1),
+        }
+
+
+async def watched(flood: Awaitable[object], quiet: Sequence[OpenWorkspace], ids: list[int], host: int) -> Waits:
+    """Let neighbours run commands for as long as a flood lasts."""
+    waits = Waits()
+    task = asyncio.ensure_future(flood)
+
+    async def run(workspace: OpenWorkspace) -> None:
+        while not task.done():
+            ids[0] += 1
+            began = perf_counter()
+            await workspace.run(ids[0], "bash", {"command": "true"})
+            waits.each.append(perf_counter() - began)
+
+    async def look() -> None:
+        own, flooded = psutil.Process(), psutil.Process(host)
+        while not task.done():
+            began = perf_counter()
+            await asyncio.sleep(LOOK_SECONDS)
+            waits.held = max(waits.held, perf_counter() - began - LOOK_SECONDS)
+            if int(began * 10) % 2:
+                waits.host_bytes = max(waits.host_bytes, flooded.memory_info().rss)
+                waits.own_bytes = max(waits.own_bytes, own.memory_info().rss)
+
+    await asyncio.gather(look(), *map(run, quiet))
+    await task
+    return waits
+
+
+async def measure(root: Path, store: Store, *, seconds: float, quiet: int, sandbox: str) -> dict[str, object]:
+    workspaces = Workspaces(root, sandbox=sandbox)
+    log = EventLog(store)
+    executor = Executor(log, workspaces, worker_id="bench", offered=OfferedTools([pour]))
+    ids = [1]
+    long_text(100)
+    try:
+        flooded = await workspaces.open(FLOOD)
+        host = HostFolder(root, FLOOD).main_pid() or 0
+        calm = [await workspaces.open(f"quiet-{number}") for number in range(quiet)]
+        for name in (FLOOD, CALLER):
+            await log.create(ConversationCreated(conversation_id=name))
+
+        def command(text: str) -> Callable[[], Awaitable[object]]:
+            ids[0] += 1
+            return lambda number=ids[0]: flooded.run(number, "bash", {"command": text, **ALWAYS})
+
+        async def call() -> None:
+            await log.append(CALLER, [ToolCallAction(name="pour", arguments={"megabytes": 100})])
+            action = with_id((await log.read(CALLER))[-1], await log.last_id(CALLER))
+            delivery = ActionDelivery(CALLER, action.id, codec.encode(action.wire()), WorkspaceSpec(), "")
+            await executor.execute(delivery, ActionClaimed(1))
+
+        async def append() -> None:
+            ends = perf_counter() + seconds
+            while perf_counter() < ends:
+                events = [MessageAction(content=f"piece {n}", source=EventSource.AGENT) for n in range(100)]
+                await asyncio.gather(log.append(FLOOD, events), asyncio.sleep(0.01))
+
+        pieces = PIECES.format(count=int(seconds * 10_000))
+        floods: dict[str, Callable[[], Awaitable[object]]] = {
+            "nothing": lambda: asyncio.sleep(seconds),
+            "100 MB": command("yes abcdefg | head -c 100000000"),
+            "a million lines": command("seq 1000000"),
+            "10,000 pieces a second": command(f"python3 -c '{pieces}'"),
+            "10,000 events a second": append,
+            "a tool's answer of 100 MB": call,
+        }
+        return {name: (await watched(flood(), calm, ids, host)).report() for name, flood in floods.items()}
+    finally:
+        for state in workspaces.list():
+            await workspaces.close(state.conversation_id)
+        await workspaces.aclose()
+
+
+async def _main(options: argparse.Namespace) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        server = EmbeddedValkey(Path(folder, "store"))
+        await server.start()
+        store = await open_store(server.url)
+        try:
+            own = {"seconds": options.seconds, "quiet": options.quiet, "sandbox": options.sandbox}
+            return await measure(Path(folder, "node"), store, **own)
+        finally:
+            await store.aclose()
+            await server.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sandbox", choices=["bwrap", "none"], default="bwrap")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--quiet", type=int, default=4)
+    print(json.dumps(asyncio.run(_main(parser.parse_args())), indent=2))
+
+
+if __name__ == "__main__":
+    main()
