@@ -14,6 +14,7 @@ from broker.ids import new_conversation_id
 from deckhands.cli.output import note
 from deckhands.cli.reach import cluster_client
 from deckhands.forking import fork_of
+from deckhands.sdk_conversation import read_sdk_directory
 from deckhands.settings import FaceSettings
 from deckhands.trajectories import read_trajectory
 
@@ -24,10 +25,16 @@ from deckhands.trajectories import read_trajectory
 def import_(*, path: Path, output: Path | None) -> None:
     """Bring a recorded conversation onto the cluster and print its id.
 
-    PATH is a trajectory of OpenHands (a JSON list of events), or a file that `deckhands export` has written (.jsonl). A
-    conversation that was not over is gone on with as soon as a worker finds it.
+    PATH is a trajectory of OpenHands (a JSON list of events), a conversation directory of OpenHands' SDK, or a file
+    that `deckhands export` has written (.jsonl). A conversation that was not over is gone on with as soon as a worker
+    finds it.
     """
-    events = _read(path)
+    if path.is_dir():
+        events, left_out = read_sdk_directory(path, new_conversation_id())
+        for what, count in sorted(left_out.items()):
+            note(f"Left out: {count} {what}.")
+    else:
+        events = _read(path)
     if output is not None:
         try:
             output.write_text("".join(event_line(event) + "\n" for event in events), encoding="utf-8")

@@ -1,0 +1,233 @@
+"""Conversation directories of OpenHands' SDK: a real one, and what can be otherwise with one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.errors import UsageError
+from broker.events import ConversationCreated, Event, ModelReply
+from broker.invariants import violations
+from broker.observations import CmdOutputObservation, OutcomeUnknownObservation
+from broker.standing import standing
+from controller_worker.controller import fold
+from controller_worker.memory.conversation_memory import ConversationMemory
+from controller_worker.memory.view import ViewFold
+from controller_worker.replay import replay
+from controller_worker.state import State
+from deckhands.sdk_conversation import read_sdk_directory
+from deckhands.summary import summarize
+from tests.integration.command_line import deckhands, environment
+
+REAL = Path(__file__).with_name("sdk_conversation")
+"""Written by openhands-sdk 1.58.0 with its own test model and tools; long texts and paths of the machine are replaced."""
+
+Change = Callable[[dict[str, Any], list[dict[str, Any]]], None]
+
+
+def changed(folder: Path, change: Change, *, upto: int | None = None) -> Path:
+    """Return a copy with another state and other events, as many of them as wanted."""
+    state = json.loads((REAL / "base_state.json").read_text())
+    events = [json.loads(file.read_text()) for file in sorted((REAL / "events").iterdir())[:upto]]
+    state["leaf_event_id"] = events[-1]["id"]
+    change(state, events)
+    copy = folder / "copy"
+    (copy / "events").mkdir(parents=True)
+    (copy / "base_state.json").write_text(json.dumps(state))
+    for number, event in enumerate(events):
+        (copy / "events" / f"event-{number:05}-{event['id']}.json").write_text(json.dumps(event))
+    return copy
+
+
+def read(path: Path) -> tuple[list[Event], dict[str, int]]:
+    """Read a directory; check that the log is sound, and that every call that is shown to a model has a result."""
+    events, left_out = read_sdk_directory(path, "c1")
+    assert violations(events, conversation_id="c1", is_over=False) == []
+    assert replay(events).divergence is None
+    view, memory = ViewFold(), ConversationMemory()
+    for event in events:
+        view.add(event)
+    for event in view.script(view.view().events):
+        memory.add(event)
+    waiting: list[str] = []
+    for message in memory.messages():
+        if message.role == "tool":
+            waiting.remove(message.tool_call_id)
+        else:
+            assert waiting == []
+            waiting = [call.id for call in message.tool_calls]
+    return events, dict(left_out)
+
+
+def test_a_real_conversation_carries_over() -> None:
+    events, left_out = read(REAL)
+    assert left_out == {}
+    assert [event.kind.replace("observation", "obs") for event in events] == [
+        *("conversation.created", "action.system", "action.message", "action.recall", "obs.agent_state_changed"),
+        *("obs.null", "model.reply", "action.run", "action.think", "obs.run", "obs.think"),
+        *("model.reply", "action.edit", "obs.edit", "model.reply", "action.edit", "obs.edit"),
+        *("model.reply", "action.task_tracking", "obs.task_tracking", "model.reply", "obs.error"),
+        *("model.reply", "action.read", "action.run", "obs.read", "obs.run"),
+        *("model.reply", "action.message", "obs.agent_state_changed"),
+        *("action.message", "action.recall", "obs.agent_state_changed", "obs.null"),
+        *("model.reply", "action.finish", "obs.agent_state_changed"),
+    ]
+    created, output = events[0], events[9]
+    assert isinstance(created, ConversationCreated)
+    assert (created.agent.llm.model, created.workspace.path) == ("test-model", "/srv/project")
+    assert (created.title, created.limits.max_iterations) == ("Mend the till", 500)
+    assert isinstance(output, CmdOutputObservation)
+    assert (output.cause, output.content, output.exit_code, output.metadata.working_dir) == (
+        8,
+        "hello",
+        0,
+        "/srv/project",
+    )
+    state = fold(State(), events)
+    assert (state.agent_state, state.iteration, state.pending, state.message) == ("finished", 8, (), None)
+    assert [task.title for task in state.task_list] == ["Mend"]
+    summary = summarize(events)
+    assert (summary.message, summary.iterations, summary.exit_code) == ("Done.", 8, 0)
+
+
+def test_calls_of_one_reply_stand_together_and_name_it() -> None:
+    events, _ = read(REAL)
+    reply = events[6]
+    assert isinstance(reply, ModelReply)
+    assert [call.name for call in reply.tool_calls] == ["terminal", "think"]
+    named = [event.tool_call_metadata.reply_id for event in events[7:11] if event.tool_call_metadata]
+    assert named == [7, 7, 7, 7]
+    refused = events[21].tool_call_metadata
+    assert refused is not None
+    assert (refused.function_name, refused.reply_id) == ("nowhere", 21)
+
+
+def test_costs_and_tokens_go_to_their_replies(tmp_path: Path) -> None:
+    def with_costs(state: dict[str, Any], _: list[dict[str, Any]]) -> None:
+        ids = ["test-response-1", "test-response-2"]
+        state["stats"]["usage_to_metrics"]["agent"] = {
+            "model_name": "acme/large",
+            "costs": [{"model": "acme/large", "cost": cost, "timestamp": 1.0} for cost in (0.25, 0.5)],
+            "response_latencies": [{"model": "acme/large", "latency": 2.0, "response_id": ids[0]}],
+            "token_usages": [{"model": "acme/large", "prompt_tokens": 100, "response_id": name} for name in ids],
+        }
+
+    events, _ = read(changed(tmp_path, with_costs))
+    replies = [event for event in events if isinstance(event, ModelReply)]
+    assert [reply.cost_usd for reply in replies] == [0.25, 0.5, *[None] * 6]
+    assert (replies[0].usage.prompt_tokens, replies[0].latency_seconds, replies[0].model) == (100, 2.0, "acme/large")
+    assert summarize(events).cost_usd == 0.75
+
+
+def test_an_action_without_a_result_is_not_run_again(tmp_path: Path) -> None:
+    def while_running(state: dict[str, Any], _: list[dict[str, Any]]) -> None:
+        state["execution_status"] = "running"
+
+    events, _ = read(changed(tmp_path, while_running, upto=3))
+    assert isinstance(events[-1], OutcomeUnknownObservation)
+    assert (events[-1].cause, fold(State(), events).pending) == (8, ())
+
+
+def test_an_action_that_waits_for_a_confirmation_still_does(tmp_path: Path) -> None:
+    def waiting(state: dict[str, Any], _: list[dict[str, Any]]) -> None:
+        state |= {"execution_status": "waiting_for_confirmation", "confirmation_policy": {"kind": "AlwaysConfirm"}}
+
+    events, _ = read(changed(tmp_path, waiting, upto=3))
+    stands = standing(events)
+    assert (stands.state, stands.asked_id, stands.is_settled) == ("awaiting_user_confirmation", 8, True)
+    state = fold(State(), events)
+    assert [(pending.id, pending.is_awaiting) for pending in state.pending] == [(8, True)]
+    assert state.agent.confirmation.mode == "always"
+
+
+def test_only_the_branch_that_it_stands_on_is_taken(tmp_path: Path) -> None:
+    def back(state: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        state |= {"leaf_event_id": events[5]["id"], "execution_status": "paused"}
+
+    events, left_out = read(changed(tmp_path, back))
+    assert left_out == {"events of other branches": 16}
+    assert [event.kind for event in events[-2:]] == ["observation.think", "observation.agent_state_changed"]
+    assert fold(State(), events).agent_state == "paused"
+
+
+def test_what_has_no_equivalent_is_counted_by_name(tmp_path: Path) -> None:
+    def more(state: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        state["secret_registry"]["secret_sources"] = {"TOKEN": {}}
+        events[4]["kind"] = "TokenEvent"
+        events[2]["action"]["reset"] = True
+        state["leaf_event_id"] = None
+
+    events, left_out = read(changed(tmp_path, more))
+    assert left_out == {
+        "events of the kind TokenEvent": 1,
+        "resets of the terminal": 1,
+        "secrets (give them anew by `deckhands secret`)": 1,
+    }
+    assert [event.cause for event in events if isinstance(event, OutcomeUnknownObservation)] == [8]
+
+
+def test_other_tools_condensations_skills_and_rejections(tmp_path: Path) -> None:
+    def others(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        events[1]["extended_content"] = [{"type": "text", "text": "Use tabs."}]
+        events[1]["activated_skills"] = ["style"]
+        events[2] |= {"tool_name": "grep", "action": {"kind": "GrepAction", "pattern": "x"}}
+        events[2]["tool_call"] |= {"name": "grep", "arguments": '{"pattern": "x"}'}
+        events[4] |= {"tool_name": "grep", "observation": {"kind": "GrepObservation", "content": []}}
+        events[7] |= {"kind": "UserRejectObservation", "rejection_reason": "Not there"}
+        events[8] |= {
+            "kind": "Condensation",
+            "forgotten_event_ids": [events[3]["id"], events[2]["id"]],
+            "summary": "It looked around.",
+            "summary_offset": 2,
+            "llm_response_id": "summary-1",
+        }
+        del events[9]
+
+    events, _ = read(changed(tmp_path, others, upto=10))
+    by_kind = {event.kind: event for event in events}
+    assert by_kind["observation.recall"].microagent_knowledge[0].content == "Use tabs."  # type: ignore[attr-defined]
+    assert by_kind["action.call_tool"].arguments == {"pattern": "x"}  # type: ignore[attr-defined]
+    assert by_kind["observation.user_rejected"].content == "Not there"  # type: ignore[attr-defined]
+    condensation = by_kind["action.condensation"]
+    assert condensation.forgotten == (8, 9)  # type: ignore[attr-defined]
+    assert by_kind["observation.recall"].cause == 4
+
+
+def test_a_damaged_directory_is_refused_by_the_name_of_what_is_wrong(tmp_path: Path) -> None:
+    for name, damage, told in (
+        ("gap", lambda copy: next((copy / "events").glob("event-00003-*")).unlink(), "event 4 where event 3 belongs"),
+        ("text", lambda copy: (copy / "base_state.json").write_text("{"), "base_state.json cannot be read"),
+        ("list", lambda copy: (copy / "base_state.json").write_text("[]"), "holds no JSON object"),
+        ("none", lambda copy: (copy / "base_state.json").unlink(), "is no conversation directory"),
+    ):
+        copy = tmp_path / name
+        shutil.copytree(REAL, copy)
+        damage(copy)
+        with pytest.raises(UsageError, match=told):
+            read_sdk_directory(copy, "c1")
+
+    def twice(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        events[3]["id"] = events[2]["id"]
+
+    with pytest.raises(UsageError, match="the same id"):
+        read_sdk_directory(changed(tmp_path, twice), "c1")
+
+
+def test_an_event_that_cannot_be_understood_is_named(tmp_path: Path) -> None:
+    def without_command(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        del events[2]["action"]["command"]
+
+    with pytest.raises(UsageError, match=r"Event 2 of .* \(ActionEvent\) cannot be read"):
+        read_sdk_directory(changed(tmp_path, without_command), "c1")
+
+
+def test_the_command_line_imports_a_directory(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    done = deckhands("import", REAL, "-o", events, env=environment(tmp_path))
+    assert (done.code, done.err.strip()) == (0, f"37 events are in {events}.")
+    assert len(events.read_text().splitlines()) == 37
