@@ -237,6 +237,12 @@ class ConversationCreated(Event):
     parent: Parent | None = None
 
     @property
+    def forked_at(self) -> int:
+        """Up to which event the conversation was taken over from another one; 0 for none."""
+        _, _, at = (self.forked_from or "").rpartition("@")
+        return int(at) if at.isdigit() else 0
+
+    @property
     def sentence(self) -> str:
         """One line for a person."""
         return f"Conversation {self.conversation_id} ({self.agent.name})"

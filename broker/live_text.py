@@ -33,8 +33,9 @@ class Piece:
     """A piece of a reply that is on its way.
 
     Attributes:
-        call: which call of which step: `<iteration>.<attempt>`, both from 1. A later one takes the place of all before.
-        kind: `text`, `thinking` or `call`.
+        call: which call of which step: `<iteration>.<attempt>`, both from 1, then `.<n>` for the n-th fallback. A later
+            one takes the place of all before.
+        kind: `text`, `thinking` or `call`; `superseded` says that the call has failed and another model is asked.
         text: what was added.
     """
 

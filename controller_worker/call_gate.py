@@ -354,8 +354,10 @@ def accounts_above(state: State) -> list[str]:
 
 
 def own_cost_usd(state: State) -> float:
-    """Return what the replies of the log have cost; delegates are charged by their own logs."""
-    return state.cost_usd - state.delegated_usd
+    """Return what the replies of the log have cost; delegates, and what a fork began with, are charged elsewhere."""
+    if state.version <= state.forked_at:
+        return 0.0
+    return state.cost_usd - state.delegated_usd - state.inherited_usd
 
 
 def priority_of(state: State) -> Priority:

@@ -123,6 +123,8 @@ def apply(state: State, event: Event) -> State:
         event: the event with the id `state.version + 1`.
     """
     assert event.id == state.version + 1, f"event {event.id} after version {state.version}"
+    if 0 < state.version == state.forked_at:
+        state = replace(state, inherited_usd=state.cost_usd - state.delegated_usd)
     state = replace(state, version=event.id)
     match event:
         case ModelReply(service="condenser" | "critic"):
@@ -162,6 +164,7 @@ def apply(state: State, event: Event) -> State:
                 headless=event.headless,
                 parent=event.parent,
                 delegate_level=event.parent.level if event.parent else 0,
+                forked_at=event.forked_at,
             )
             return with_limits(state, event.limits)
     return state

@@ -31,12 +31,15 @@ from controller_worker.gate import BATCH
 from controller_worker.llm.batching import CallBatched
 from controller_worker.llm.config import PRIMARY, Fallback, LLMConfig
 from controller_worker.llm.errors import LLMConfigError, ModelError
-from controller_worker.llm.llm import LLM, Completion, ModelRequest
+from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.profiles import Profiles
 from controller_worker.llm.registry import create_llm, takes_images
 from controller_worker.llm.retry import next_wait_seconds
 from controller_worker.llm.router import RouterLLM, router_of
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS
+
+ROUTED = "#routed"
+"""Behind a profile's name: the model of its own, whatever its router would choose."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +81,24 @@ class Models:
             return self._config(spec)
         except LLMConfigError:
             return None
+
+    async def routed(self, spec: LLMSpec, request: ModelRequest) -> LLMSpec:
+        """Return the specification of the model that a router chooses for a request; another one as it is.
+
+        What quotas, budgets and keys count for is then the model that is really asked. A router that cannot choose is
+        asked again by the call, which fails.
+        """
+        config = self.settings(spec)
+        if config is None or config.router is None:
+            return spec
+        try:
+            llm, _ = await self.of(spec)
+            assert isinstance(llm, RouterLLM)
+            name = llm.select(request)
+        except Exception:  # noqa: BLE001  (the outer edge: it may be an operator's code)
+            return spec
+        chosen = (spec.model or "") if name == PRIMARY else name
+        return spec.model_copy(update={"model": chosen + ROUTED})
 
     @property
     def may_batch(self) -> bool:
@@ -134,12 +155,17 @@ class Models:
     def _config(self, spec: LLMSpec) -> LLMConfig:
         if self._profiles is None:
             self._profiles = Profiles.from_env(self._env)
-        return self._profiles.config(
-            spec.model,
+        name = spec.model
+        is_routed = name is not None and name.endswith(ROUTED)
+        if name is not None and is_routed:
+            name = name.removesuffix(ROUTED) or None
+        config = self._profiles.config(
+            name,
             temperature=spec.temperature,
             max_output_tokens=spec.max_output_tokens,
             caching_prompt=spec.caching_prompt,
         )
+        return config.model_copy(update={"router": None}) if is_routed else config
 
 
 async def ask(
@@ -211,7 +237,9 @@ async def _ask_fallbacks(
             continue
         _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, fallback.use)
         try:
-            other = spec.model_copy(update={"model": fallback.use})
+            other = await models.routed(spec.model_copy(update={"model": fallback.use}), request)
+            if request.on_delta is not None:
+                request.on_delta(Delta("superseded", ""))
             if gate is None:
                 llm, _ = await models.of(other)
                 return await llm.complete(request)

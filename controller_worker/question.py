@@ -7,7 +7,7 @@ worker that dies in between costs one model call, and the next one asks the same
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -59,6 +59,15 @@ async def next_question(
     Raises:
         CorruptEntry: an entry of the log is damaged or missing.
     """
+    question = await _unrouted(state, agent, recollection, models)
+    if not isinstance(question, Question):
+        return question
+    return replace(question, llm=await models.routed(question.llm, question.request))
+
+
+async def _unrouted(
+    state: State, agent: Agent, recollection: Recollection, models: Models
+) -> Question | CondensationAction:
     if wants_verdict(state):
         return await _question_to_critic(state, recollection)
     llm = state.agent.llm if getattr(agent, "asks_model", True) else LLMSpec(model=SILENT_MODEL)

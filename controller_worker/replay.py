@@ -290,8 +290,7 @@ def replay(events: Sequence[Event]) -> Replayed:
 
 def forked_at(created: ConversationCreated) -> int:
     """Return up to which event a conversation was taken over from another one; 1 for none: the creation itself."""
-    _, _, at = (created.forked_from or "").rpartition("@")
-    return int(at) if at.isdigit() else 1
+    return created.forked_at or 1
 
 
 def _as_recorded(decided: Event | None, event: Event) -> Event | None:

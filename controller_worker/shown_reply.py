@@ -44,18 +44,28 @@ class _Gathered:
     def __init__(self, live: LiveText, call: str) -> None:
         self._live = live
         self._call = call
+        self._fallbacks = 0
         self._pieces: list[Piece] = []
         self._timer: asyncio.TimerHandle | None = None
         self._showing: asyncio.Task[None] | None = None
 
     def add(self, delta: Delta) -> None:
         pieces = self._pieces
-        if pieces and pieces[-1].kind == delta.kind:
+        if delta.kind == "superseded":
+            pieces.append(Piece(self._name, delta.kind, ""))
+            self._fallbacks += 1
+            return
+        if pieces and pieces[-1].kind == delta.kind and pieces[-1].call == self._name:
             pieces[-1] = replace(pieces[-1], text=pieces[-1].text + delta.text)
         else:
-            pieces.append(Piece(self._call, delta.kind, delta.text))
+            pieces.append(Piece(self._name, delta.kind, delta.text))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._due)
+
+    @property
+    def _name(self) -> str:
+        """What the call under way is called; each fallback has a name of its own."""
+        return f"{self._call}.{self._fallbacks}" if self._fallbacks else self._call
 
     async def flush(self) -> None:
         """Show what is left, after what is being shown."""

@@ -20,7 +20,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 17
+SNAPSHOT_VERSION = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +259,8 @@ class State:
     delegates: tuple[Delegate, ...] = ()
     delegated_iterations: int = 0
     delegated_usd: float = 0.0
+    forked_at: int = 0
+    inherited_usd: float = 0.0
     order: Order | None = None
     result_id: int = 0
     plan: Plan = Plan()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from broker.events import Action, Event, ModelCallFailed, ModelReply
+from broker.events import Action, ConversationCreated, Event, ModelCallFailed, ModelReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ def spending_of(events: Iterable[Event]) -> Spending:
         event.tool_call_metadata.reply_id for event in log if isinstance(event, Action) and event.tool_call_metadata
     }
     total, before = Spending(), None
-    for event in log:
+    inherited = log[0].forked_at if log and isinstance(log[0], ConversationCreated) else 0  # another one has paid it
+    for event in log[inherited:]:
         if isinstance(event, ModelCallFailed):
             total += Spending(failed_calls=1)
         if not isinstance(event, ModelReply):

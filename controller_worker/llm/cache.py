@@ -1,7 +1,7 @@
 """Replies kept for requests that are exactly the same: for evaluations that are run again.
 
-One file a reply, named after the SHA-256 of everything that the provider would see; a directory that all workers share
-serves a whole cluster.
+One file a reply, named after the SHA-256 of everything that the provider would see, in a directory or in a store of
+objects that fsspec reaches; one that all workers share serves a whole cluster.
 
 Holds: a file is whole or not there; only whole replies are kept, never errors; a key is in no file and no name; a kept
 reply costs nothing.
@@ -20,9 +20,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from broker.clock import SystemClock
+from broker.clock import Clock, SystemClock
 from broker.ids import new_key
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest, Usage
@@ -45,29 +45,33 @@ class CachedLLM:
     def __init__(self, inner: LLM, config: LLMConfig) -> None:
         assert config.cache_dir is not None
         self._inner = inner
-        self._folder = Path(config.cache_dir).expanduser()
+        self._clock = SystemClock()
+        self._shelf: _Shelf = (
+            _ObjectStore(config.cache_dir, self._clock)
+            if "://" in config.cache_dir
+            else _Directory(Path(config.cache_dir).expanduser())
+        )
         self._ttl_seconds = config.cache_ttl_seconds
         self._settings = config.model_dump(mode="json", exclude=set(_NOT_PART_OF_A_REQUEST))
-        self._clock = SystemClock()
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask once, or answer from the cache. See `LLM.complete`."""
         began = self._clock.monotonic()
-        path = await asyncio.to_thread(self._path, request)
-        kept = await asyncio.to_thread(self._read, path)
+        name = await asyncio.to_thread(self._name, request)
+        kept = await asyncio.to_thread(self._read, name)
         if kept is not None:
             if request.on_delta is not None and kept.text:
                 request.on_delta(Delta("text", kept.text))
             return replace(kept, cost_usd=0.0, latency_seconds=self._clock.monotonic() - began)
         completion = await self._inner.complete(request)
-        await asyncio.to_thread(self._write, path, completion)
+        await asyncio.to_thread(self._write, name, completion)
         return completion
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._inner.aclose()
 
-    def _path(self, request: ModelRequest) -> Path:
+    def _name(self, request: ModelRequest) -> str:
         asked = {
             "version": FORMAT_VERSION,
             "settings": self._settings,
@@ -77,29 +81,83 @@ class CachedLLM:
             "stop": request.stop,
         }
         name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=_plain).encode()).hexdigest()
-        return self._folder / name[:2] / f"{name}.json"
+        return f"{name[:2]}/{name}.json"
 
-    def _read(self, path: Path) -> Completion | None:
+    def _read(self, name: str) -> Completion | None:
         try:
-            age = self._clock.now().timestamp() - path.stat().st_mtime
-            return _completion(json.loads(path.read_bytes())) if age <= self._ttl_seconds else None
+            content, kept_at = self._shelf.read(name)
+            age = self._clock.now().timestamp() - kept_at
+            return _completion(json.loads(content)) if age <= self._ttl_seconds else None
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            logger.warning("the kept reply %s cannot be used: %r", path, error)
+        except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
+            logger.warning("the kept reply %s cannot be used: %r", name, error)
             return None
 
-    def _write(self, path: Path, completion: Completion) -> None:
-        """Keep a reply; a disk that is full costs the cache and not the call."""
+    def _write(self, name: str, completion: Completion) -> None:
+        """Keep a reply; a disk that is full, or a store that is away, costs the cache and not the call."""
+        try:
+            content = json.dumps(asdict(completion), default=_plain).encode("utf-8", errors="replace")
+            self._shelf.write(name, content)
+        except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
+            logger.warning("a reply cannot be kept as %s: %s", name, error)
+
+
+class _Shelf(Protocol):
+    """Where replies are kept."""
+
+    def read(self, name: str) -> tuple[bytes, float]:
+        """Return a file and when it was written, in seconds of the epoch; FileNotFoundError if there is none."""
+        ...
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file whole."""
+        ...
+
+
+class _Directory:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> tuple[bytes, float]:
+        path = self._folder / name
+        return path.read_bytes(), path.stat().st_mtime
+
+    def write(self, name: str, content: bytes) -> None:
+        path = self._folder / name
         beside = path.with_suffix(f".{new_key()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(asdict(completion), default=_plain), encoding="utf-8", errors="replace")
+            beside.write_bytes(content)
             os.replace(beside, path)  # noqa: PTH105  (one step: whoever reads sees the old file or the new one)
-        except OSError as error:
-            logger.warning("a reply cannot be kept in %s: %s", path.parent, error)
+        except OSError:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
+            raise
+
+
+class _ObjectStore:
+    """By fsspec. A store of objects shows them whole or not at all; the moment is written in front of the reply."""
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self._url = url.rstrip("/")
+        self._clock = clock
+
+    def read(self, name: str) -> tuple[bytes, float]:
+        files, path = self._open(name)
+        head, _, content = files.cat_file(path).partition(b"\n")
+        return content, float(head)
+
+    def write(self, name: str, content: bytes) -> None:
+        files, path = self._open(name)
+        files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        files.pipe_file(path, b"%.3f\n%b" % (self._clock.now().timestamp(), content))
+
+    def _open(self, name: str) -> tuple[Any, str]:
+        import fsspec  # type: ignore[import-untyped]
+
+        files, path = fsspec.core.url_to_fs(f"{self._url}/{name}")
+        return files, path
 
 
 def _completion(fields: Mapping[str, Any]) -> Completion:

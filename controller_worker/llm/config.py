@@ -158,7 +158,7 @@ class LLMConfig(BaseModel):
         safety_settings: sent to Mistral and Gemini only.
         modify_params: whether litellm may repair requests for its providers; counts for the whole worker.
         router: how to choose among profiles for each call; None asks this model.
-        cache_dir: a directory of kept replies (see `cache`); None keeps none.
+        cache_dir: a directory of kept replies, or a URL that fsspec can reach (see `cache`); None keeps none.
         cache_scope: replies are kept apart by it: one for each sample of the same question, say.
         cache_ttl_seconds: for how long a kept reply is used.
         batch: make the calls of conversations without a person by the provider's batch API; see `batching`.

@@ -21,11 +21,12 @@ class Delta:
     """A piece of a reply that is on its way.
 
     Attributes:
-        kind: `text`, `thinking`, or `call` for the raw text of a tool call.
+        kind: `text`, `thinking`, or `call` for the raw text of a tool call; `superseded` for none: the call has
+            failed, and what was shown of it counts no more.
         text: what was added; of a call its name first.
     """
 
-    kind: Literal["text", "thinking", "call"]
+    kind: Literal["text", "thinking", "call", "superseded"]
     text: str
 
 

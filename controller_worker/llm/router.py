@@ -47,12 +47,16 @@ class RouterLLM:
         Raises:
             LLMConfigError: the router has named a model that it was not given.
         """
+        return await self._models[self.select(request)].complete(request)
+
+    def select(self, request: ModelRequest) -> str:
+        """Return which model is to be asked, by name; raises what `complete` does."""
         name = self._router.select_llm(request)
         if name not in self._models:
             raise LLMConfigError(
                 f"The router has chosen {name!r}.", remedy=f"It may choose {', '.join(sorted(self._models))}."
             )
-        return await self._models[name].complete(request)
+        return name
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -48,6 +48,10 @@ class EventPrinter:
 
     def piece(self, piece: Piece) -> None:
         """Print what a model is writing, on standard error; the whole of it follows as an event."""
+        if piece.kind == "superseded":
+            told = f"\n[{piece.call}: the call has failed, what it wrote counts no more; another model is asked]"
+            click.echo(self._renderer.styled(told, "dim"), err=True, nl=False)
+            return
         if piece.call != self._call or piece.kind != self._kind:
             click.echo(self._renderer.styled(f"\n[{piece.call} {piece.kind}] ", "dim"), err=True, nl=False)
             self._call, self._kind = piece.call, piece.kind

@@ -8,10 +8,13 @@ import json
 from broker.events import ModelCallAdmitted, ModelCallDeferred, ModelReply, Tenancy
 from broker.governor import CallOutcome, Granted
 from broker.ledger import Ledger
+from broker.ownership import Claimed
 from broker.quotas import Pool, QuotaTable
 from controller_worker.conversation_loop import ConversationLoop
 from controller_worker.services import Services
-from tests.conversation_hands import CID, Hands
+from deckhands.forking import fork_of
+from deckhands.spending import spending_of
+from tests.conversation_hands import CID, WORKER, Hands
 from tests.polling import until
 
 THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}], "cost_usd": 0.25}
@@ -187,6 +190,25 @@ async def test_the_next_owner_charges_what_the_last_one_had_not(hands: Hands) ->
     await hands.say()
     await is_at_rest(hands, await hands.go())
     assert (await ledger.account("tenant:acme")).spent_usd >= 0.5
+
+
+async def test_a_fork_does_not_pay_again_for_what_its_origin_has_paid(hands: Hands) -> None:
+    await hands.begin(THINK, FINISH, tenancy=ACME)
+    await is_at_rest(hands, await hands.go())
+    events = [await hands.log.blobs.whole(CID, event) for event in await hands.events()]
+    at = next(event.id for event in events if isinstance(event, ModelReply)) + 1
+    created = fork_of(events[:at], "fork", title="fork")
+    await hands.log.adopt(created, events[1:at], key="fork")
+    claimed = await hands.services.owners.claim("fork", WORKER)
+    assert isinstance(claimed, Claimed)
+    loop = ConversationLoop(claimed, hands.services, on_gone=lambda _: hands.gone.append("fork"))
+    loop.wake(has_news=False)
+    await until(lambda: "fork" in hands.gone, what="the fork's end")
+    ledger = Ledger(hands.store)
+    assert (await ledger.account("conversation:fork")).spent_usd == 0.25
+    assert (await ledger.account("tenant:acme")).spent_usd == 0.75
+    whole = await hands.log.read("fork")
+    assert spending_of(whole).spent_usd == 0.25
 
 
 async def test_a_key_that_is_not_set_is_an_error_of_the_conversation(hands: Hands) -> None:

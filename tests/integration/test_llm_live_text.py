@@ -60,6 +60,19 @@ async def test_pieces_come_while_the_reply_is_on_its_way(valkey_store: Store) ->
         request.on_delta(Delta("text", "second"))
 
 
+async def test_what_a_failed_call_has_shown_is_void_once_another_is_asked(valkey_store: Store) -> None:
+    live = LiveText(valkey_store, "c1")
+    async with shown(valkey_store, REQUEST, attempt=1, is_watched=True) as request:
+        assert request.on_delta is not None
+        for delta in (Delta("text", "half a"), Delta("superseded", ""), Delta("text", "whole")):
+            request.on_delta(delta)
+    assert await live.rest() == [
+        Piece("3.1", "text", "half a"),
+        Piece("3.1", "superseded", ""),
+        Piece("3.1.1", "text", "whole"),
+    ]
+
+
 async def test_nobody_looks_on(valkey_store: Store) -> None:
     async with shown(valkey_store, REQUEST, attempt=1, is_watched=False) as request:
         assert request is REQUEST

@@ -100,6 +100,24 @@ async def test_a_kept_reply_grows_old_and_may_be_damaged(tmp_path: Path) -> None
     assert [await is_asked(asked), await is_asked(asked)] == [True, False]
 
 
+async def test_replies_are_kept_in_a_store_of_objects(tmp_path: Path) -> None:
+    url = f"memory://replies-of-{tmp_path.name}"
+    cached = Asked(tmp_path, TURN, cache_dir=url)
+    first = await cached()
+    again = await cached()
+    assert first.cost_usd != 0.0
+    assert replace(again, latency_seconds=0.0) == replace(first, cost_usd=0.0, latency_seconds=0.0)
+    other = Asked(tmp_path, TURN, cache_dir=url, cache_scope="2")
+    assert (await other()).cost_usd != 0.0
+    old = Asked(tmp_path, TURN, cache_dir=url, cache_ttl_seconds=1e-9)
+    assert (await old()).cost_usd != 0.0
+
+
+async def test_a_store_that_is_unknown_costs_the_cache_only(tmp_path: Path) -> None:
+    cached = Asked(tmp_path, TURN, cache_dir="no-such-protocol://replies")
+    assert (await cached()).text == (await cached()).text == "Grüß Gott"
+
+
 async def test_no_key_is_in_the_cache(tmp_path: Path) -> None:
     await Asked(tmp_path, api_key="sk-very-secret")()
     (kept,) = (tmp_path / "kept").rglob("*.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,25 @@ def test_images_are_shown_if_any_model_that_may_answer_sees(tmp_path: Path) -> N
         True,
         True,
     ]
+
+
+async def test_a_router_is_resolved_before_quotas_and_budgets_are_asked(tmp_path: Path) -> None:
+    path, script = tmp_path / "models.toml", tmp_path / "s.json"
+    script.write_text('{"turns": []}')
+    path.write_text(
+        f'[llm]\nmodel = "scripted/{script}"\n[llm.small]\nmodel = "scripted/{script}"\nmax_output_tokens = 7\n'
+        '[llm.auto]\nrouter = {kind = "rules", rules = [{use = "small", service = "condenser"}]}\n'
+    )
+    models = Models({"LLM_CONFIG": str(path)})
+    request = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
+    spec = LLMSpec(model="auto", temperature=0.5)
+    own = await models.routed(spec, request)
+    other = await models.routed(spec, replace(request, service="condenser"))
+    assert (own.model, other.model, other.temperature) == ("auto#routed", "small#routed", 0.5)
+    assert (await models.of(own))[1].router is None
+    assert (await models.of(other))[1].max_output_tokens == 7
+    assert await models.routed(own, request) == own
+    assert await models.routed(LLMSpec(model="small"), request) == LLMSpec(model="small")
 
 
 def test_settings_that_cannot_be_used_leave_the_default_for_the_call_to_complain() -> None:

@@ -68,6 +68,8 @@ FULL = State(
     deadline=datetime(2026, 3, 1, 13, 0, tzinfo=UTC),
     cost_usd=0.1 + 0.2,
     delegated_usd=0.1,
+    forked_at=2,
+    inherited_usd=0.05,
     has_unknown_cost=True,
     task_list=(TaskItem(id="a", title="Look", status="done", notes="ü"),),
     prompt_tokens=12_345_678,
@@ -142,7 +144,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        17,
+        18,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
@@ -161,6 +163,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             *("reply_id", "recent", "loop", "loops_met", "recovery"),
             *("asked_id", "answer_id", "confirmed_id"),
             *("parent", "delegate_level", "delegates", "delegated_iterations", "delegated_usd"),
+            *("forked_at", "inherited_usd"),
             *("order", "result_id", "plan", "acceptance", "note_taking"),
         ],
     )
