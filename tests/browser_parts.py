@@ -33,7 +33,8 @@ class Site:
         held: set when somebody waits at `/never`, which answers when `released` is set.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self.address = address
         self.pages: dict[str, str] = {}
         self.asked: list[str] = []
         self.forms: list[dict[str, str]] = []
@@ -41,8 +42,8 @@ class Site:
         self.released = asyncio.Event()
         self.port = 0
 
-    def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
-        return f"http://{host}:{self.port}{path}"
+    def url(self, path: str = "/", host: str = "") -> str:
+        return f"http://{host or self.address}:{self.port}{path}"
 
     def page(self, path: str, body: str) -> str:
         """Put a page there and return its address."""
@@ -53,7 +54,7 @@ class Site:
         path = request.rel_url.path if not request.path.startswith("http") else request.path
         if request.method == "CONNECT":
             return web.Response(status=403)
-        if request.host not in (f"127.0.0.1:{self.port}", f"localhost:{self.port}"):
+        if request.host not in (f"{self.address}:{self.port}", f"localhost:{self.port}"):
             self.asked.append(f"proxy:{request.host}")
             return web.Response(text="<title>through the proxy</title>", content_type="text/html")
         self.asked.append(path)
@@ -80,12 +81,12 @@ class Site:
 
 
 @asynccontextmanager
-async def opened_site() -> AsyncIterator[Site]:
+async def opened_site(address: str = "127.0.0.1") -> AsyncIterator[Site]:
     """Yield a site that answers."""
-    site = Site()
+    site = Site(address)
     runner = web.ServerRunner(web.Server(site.answer), shutdown_timeout=0)
     await runner.setup()
-    socket_site = web.TCPSite(runner, "127.0.0.1", 0)
+    socket_site = web.TCPSite(runner, address, 0)
     await socket_site.start()
     site.port = runner.addresses[0][1]
     try:

@@ -12,6 +12,7 @@ from broker.observations import BrowserOutputObservation, ErrorObservation
 from tests.browser_parts import SETTINGS, Surfer, opened_site
 from tests.integration.workspace_hosts import alive, opened, processes
 from tests.polling import until
+from tool_worker.egress.gate import EgressGate
 
 CONVERSATION = "conversation-1"
 
@@ -49,6 +50,11 @@ async def test_pages_crash_and_browsers_die_but_the_next_action_works(tmp_path: 
         assert "[Chromium had ended; this is a new one" in shown.content
         assert "heading 'One'" in shown.content
 
+        for driver in processes(node, CONVERSATION):
+            if driver.name().startswith("node"):
+                driver.kill()
+        assert "[Chromium had ended; this is a new one" in (await surf(f"goto({url!r})")).content
+
         # A new tool worker finds the page as it was.
         await workspaces.aclose()
         async with opened(node, **SETTINGS) as later:
@@ -73,6 +79,26 @@ async def test_it_runs_in_the_sandbox_and_reaches_what_the_sandbox_does(tmp_path
         away = await surf.failing("goto('http://example.com/')")
         assert "The workspace has no access to the network" in away
         assert "ERR_FILE_NOT_FOUND" in await surf.failing(f"goto('file://{tmp_path}')")
+
+
+async def test_it_reaches_what_is_on_the_list_of_its_workspace(tmp_path: Path) -> None:
+    gate = EgressGate(private=("127.0.0.2/32",))
+    async with (
+        opened_site("127.0.0.2") as site,
+        opened_site("127.0.0.3") as other,
+        opened(tmp_path / "node", sandbox="bwrap", gate=gate, **SETTINGS) as workspaces,
+    ):
+        allow = (f"127.0.0.2:{site.port}",)
+        surf = Surfer(await workspaces.open(CONVERSATION, allow=allow))
+        form = "<h1>Listed</h1><form><input name=email><input type=password></form>"
+        assert "heading 'Listed'" in (await surf(f"goto({site.page('/listed', form)!r})\nnoop(2000)")).content
+        refused = await surf(f"goto({other.page('/', '<h1>Not listed</h1>')!r})")
+        assert "Not listed" not in refused.content
+        assert "is not among the hosts that this workspace may reach" in refused.content
+        assert other.asked == []
+        # Chromium asks nobody for anything by itself.
+        log = (tmp_path / "node" / CONVERSATION / "host" / "egress.log").read_text().splitlines()
+        assert [line for line in log if "127.0.0.3" not in line] == []
 
 
 async def test_a_proxy_of_the_environment_is_asked_for_all_but_this_machine(tmp_path: Path) -> None:

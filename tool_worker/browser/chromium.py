@@ -23,6 +23,7 @@ from playwright.async_api import BrowserContext, Error, Playwright, ProxySetting
 from tool_worker.host.descendants import kill_descendants
 
 START_LIMIT_SECONDS = 60.0
+ANSWER_LIMIT_SECONDS = 5.0
 VIEWPORT = (1280, 720)
 FLAGS = (
     "--disable-gpu",
@@ -31,9 +32,21 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--gcm-checkin-url=http://127.0.0.1:1/",  # or it asks for push messages every now and then
 )
-OF_THIS_MACHINE = "localhost,127.0.0.1,[::1]"
-PREFERENCES = {"plugins": {"always_open_pdf_externally": True}}
+OF_THIS_MACHINE = "<-loopback>,localhost,127.0.0.1,[::1]"
+"""What is asked directly. Left to itself, Chromium would ask no proxy for 127.0.0.0/8 and 169.254.0.0/16."""
+PREFERENCES = {
+    "plugins": {"always_open_pdf_externally": True},
+    # What would tell its maker about pages, or ask it for something.
+    "autofill": {"enabled": False, "profile_enabled": False, "credit_card_enabled": False},
+    "credentials_enable_service": False,
+    "safebrowsing": {"enabled": False},
+    "search": {"suggest_enabled": False},
+    "alternate_error_pages": {"enabled": False},
+    "net": {"network_prediction_options": 2},
+    "translate": {"enabled": False},
+}
 
 
 _PREFIX = "deckhands-browser-"
@@ -49,10 +62,8 @@ class Chromium:
 
     def __init__(self, playwright: Playwright, context: BrowserContext, folder: Path) -> None:
         self.context = context
-        self.is_alive = True
         self._playwright = playwright
         self._folder = folder
-        context.on("close", lambda _: self._note_end())
 
     @classmethod
     async def started(cls, executable: str) -> Chromium:
@@ -86,12 +97,17 @@ class Chromium:
             raise
         return cls(playwright, context, folder)
 
-    def _note_end(self) -> None:
-        self.is_alive = False
+    async def answers(self) -> bool:
+        """Say whether it is there; nothing else tells when the program that drives it has died."""
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_SECONDS):
+                await self.context.cookies("http://localhost")
+        except (Error, TimeoutError):
+            return False
+        return True
 
     async def end(self) -> None:
         """Kill it, whatever state it is in.  Idempotent."""
-        self.is_alive = False
         _end_all(self._folder)
         with suppress(Exception):  # its driver is dead; this only lets go of what is left of the connection
             async with asyncio.timeout(1.0):

@@ -104,7 +104,7 @@ class BrowserSession:
 
     async def _ready(self, seconds: float) -> Tabs:
         """Return the tabs of a Chromium that lives."""
-        if self._chromium is None or not self._chromium.is_alive or self._tabs is None:
+        if self._chromium is None or self._tabs is None or not await self._chromium.answers():
             is_first = self._chromium is None
             await self._end()
             try:
@@ -143,7 +143,7 @@ class BrowserSession:
         for attempt in range(LOOKS):
             page = tabs.active
             try:
-                if self._chromium is None or not self._chromium.is_alive:
+                if self._chromium is None or not await self._chromium.answers():
                     return self._without_page(f"{error}\n{DIED}".strip())
                 if tabs.is_crashed:
                     error = f"{error}\n{CRASHED}".strip()
@@ -211,7 +211,7 @@ class BrowserSession:
 
     async def _cancelled(self) -> Result:
         """Answer at once; the page stops loading."""
-        if self._tabs is None or self._chromium is None or not self._chromium.is_alive:
+        if self._tabs is None:
             return self._without_page(CANCELLED)
         await self._tabs.stop_loading()
         self._view = PageView()
