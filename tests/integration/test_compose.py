@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
+from broker.quotas import QuotaTable
 from broker.secrets import parsed_key
 from broker.settings import BrokerSettings
 from tool_worker.sandbox.seccomp import REFUSED
+from tool_worker.tools.mcp_config import read_servers
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"
+OUTSIDE = ROOT / "deploy" / "compose.outside.yaml"
 NO_SANDBOX = ROOT / "deploy" / "compose.none.yaml"
 SYSTEM_CALLS = ROOT / "deploy" / "seccomp.json"
 PASSWORDS = {"ADMIN_PASSWORD", "WORKER_PASSWORD", "QUEUE_PASSWORD", "FLOWER_PASSWORD"}
@@ -112,6 +115,29 @@ def test_every_conversation_has_a_sandbox_of_its_own_unless_somebody_says_otherw
     assert yaml.safe_load(text.replace("!override", ""))["services"] == {
         "tools": {"security_opt": ORDINARY, "environment": {"DECKHANDS_SANDBOX": "none"}}
     }
+
+
+def test_quotas_and_servers_are_files_that_say_nothing_until_somebody_fills_them() -> None:
+    whole = yaml.safe_load(COMPOSE.read_text())
+    files = {name: re.sub(r"^\$\{\w+_FILE:-(.*)\}$", r"\1", entry["file"]) for name, entry in whole["configs"].items()}
+    assert files == {"quotas": "deploy/quotas.toml", "mcp": "deploy/mcp.json"}
+    assert QuotaTable.of_setting(str(ROOT / files["quotas"])) == QuotaTable()
+    assert read_servers(ROOT / files["mcp"], {}) == ()
+    mounted = {name: services()[name]["configs"] for name in STAYING if "configs" in services()[name]}
+    assert mounted == {
+        "controller": [{"source": "quotas", "target": services()["controller"]["environment"]["DECKHANDS_QUOTAS"]}],
+        "tools": [{"source": "mcp", "target": services()["tools"]["environment"]["DECKHANDS_MCP"]}],
+    }
+
+
+def test_a_way_out_for_tool_workers_changes_nothing_else() -> None:
+    assert yaml.safe_load(OUTSIDE.read_text())["services"] == {
+        "tools": {
+            "networks": ["inside", "outside"],
+            "env_file": [{"path": "deploy/tools.env", "required": False}],
+        }
+    }
+    assert "deploy/tools.env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 def test_the_container_s_filter_refuses_what_the_sandbox_does_but_for_what_makes_the_sandbox() -> None:
