@@ -115,6 +115,13 @@ class Surfer:
         assert not shown.error, shown.last_browser_action_error
         return shown
 
+    async def until(self, text: str) -> BrowserOutputObservation:
+        """Look until the page shows this text: on a slow machine it may take its time."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while text not in (shown := await self("noop(100)")).content:
+                pass
+        return shown
+
     async def failing(self, actions: str, *, timeout: float | None = None) -> str:
         """Carry out actions that do not work, and return why."""
         shown = await self.any(actions, timeout=timeout)

@@ -21,7 +21,7 @@ from tool_worker.browser.page_tree import FrameTree, tree_text
 from tool_worker.browser.set_of_marks import Mark
 
 LOOK_LIMIT_SECONDS = 8.0
-FRAME_LIMIT_SECONDS = 2.0
+FRAME_LIMIT_SECONDS = 3.0
 MAX_FRAMES = 50
 MAX_MARKS = 500
 MAX_TEXT_CHARS = 500_000
