@@ -50,6 +50,9 @@ class BrokerSettings:
         idle_seconds: how long a conversation that only waits is kept in memory.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
         workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
+        workspace_keep_seconds: how long the directory of a closed conversation is kept after its last use.
+        workspace_bytes: how much the regular files of a workspace of ours may hold together.
+        workspace_files: how many entries it may have.
         checkpoints: where workspaces are saved: a directory's `file://` URL, or any that fsspec knows. Empty: nowhere.
         checkpoint_every: after how many actions that may change files a workspace is saved.
         secret_key: encrypts the secrets of conversations: 32 bytes in base64, the same for all workers and clients.
@@ -85,6 +88,9 @@ class BrokerSettings:
     idle_seconds: float = 30.0
     workspace_ttl_seconds: float = 3_600.0
     workspace_idle_seconds: float = 300.0
+    workspace_keep_seconds: float = 604_800.0
+    workspace_bytes: int = 4 * 2**30
+    workspace_files: int = 200_000
     checkpoints: str = ""
     checkpoint_every: int = 10
     secret_key: str = ""

@@ -197,6 +197,20 @@ class Client:
         """Refuse the action that the agent asks about; it waits for a message then.  Raises what `confirm` does."""
         await self._answer(conversation_id, AgentState.USER_REJECTED, action_id, None)
 
+    async def close(self, conversation_id: str) -> None:
+        """Refuse every further event and end the workspace's processes; its files go after their time.  Idempotent.
+
+        Raises:
+            UsageError: the conversation is unknown, or it is not over: cancel it first.
+        """
+        state = (await self._tally(conversation_id)).standing
+        if not state.is_terminal:
+            raise UsageError(
+                f"The conversation {conversation_id} is {state.state}; only one that is over is closed.",
+                remedy="Cancel it first.",
+            )
+        await self._conversations.close(conversation_id)
+
     async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
         """Ask to stop: what runs is ended.  A conversation that is over already is left alone.  Idempotent.
 

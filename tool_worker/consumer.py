@@ -29,6 +29,8 @@ from tool_worker.checkpoints import BASES, Checkpoints
 from tool_worker.executor import Executor
 from tool_worker.opening import Openings
 from tool_worker.porter import Porter
+from tool_worker.quota import Quota
+from tool_worker.reaper import Reaper
 from tool_worker.repositories import sandbox_of_git
 from tool_worker.safekeeping import Safekeeping
 from tool_worker.session_programs import session_programs
@@ -131,7 +133,8 @@ class Incarnation:
         )
         log = EventLog(store, Secrets(store, settings.secret_key, own=_secrets_of(settings)))
         sandbox = partial(sandbox_of_git, workspaces.demanded_sandbox, settings.node_dir / ".sandbox")
-        openings = Openings(log, settings.node_dir, Parcels(store), sandbox, gate=settings.gate)
+        limits = settings.workspace_limits
+        openings = Openings(log, settings.node_dir, Parcels(store), sandbox, limits, gate=settings.gate)
         keeping = _safekeeping(log, settings, openings)
         porter = Porter(Transfers(store), settings.node_dir, keeping, sandbox)
         self._executor = Executor(
@@ -142,7 +145,9 @@ class Incarnation:
             keeping=keeping,
             openings=openings,
             porter=porter,
+            quota=Quota(settings.node_dir, limits),
         )
+        self._reaper = Reaper(store, settings.node_dir, settings.workspace_keep_seconds)
         self._room = asyncio.Semaphore(settings.concurrency)
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
@@ -151,7 +156,7 @@ class Incarnation:
         await ToolOffers(self._store).publish(self._offers)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._beat(on_beat))]
+                tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._reaper.run())]
                 tasks += [group.create_task(self._read(queue)) for queue in self._queues]
                 group.create_task(_cancel_when(stop, tasks))
         except* OwnershipLost:
@@ -213,8 +218,9 @@ def _safekeeping(log: EventLog, settings: ToolSettings, openings: Openings) -> S
     place, every = settings.checkpoints, settings.checkpoint_every
     if not place:
         return Safekeeping(log, settings.node_dir, None, every=every, openings=openings)
+    saved = Checkpoints(place, limits=settings.workspace_limits)
     bases = Checkpoints(place, folder=BASES)
-    return Safekeeping(log, settings.node_dir, Checkpoints(place), every=every, bases=bases, openings=openings)
+    return Safekeeping(log, settings.node_dir, saved, every=every, bases=bases, openings=openings)
 
 
 def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:

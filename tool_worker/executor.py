@@ -9,9 +9,11 @@ action without an observation; what is not known is said to be unknown.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from typing import Any
 
 from broker import codec
@@ -38,15 +40,17 @@ from broker.observations import (
 from broker.tool_specs import OutcomePolicy, outcome_policy
 from broker.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from tool_worker.host.protocol import NEVER_STARTED
+from tool_worker.host_connection import HostResult
 from tool_worker.open_workspace import OpenWorkspace
 from tool_worker.opening import Openings
 from tool_worker.porter import Porter
+from tool_worker.quota import Quota
 from tool_worker.running_calls import RunningCalls
-from tool_worker.safekeeping import Safekeeping
+from tool_worker.safekeeping import MUTATING, Safekeeping
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest, answering
-from tool_worker.workspace_errors import SourceUnusable, WorkspaceLost
+from tool_worker.workspace_errors import HostLost, SourceUnusable, WorkspaceLost
 from tool_worker.workspaces import Workspaces
 
 MAX_ATTEMPTS = 3
@@ -76,6 +80,7 @@ class Executor:
         keeping: Safekeeping | None = None,
         openings: Openings | None = None,
         porter: Porter | None = None,
+        quota: Quota | None = None,
     ) -> None:
         self._log = log
         self._workspaces = workspaces
@@ -85,6 +90,7 @@ class Executor:
         self._openings = openings
         self._porter = porter
         self._calls = RunningCalls(log.is_answered)
+        self._quota = quota
 
     async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome) -> None:
         """Run a claimed action and append its observation.
@@ -185,11 +191,17 @@ class Executor:
         if isinstance(claim, ActionReclaimed) and not may_repeat and await _may_have_run_before_reboot(host, action):
             return OutcomeUnknownObservation(content=LOST_BY_REBOOT)
         arguments = await self._with_secrets(delivery.conversation_id, request)
-        result = await host.run(action.id, request.tool, arguments, may_repeat=may_repeat)
+        running = host.run(action.id, request.tool, arguments, may_repeat=may_repeat)
+        quota = self._quota if spec.path is None else None
+        result = await (_within(quota, host, action.id, running) if quota is not None else running)
         failpoint("tool.after_result")
         if result.is_unknown:
             return OutcomeUnknownObservation(content=LOST_WITH_HOST)
-        return _with_refusals(tool.observe(action, result.value), result.value)
+        observation = _with_refusals(tool.observe(action, result.value), result.value)
+        if quota is None or observation.kind not in MUTATING:
+            return observation
+        notice = await quota.notice(delivery.conversation_id)
+        return observation.model_copy(update={"content": f"{observation.content}\n{notice}"}) if notice else observation
 
     async def _opened(self, delivery: ActionDelivery) -> Observation:
         """Open a workspace that begins with something, and save it as it is then."""
@@ -231,6 +243,23 @@ class Executor:
         event = await self._log.blobs.whole(delivery.conversation_id, event)
         assert isinstance(event, Action)
         return event
+
+
+async def _within(
+    quota: Quota, host: OpenWorkspace, action_id: int, running: Coroutine[Any, Any, HostResult]
+) -> HostResult:
+    """Wait for an action, and stop it when it makes the workspace too large."""
+    acting = asyncio.ensure_future(running)
+    watching = asyncio.ensure_future(quota.until_exceeded(host.conversation_id))
+    try:
+        await asyncio.wait({acting, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not acting.done():
+            with suppress(HostLost):
+                await host.interrupt(action_id)
+        return await acting
+    finally:
+        acting.cancel()
+        watching.cancel()
 
 
 def _with_refusals(observation: Observation, result: Mapping[str, Any]) -> Observation:

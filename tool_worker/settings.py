@@ -18,6 +18,7 @@ from broker.secrets import no_key, secret_key
 from broker.settings import BrokerSettings
 from tool_worker.egress.addresses import AddressRules
 from tool_worker.egress.gate import EgressGate
+from tool_worker.file_tree import TreeLimits
 from tool_worker.sandbox.docker import Containers
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.tools.mcp_config import McpServerSpec, read_servers
@@ -47,6 +48,8 @@ class ToolSettings:
         concurrency: actions run at once.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
         workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
+        workspace_keep_seconds: how long the directory of a closed conversation is kept after its last use.
+        workspace_limits: how much a workspace may hold.
         no_change_timeout_seconds: after how much silence a command is answered; `NO_CHANGE_TIMEOUT_SECONDS`.
         environment: variables of every shell: `X` for each `SANDBOX_ENV_X`.
         checkpoints: where workspaces are saved, as fsspec knows it; empty: nowhere.
@@ -71,6 +74,8 @@ class ToolSettings:
     no_change_timeout_seconds: float
     environment: Mapping[str, str]
     search_path: str
+    workspace_keep_seconds: float = 604_800.0
+    workspace_limits: TreeLimits = field(default_factory=TreeLimits)
     checkpoints: str = ""
     checkpoint_every: int = 10
     containers: Containers = field(default_factory=Containers)
@@ -104,6 +109,8 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
         environment=_shell_variables(env),
         search_path=env.get("PATH", ""),
+        workspace_keep_seconds=broker.workspace_keep_seconds,
+        workspace_limits=_workspace_limits(broker),
         checkpoints=broker.checkpoints,
         checkpoint_every=broker.checkpoint_every,
         containers=_containers(broker),
@@ -152,6 +159,13 @@ def _gate(broker: BrokerSettings) -> EgressGate:
     if broker.egress_bytes < 1:
         raise UsageError(f"DECKHANDS_EGRESS_BYTES is {broker.egress_bytes}.", remedy="It must be 1 or more.")
     return EgressGate(ceiling, private, broker.egress_bytes)
+
+
+def _workspace_limits(broker: BrokerSettings) -> TreeLimits:
+    for name in ("workspace_bytes", "workspace_files"):
+        if (value := getattr(broker, name)) < 1:
+            raise UsageError(f"DECKHANDS_{name.upper()} is {value}.", remedy="It must be 1 or more.")
+    return TreeLimits(files=broker.workspace_files, bytes=broker.workspace_bytes)
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

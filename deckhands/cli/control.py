@@ -74,6 +74,14 @@ def cancel(*, conversation_id: str, no_wait: bool, as_json: bool) -> None:
     asyncio.run(stop())
 
 
+@click.command()
+@click.argument("conversation_id")
+def close(*, conversation_id: str) -> None:
+    """Close a conversation that is over: nothing more is said in it, and its workspace goes after a week."""
+    _speak(conversation_id, lambda client: client.close(conversation_id))
+    note("The conversation is closed.")
+
+
 def _speak(conversation_id: str, say: Callable[[Client], Awaitable[None]]) -> None:
     async def speak() -> None:
         async with conversation_client(FaceSettings.from_env(), conversation_id) as client:

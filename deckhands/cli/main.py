@@ -38,6 +38,7 @@ VERBS = {
     "cp": ("deckhands.cli.carrying", "Copy files into a workspace or out of it."),
     "diff": ("deckhands.cli.carrying", "Show what was changed in a workspace, as a patch."),
     "cancel": ("deckhands.cli.control", "Stop a conversation: what runs is ended."),
+    "close": ("deckhands.cli.control", "Close a conversation that is over; its workspace goes after a week."),
     "budget": ("deckhands.cli.budget", "Budgets: what tenants and experiments may spend, and have spent."),
     "up": ("deckhands.cli.serve", "Keep a cluster up on this machine, for other terminals to use."),
     "secret": ("deckhands.cli.secret", "Give commands a secret that nobody can read; list or remove it."),

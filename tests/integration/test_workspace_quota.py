@@ -1,0 +1,117 @@
+"""What a workspace may hold, and for how long what it has left is kept: real shells, real directories."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker import codec
+from broker.action_queue import ActionClaimed, ActionDelivery
+from broker.actions import CmdRunAction
+from broker.conversations import Conversations
+from broker.event_log import EventLog
+from broker.events import ConversationCreated, WorkspaceSpec
+from broker.observations import CmdOutputObservation
+from broker.store import Store
+from tests.integration.workspace_hosts import opened
+from tool_worker.binding import Binding
+from tool_worker.executor import Executor
+from tool_worker.file_tree import TreeLimits
+from tool_worker.host_folder import HostFolder
+from tool_worker.quota import Quota
+from tool_worker.reaper import Reaper
+
+CID = "conversation"
+LIMIT_BYTES = 100_000
+
+
+class Shell:
+    """A workspace with a quota, and commands in it."""
+
+    def __init__(self, log: EventLog, executor: Executor) -> None:
+        self.log, self.executor = log, executor
+
+    async def __call__(self, command: str, spec: WorkspaceSpec | None = None) -> CmdOutputObservation:
+        await self.log.append(CID, [CmdRunAction(command=command, blocking=True, timeout=30)])
+        action = (await self.log.read(CID))[-1]
+        delivery = ActionDelivery(CID, action.id, codec.encode(action.wire()), spec or WorkspaceSpec(), "")
+        await self.executor.execute(delivery, ActionClaimed(1))
+        answer = (await self.log.read(CID))[-1]
+        assert isinstance(answer, CmdOutputObservation)
+        return answer
+
+
+@pytest.fixture
+async def shell(memory_store: Store, tmp_path: Path) -> AsyncIterator[Shell]:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id=CID))
+    quota = Quota(tmp_path, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05)
+    async with opened(tmp_path) as workspaces:
+        yield Shell(log, Executor(log, workspaces, worker_id="tool-1", quota=quota))
+
+
+async def test_the_model_is_told_until_it_has_cleared_up(shell: Shell) -> None:
+    assert "This workspace holds" not in (await shell("echo small > small")).content
+    told = await shell(f"head -c {LIMIT_BYTES} /dev/zero > large")
+    assert told.content.endswith("actions that add more are stopped.]")
+    assert (
+        f"This workspace holds {LIMIT_BYTES + 6:,} bytes in 2 files; it may hold {LIMIT_BYTES:,} bytes" in told.content
+    )
+    assert "This workspace holds" in (await shell("ls")).content
+    assert "This workspace holds" not in (await shell("rm large")).content
+    assert "51 files" in (await shell("touch {1..50}")).content
+
+
+async def test_what_grows_without_end_is_stopped_and_clearing_up_is_not(shell: Shell) -> None:
+    grown = await shell("while :; do head -c 50000 /dev/zero >> large; done")
+    assert grown.exit_code != 0
+    assert "This workspace holds" in grown.content
+    cleared = await shell("sleep 0.5; rm large; echo cleared")
+    assert (cleared.exit_code, cleared.content) == (0, "cleared")
+
+
+async def test_a_directory_of_the_user_is_not_bounded(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    spec = WorkspaceSpec(path=str(tmp_path / "mine"))
+    assert (await shell(f"head -c {2 * LIMIT_BYTES} /dev/zero > large", spec)).content == ""
+
+
+async def left(store: Store, root: Path, conversation_id: str, *, is_closed: bool, path: Path | None = None) -> Path:
+    """Leave a workspace behind, as a tool worker that has ended it does."""
+    log = EventLog(store)
+    await log.create(ConversationCreated(conversation_id=conversation_id))
+    if is_closed:
+        await Conversations(store).close(conversation_id)
+    folder = HostFolder(root, conversation_id)
+    folder.create()
+    folder.workspace.mkdir()
+    (folder.workspace / "file").write_text(conversation_id)
+    folder.write_binding(Binding(str(path or folder.workspace), "/workspace", "none", False, "0" * 32))
+    return folder.workspace
+
+
+async def test_only_what_closed_conversations_have_left_is_removed(memory_store: Store, tmp_path: Path) -> None:
+    root, mine = tmp_path / "node", tmp_path / "mine"
+    mine.mkdir()
+    (mine / "file").write_text("mine")
+    live = await left(memory_store, root, "live", is_closed=False)
+    await left(memory_store, root, "closed", is_closed=True)
+    await left(memory_store, root, "on-mine", is_closed=True, path=mine)
+    lent = await left(memory_store, root, "lent", is_closed=True)
+    await left(memory_store, root, "borrower", is_closed=False, path=lent)
+    working = await left(memory_store, root, "working", is_closed=True)
+    (root / "unknown" / "workspace").mkdir(parents=True)
+    (root / "closed" / "workspace" / "out").symlink_to(mine)
+    (root / "link").symlink_to(mine)
+    (root / ".removed-half").mkdir()
+    held = HostFolder(root, "working").hold_alive()
+    assert held is not None
+    assert await Reaper(memory_store, root, 3600.0).sweep() == []
+    assert sorted(await Reaper(memory_store, root, 0.0).sweep()) == ["closed", "on-mine"]
+    assert {path.name for path in root.iterdir()} == {"live", "lent", "borrower", "working", "unknown", "link"}
+    assert (mine / "file").read_text() == "mine"
+    assert (live / "file").exists()
+    assert (working / "file").exists()
+    assert await Reaper(memory_store, root / "nowhere", 0.0).sweep() == []

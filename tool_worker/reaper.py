@@ -1,0 +1,101 @@
+"""The reaper removes what closed conversations have left on a node, when their time to live is over.
+
+Holds:
+    - Only a conversation that its store says is closed is removed, which none ever is again; one that the store does
+      not know may be another store's, and stays.
+    - Nothing outside of the node's own directory is removed, and nothing that another conversation works in.
+Does not: remove checkpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from broker.conversations import Conversations
+from broker.errors import DeckhandsError, UnknownConversation
+from broker.ids import is_conversation_id
+from broker.store import Store
+from tool_worker.host_folder import HostFolder
+
+SWEEP_SECONDS = 600.0
+REMOVED = ".removed-"
+
+_log = logging.getLogger(__name__)
+
+
+class Reaper:
+    """Removes directories of one node.
+
+    Args:
+        root: Directory of the node's workspaces.
+        keep_seconds: how long what a closed conversation has left is kept after its last use.
+    """
+
+    def __init__(self, store: Store, root: Path, keep_seconds: float) -> None:
+        self._conversations = Conversations(store)
+        self._clock = store.clock
+        self._root = root.absolute()
+        self._keep_seconds = keep_seconds
+
+    async def run(self) -> None:
+        """Sweep now and then, for ever; a failure is logged."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                for conversation_id in await self.sweep():
+                    _log.info("removed the workspace of %s", conversation_id)
+            except (OSError, DeckhandsError) as error:
+                _log.warning("workspaces could not be removed: %s", error)
+
+    async def sweep(self) -> list[str]:
+        """Remove what is due, and return the conversations it was of.  Idempotent.
+
+        Raises:
+            OSError: something cannot be removed.
+            StoreError: the store does not say.
+        """
+        found = await asyncio.to_thread(self._folders)
+        removed = [cid for cid in found if await self._is_due(cid, found) and await self._remove(cid)]
+        await asyncio.to_thread(self._clear)
+        return removed
+
+    async def _is_due(self, conversation_id: str, found: dict[str, Path]) -> bool:
+        try:
+            row = await self._conversations.row(conversation_id)
+        except UnknownConversation:
+            return False
+        folder = self._root / conversation_id
+        is_shared = any(other != conversation_id and path.is_relative_to(folder) for other, path in found.items())
+        used = max(row.updated.timestamp(), HostFolder(self._root, conversation_id).last_used() / 1e9)
+        return row.is_closed and not is_shared and self._clock.now().timestamp() - used >= self._keep_seconds
+
+    async def _remove(self, conversation_id: str) -> bool:
+        folder = HostFolder(self._root, conversation_id)
+        folder.create()
+        async with folder.opening():
+            if folder.is_alive:
+                return False  # its processes end first, when the order to close it is carried out
+            doomed = self._root / f"{REMOVED}{secrets.token_hex(8)}"
+            # At once, so that whoever comes finds nothing, and not a part.
+            (self._root / conversation_id).rename(doomed)
+        return True
+
+    def _folders(self) -> dict[str, Path]:
+        """Return the conversations that have left something, with the directory that each works in."""
+        found: dict[str, Path] = {}
+        if not self._root.is_dir():
+            return found
+        with os.scandir(self._root) as entries:
+            for entry in entries:
+                if is_conversation_id(entry.name) and entry.is_dir(follow_symlinks=False):
+                    found[entry.name] = HostFolder(self._root, entry.name).directory
+        return found
+
+    def _clear(self) -> None:
+        for doomed in self._root.glob(f"{REMOVED}*"):
+            shutil.rmtree(doomed)
