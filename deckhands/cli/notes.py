@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from broker.errors import UsageError
 from broker.ids import new_key
 from broker.notebooks import Notebooks
 from broker.notes import ID_CHARS, MAX_NOTE_CHARS, Note, Notebook
-from broker.specs import MemorySpec
+from broker.specs import NAME_PATTERN, MemorySpec
 from deckhands.cli.options import json_option, memory_of
 from deckhands.cli.output import note as say
 from deckhands.cli.output import print_json, table
@@ -50,6 +51,10 @@ def notes(*, project: str | None, user: str, tenant: str, local: bool, as_json: 
         _show_notebooks(asyncio.run(_all(settings, is_local=is_local)), as_json=as_json)
         return
     memory = memory_of(project, user)
+    if not re.fullmatch(NAME_PATTERN, tenant):
+        raise UsageError(
+            f"A tenant cannot be called {tenant!r}.", remedy="Use up to 64 letters, digits, '.', '_' and '-'."
+        )
     book = Notebook.of(memory, tenant=tenant)
     if not changes:
         _show(asyncio.run(_notes(settings, memory, book, is_local=is_local)), as_json=as_json)
