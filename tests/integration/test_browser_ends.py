@@ -130,6 +130,17 @@ async def test_a_chromium_that_does_not_start_is_an_error_that_says_why(tmp_path
         assert answer.content.startswith("ERROR: Chromium cannot be started: ")
 
 
+async def test_a_browser_that_nobody_uses_ends_and_the_next_action_gets_another(tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    sessions = {"browser": [*SETTINGS["sessions"]["browser"], "0.5"]}
+    async with opened(node, sessions=sessions) as workspaces:
+        surf = Surfer(await workspaces.open(CONVERSATION))
+        await surf("noop(0)")
+        await until(lambda: not of_kind(node, "browser"), what="end of Chromium")
+        shown = await surf("noop(0)")
+        assert shown.content.startswith("[browser had ended; this is a new one.]")
+
+
 @pytest.mark.slow
 async def test_a_page_whose_program_never_rests_loses_its_tab(tmp_path: Path) -> None:
     async with opened_site() as site, opened(tmp_path / "node", **SETTINGS) as workspaces:

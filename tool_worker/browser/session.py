@@ -49,9 +49,11 @@ class BrowserSession:
     Args:
         executable: Chromium's.
         folder: of the workspace; downloads go there.
+        idle_seconds: after how long without a call the program ends.
     """
 
-    def __init__(self, executable: str, folder: Path) -> None:
+    def __init__(self, executable: str, folder: Path, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
         self._executable = executable
         self._folder = folder
         self._chromium: Chromium | None = None
@@ -76,7 +78,7 @@ class BrowserSession:
         except ChromiumFailed as error:
             return {"content": f"ERROR: {error}", "is_error": True}
         finally:
-            self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, _end_program)
+            self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, _end_program)
 
     async def interrupt(self) -> None:
         """Stop the call that runs."""
@@ -230,8 +232,8 @@ def _end_program() -> None:
 
 
 def main() -> None:
-    """Serve the workspace host that started this program: its argument is Chromium's path."""
-    session = BrowserSession(sys.argv[1], Path.cwd())
+    """Serve the workspace host that started this program with Chromium's path and, maybe, a time to end after."""
+    session = BrowserSession(sys.argv[1], Path.cwd(), *map(float, sys.argv[2:]))
     asyncio.run(serve(session.call, session.interrupt))
 
 
