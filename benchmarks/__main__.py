@@ -32,6 +32,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "append": ("--rounds", "50"),
     "model_client": ("--rounds", "1", "--calls", "2"),
+    "in_flight": ("--calls", "20", "--latency", "0.5"),
     "host_round_trip": ("--rounds", "10", "--hosts", "2"),
     "neighbours": ("--seconds", "0.5", "--quiet", "1"),
 }

@@ -91,8 +91,12 @@ async def _overtaking(directory: Path, processes: int, parked: int) -> list[floa
             await _start(cluster, processes, provider, f"requests_per_minute = {per_minute}")
             await _submit(cluster, parked + 40 * REQUESTS_PER_SECOND)
             async with asyncio.timeout(LIMIT_SECONDS):
-                while await _waiting(cluster) < parked:
-                    await asyncio.sleep(POLL_SECONDS)
+                before = 0
+                while (waiting := await _waiting(cluster)) < parked:
+                    if waiting <= before:  # a slow machine parks them no faster than they are served
+                        await _submit(cluster, 10 * REQUESTS_PER_SECOND)
+                    before = waiting
+                    await asyncio.sleep(1.0)
             for _ in range(20):
                 (cid,) = await _submit(cluster, 1, priority="interactive")
                 await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
@@ -132,14 +136,15 @@ async def _budget(directory: Path, processes: int, payers: int) -> tuple[float, 
             workers = list(await _start(cluster, processes, provider, "", **prices))
             ids = await _submit(cluster, payers, tenant="payer")
             for round_number in itertools.count():
-                if await _all_wait(cluster, ids):
+                tenant = await ledger.account("tenant:payer")
+                is_used_up = tenant.reserved_usd == 0.0 and tenant.spent_usd + tenant.lost_usd >= BUDGET_USD
+                if is_used_up and await _all_wait(cluster, ids):
                     break
                 assert round_number < 60, "the budget is not used up"
                 if round_number % 2 == 1 and round_number < 10:
                     os.kill(workers.pop(0), signal.SIGKILL)
                     workers += await _start(cluster, 1, provider, "", **prices)
                 await asyncio.sleep(2.0)
-            tenant = await ledger.account("tenant:payer")
             logs = [await cluster.client.events(cid) for cid in ids]
         finally:
             provider.stop()

@@ -19,7 +19,7 @@ from controller_worker.llm.router import MultimodalRouter, RandomRouter, RuleRou
 from controller_worker.model_call import Models, ask
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
-LONG = replace(REQUEST, messages=(Message("user", (TextPart("x" * 3_000),)),))
+LONG = replace(REQUEST, messages=(Message("user", (TextPart("x" * 6_000),)),))
 IMAGE = replace(REQUEST, messages=(Message("user", (ImagePart("data:image/png;base64,AAAA"),)),))
 
 
