@@ -13,6 +13,7 @@ import pytest
 
 from broker.events import AgentSpec, Event, LLMSpec, ModelCallDeferred, ModelCallFailed, ModelReply, Tenancy
 from broker.ledger import Ledger, nano
+from controller_worker.replay import replay
 from tests.faults.harness import FaultCluster
 from tests.model_server.running_server import RunningModelServer
 
@@ -105,6 +106,7 @@ async def test_calls_of_many_conversations_go_in_few_batches(evaluation: Evaluat
         assert [event.code for event in deferred] == ["batch", "batch"]
         assert [reply.cost_usd for reply in replies] == [pytest.approx(CALL_USD)] * 2
         assert replies[0].seen_id < deferred[0].id < replies[0].id
+        assert replay(log).divergence is None
     await evaluation.everything_closed()
     account = await ledger.account("tenant:acme")
     assert (account.reserved_usd, account.lost_usd, nano(account.spent_usd)) == (0.0, 0.0, nano(24 * CALL_USD))
