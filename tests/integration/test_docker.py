@@ -27,6 +27,7 @@ from tool_worker.workspace_errors import SandboxUnavailable, WorkspaceRefused, W
 from tool_worker.workspaces import Workspaces
 
 pytestmark = pytest.mark.docker
+GATE = EgressGate(private=("127.0.0.2/32",))
 LIMITS = ResourceLimits(processes=64, memory_bytes=256 * 2**20)
 
 
@@ -151,19 +152,38 @@ async def test_what_takes_too_much_ends_and_its_workspace_does_not(tmp_path: Pat
         assert (await run("echo well")).content == "well"
 
 
-async def test_some_hosts_of_the_network_are_reached_from_a_container(tmp_path: Path, containers: Containers) -> None:
+FETCH = "import urllib.request as web; print(web.urlopen('http://{}/').read().decode())"
+
+
+@asynccontextmanager
+async def site() -> AsyncIterator[str]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.2", 0) as server:
-        host = f"127.0.0.2:{server.sockets[0].getsockname()[1]}"
-        async with docked(tmp_path, containers, gate=EgressGate(private=("127.0.0.2/32",))) as workspaces:
-            run = Terminal(await workspaces.open("reaching", allow=(host,)))
-            fetch = "import urllib.request as web; print(web.urlopen('http://{}/').read().decode())"
-            assert (await run(f'python3 -c "{fetch.format(host)}"')).content == "hello"
-            assert "403" in (await run(f'python3 -c "{fetch.format("elsewhere.test")}"')).content
+        yield f"127.0.0.2:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_some_hosts_of_the_network_are_reached_from_a_container(tmp_path: Path, containers: Containers) -> None:
+    async with site() as host, docked(tmp_path, containers, gate=GATE) as workspaces:
+        run = Terminal(await workspaces.open("reaching", allow=(host,)))
+        assert (await run(f'python3 -c "{FETCH.format(host)}"')).content == "hello"
+        assert "403" in (await run(f'python3 -c "{FETCH.format("elsewhere.test")}"')).content
+
+
+async def test_a_server_of_mcp_reaches_some_hosts_from_a_container(tmp_path: Path, containers: Containers) -> None:
+    async with site() as host:
+        spec = McpServerSpec(name="reaching", command="python3", args=("-c", FETCH.format(host)), allow=(host,))
+        started = SandboxedLaunch("docker", tmp_path, gate=GATE, containers=containers)(spec)
+        async with started.way_out():
+            program, *arguments = started.command
+            running = await asyncio.create_subprocess_exec(
+                program, *arguments, env=dict(started.environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+            )
+            printed, _ = await running.communicate()
+        assert printed == b"hello\n"
 
 
 async def test_a_directory_of_the_users_stays_the_users(tmp_path: Path, containers: Containers) -> None:

@@ -64,7 +64,7 @@ class SandboxedLaunch:
         mount_at = MOUNT_AT if sandbox.is_confining else str(directory)
         # Not by our own gate: its ceiling is for conversations, and this list is the operator's.
         EgressGate().check(spec.allow, has_network=False, is_confined=sandbox.is_confining)
-        address = files / "mcp" / f"{spec.name}.socket"
+        address = files / "mcp" / f"{spec.name}.out" / "socket"
         read_only = (*spec.read_only, address) if spec.allow else spec.read_only
         enclosure = Enclosure(directory, mount_at, has_network=spec.network, read_only=read_only, is_own=True)
         program = [spec.command, *spec.args]

@@ -73,11 +73,14 @@ def _forget(address: Path) -> None:
 def _bind(listening: socket.socket, address: Path) -> None:
     """Bind by a short path: the kernel takes 108 bytes, and folders may lie deeper."""
     _forget(address)
+    address.parent.mkdir(mode=0o700, exist_ok=True)
     folder = os.open(address.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         listening.bind(f"/proc/self/fd/{folder}/{address.name}")
     finally:
         os.close(folder)
+    # Whoever the program runs as; nobody else gets into the folder.
+    address.chmod(0o666)
 
 
 def _taken(program: socket.socket) -> int:
