@@ -128,7 +128,7 @@ def _branch(state: Fields, events: list[Fields]) -> list[Fields]:
         return []
     if leaf not in by_id or not any(event.get("parent_id") for event in events):
         return events
-    kept: set[str] = set()
+    kept: set[Any] = set()
     while leaf in by_id and leaf not in kept:
         kept.add(leaf)
         leaf = by_id[leaf].get("parent_id")
