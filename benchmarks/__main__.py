@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import crowd, governor, idling, machine, recording, restoring, stepping
+from benchmarks import crowd, governor, idling, machine, recording, restoring, stepping, tree
 from benchmarks.bench import Bench, Size
 from benchmarks.figures import Result, table
 from benchmarks.peer.sdk import Sdk, set_up
@@ -28,6 +28,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "crowd": crowd.measure,
     "idling": idling.measure,
     "governor": governor.measure,
+    "tree": tree.measure,
 }
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "append": ("--rounds", "50"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from benchmarks.bench import Bench, spread
 from benchmarks.cluster import running_cluster
@@ -18,8 +18,9 @@ from controller_worker.state import State, snapshot_of, state_from
 from deckhands.client import Client
 
 EVENTS = 358
-SNAPSHOT_AT = 309
-"""The most that a snapshot can lag behind: 49 events."""
+LONG_EVENTS = 5_000
+LAG = 49
+"""The most that a snapshot can be behind."""
 SNAPSHOT_TARGET_MS = 5.0
 REPLAY_TARGET_MS = 10.0
 
@@ -27,15 +28,18 @@ REPLAY_TARGET_MS = 10.0
 async def measure(bench: Bench) -> Result:
     """Restore the state of a conversation in three ways, in turns with the peer."""
     rounds = bench.choose(smoke=2, short=20, full=100)
-    found: dict[str, list[float]] = {name: [] for name in ("snapshot", "replay", "prompt", "peer read", "peer opened")}
+    found: dict[str, list[float]] = {name: [] for name in (*WAYS, "peer read", "peer opened")}
+    found |= {f"long {name}": [] for name in WAYS}
     async with running_cluster(bench.directory / "restoring") as cluster:
         client = cluster.client
-        conversation_id = await _conversation_with_snapshot(client)
+        conversation_id = await _conversation_with_snapshot(client, EVENTS)
+        long_id = await _conversation_with_snapshot(client, LONG_EVENTS)
         for _ in range(4):
             for _ in range(max(rounds // 4, 1)):
-                found["snapshot"].append(await _seconds(_from_snapshot, client, conversation_id))
-                found["replay"].append(await _seconds(_by_replay, client, conversation_id))
-                found["prompt"].append(await _seconds(_with_messages, client, conversation_id))
+                for kind, restore in WAYS.items():
+                    found[kind].append(await _seconds(restore, client, conversation_id, EVENTS))
+            for kind, restore in WAYS.items():
+                found[f"long {kind}"].append(await _seconds(restore, client, long_id, LONG_EVENTS))
             answer = await bench.peer("replay", events=EVENTS, rounds=max(rounds // 4, 1), text=output(0))
             found["peer read"] += answer.get("read", [])
             found["peer opened"] += answer.get("opened", [])
@@ -56,48 +60,55 @@ async def measure(bench: Bench) -> Result:
             spread(found["peer read"], scale=1_000),
         ),
         Figure("restore, and the next prompt's messages", "ms", Spread.of(found["prompt"], scale=1_000)),
+        Figure("from the snapshot, of 5,000 events", "ms", Spread.of(found["long snapshot"], scale=1_000)),
+        Figure("by replay, of 5,000 events", "ms", Spread.of(found["long replay"], scale=1_000)),
+        Figure("by replay, and the messages, of 5,000 events", "ms", Spread.of(found["long prompt"], scale=1_000)),
     )
     note = (
-        f"A conversation of {EVENTS} events; its log takes {size / 1024:.0f} KiB of the store's memory. "
-        "The SDK: to open the conversation, and to read its event log."
+        f"A conversation of {EVENTS} events, whose log takes {size / 1024:.0f} KiB of the store's memory, and one of "
+        f"{LONG_EVENTS:,}. The SDK: to open the conversation, and to read its event log."
     )
     return Result("Restoring", figures, note)
 
 
-async def _conversation_with_snapshot(client: Client) -> str:
+async def _conversation_with_snapshot(client: Client, count: int) -> str:
     """Write the conversation and the snapshot that its owner would have kept last."""
     conversation_id, worker_id = new_conversation_id(), new_worker_id("controller")
-    await client.log.create(*conversation(conversation_id, EVENTS))
+    await client.log.create(*conversation(conversation_id, count))
     events = await client.log.read(conversation_id)
-    assert len(events) == EVENTS
+    assert len(events) == count
     await Membership(client.store, worker_id, "controller", ttl_seconds=600).register()
     owners = Owners(client.store)
     claimed = await owners.claim(conversation_id, worker_id)
     assert isinstance(claimed, Claimed), claimed
-    assert await owners.save_snapshot(claimed.ownership, snapshot_of(fold(State(), events[:SNAPSHOT_AT])))
+    assert await owners.save_snapshot(claimed.ownership, snapshot_of(fold(State(), events[: count - LAG])))
     return conversation_id
 
 
-async def _from_snapshot(client: Client, conversation_id: str) -> None:
+async def _from_snapshot(client: Client, conversation_id: str, count: int) -> None:
     state = state_from(await Owners(client.store).load_snapshot(conversation_id))
     assert state is not None
-    assert fold(state, await client.log.read(conversation_id, after=state.version)).version == EVENTS
+    assert fold(state, await client.log.read(conversation_id, after=state.version)).version == count
 
 
-async def _by_replay(client: Client, conversation_id: str) -> None:
-    assert fold(State(), await client.log.read(conversation_id)).version == EVENTS
+async def _by_replay(client: Client, conversation_id: str, count: int) -> None:
+    assert fold(State(), await client.log.read(conversation_id)).version == count
 
 
-async def _with_messages(client: Client, conversation_id: str) -> None:
+async def _with_messages(client: Client, conversation_id: str, count: int) -> None:
     events = await client.log.read(conversation_id)
     memory = ConversationMemory()
     for event in events:
         memory.add(event)
     assert memory.messages()
-    assert fold(State(), events).version == EVENTS
+    assert fold(State(), events).version == count
 
 
-async def _seconds(restore: Callable[[Client, str], Awaitable[None]], client: Client, conversation_id: str) -> float:
+Way = Callable[[Client, str, int], Awaitable[None]]
+WAYS: Mapping[str, Way] = {"snapshot": _from_snapshot, "replay": _by_replay, "prompt": _with_messages}
+
+
+async def _seconds(restore: Way, client: Client, conversation_id: str, count: int) -> float:
     began = time.perf_counter()
-    await restore(client, conversation_id)
+    await restore(client, conversation_id, count)
     return time.perf_counter() - began

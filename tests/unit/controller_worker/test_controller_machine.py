@@ -5,6 +5,8 @@ The model knows states, what is outstanding, limits and what may be begun. It kn
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -222,7 +224,7 @@ class ControllerMachine(RuleBasedStateMachine):
     @invariant()
     def no_state_is_announced_twice_in_a_row(self) -> None:
         states = [event.agent_state for event in self.core.events if isinstance(event, AgentStateChangedObservation)]
-        assert all(one is not other for one, other in zip(states, states[1:], strict=False)), states
+        assert all(one is not other for one, other in pairwise(states)), states
         assert not states or states[-1] is AgentState(self.model.state)
 
     @invariant()
