@@ -18,7 +18,7 @@ from controller_worker.controller import AwaitTools, CallModel, Park, Rest
 from controller_worker.state import snapshot_of, state_from
 from tests.controller_parts import Core, bash, call, finish, think
 
-MAX_ITERATIONS = 4
+MAX_ITERATIONS = 2
 RETRY_SECONDS = 8.0
 ENDS = {"question": "awaiting_user_input", "finish": "finished"}
 CLOSED = ("stopped", "error")
@@ -124,42 +124,31 @@ class ControllerMachine(RuleBasedStateMachine):
         self.model = Model(headless=headless)
         self.seen_id: int | None = None
         self.number = 0
+        self.goes_on()
 
-    def settled(self) -> None:
-        self.core.run()
+    def goes_on(self) -> None:
+        """Do what the shell does by itself: begin a call that is wanted, and drop one whose conversation has ended."""
+        if self.model.state in CLOSED:
+            self.seen_id = None
+        elif self.seen_id is None and self.model.wants is CallModel:
+            self.seen_id = self.core.state.version
+            self.model.has_spoken_since = False
 
     @rule()
     def a_person_speaks(self) -> None:
         self.core.say()
-        self.settled()
+        self.core.run()
         self.model.person_speaks()
+        self.goes_on()
 
-    @rule()
-    def a_person_resumes(self) -> None:
-        self.core.ask("running")
-        self.settled()
-        self.model.go_on()
+    @rule(wanted=st.sampled_from(["running", "paused", "stopped"]))
+    def a_person_asks(self, wanted: str) -> None:
+        self.core.ask(wanted)
+        self.core.run()
+        {"running": self.model.go_on, "paused": self.model.pauses, "stopped": self.model.stops}[wanted]()
+        self.goes_on()
 
-    @rule()
-    def a_person_pauses(self) -> None:
-        self.core.ask("paused")
-        self.settled()
-        self.model.pauses()
-
-    @rule()
-    def a_person_stops(self) -> None:
-        self.core.ask("stopped")
-        self.settled()
-        self.model.stops()
-        self.seen_id = None
-
-    @precondition(lambda self: self.seen_id is None and self.model.wants is CallModel)
-    @rule()
-    def the_model_is_asked(self) -> None:
-        self.seen_id = self.core.state.version
-        self.model.has_spoken_since = False
-
-    @precondition(lambda self: self.seen_id is not None and self.model.state not in CLOSED)
+    @precondition(lambda self: self.seen_id is not None)
     @rule(commands=st.integers(0, 3), thinks=st.booleans(), end=st.sampled_from(["", "question", "finish"]))
     def the_model_answers(self, commands: int, thinks: bool, end: str) -> None:
         calls = [bash(f"true {self.next_number()}", f"c{self.number}") for _ in range(commands)]
@@ -176,28 +165,31 @@ class ControllerMachine(RuleBasedStateMachine):
         ids = list(range(first_id, first_id + (0 if end == "question" else commands)))
         self.model.replies(ENDS.get(end, ""), ids, is_outdated=self.model.has_spoken_since)
         self.seen_id = None
+        self.goes_on()
 
-    @precondition(lambda self: self.seen_id is not None and self.model.state == "running" and not self.model.waits)
+    @precondition(lambda self: self.seen_id is not None and self.model.wants is CallModel)
     @rule(is_final=st.booleans())
     def the_call_fails(self, is_final: bool) -> None:
-        if self.core.wants() != CallModel(self.core.state.iteration + 1, self.core.state.attempt + 1):
-            return
         code = "authentication" if is_final else "rate_limit"
         self.core.fail(code, retry_in=None if is_final else RETRY_SECONDS)
         self.model.call_fails(is_final=is_final)
         self.seen_id = None
+        self.goes_on()
 
     @precondition(lambda self: bool(self.model.outstanding))
-    @rule()
-    def a_tool_answers(self) -> None:
-        self.core.observe(self.model.outstanding[0])
-        self.model.tool_answers()
+    @rule(is_all=st.booleans())
+    def tools_answer(self, is_all: bool) -> None:
+        for action_id in self.model.outstanding[: None if is_all else 1]:
+            self.core.observe(action_id)
+            self.model.tool_answers()
+        self.goes_on()
 
     @rule()
     def time_passes(self) -> None:
         self.core.pass_time(RETRY_SECONDS + 1)
-        self.settled()
+        self.core.run()
         self.model.time_passes()
+        self.goes_on()
 
     def next_number(self) -> int:
         self.number += 1
@@ -233,4 +225,4 @@ class ControllerMachine(RuleBasedStateMachine):
 
 
 TestController = ControllerMachine.TestCase
-TestController.settings = settings(max_examples=60, stateful_step_count=30)
+TestController.settings = settings(max_examples=200, stateful_step_count=40)
