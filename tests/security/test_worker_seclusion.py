@@ -86,7 +86,7 @@ async def test_a_command_without_a_sandbox_finds_the_worker_s_secrets_nowhere(cl
         ),
         ("none", "WARNING tool_worker.consumer: the sandbox is none; commands of agents reach all that this worker's "),
         (
-            "docker",
+            "chroot",
             "ERROR tool_worker.consumer: no sandbox is in force, so commands of agents are refused: There is no ",
         ),
     ],
