@@ -158,7 +158,9 @@ async def test_an_agent_that_does_not_exist_is_an_observation(cluster: FaultClus
     await cluster.settle([cid])
     await cluster.check([cid], commands=0)
     (error,) = [event for event in await cluster.client.events(cid) if event.kind == "observation.error"]
-    assert error.sentence.startswith("There is no agent named 'NoSuchAgent'. Known agents: BrowsingAgent, CodeActAgent,")
+    assert error.sentence.startswith(
+        "There is no agent named 'NoSuchAgent'. Known agents: BrowsingAgent, CodeActAgent,"
+    )
 
 
 async def test_a_delegate_in_the_background_is_told_of_when_it_ends(cluster: FaultCluster) -> None:

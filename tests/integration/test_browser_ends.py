@@ -28,6 +28,12 @@ def of_kind(node: Path, kind: str) -> list[psutil.Process]:
     return found
 
 
+async def _serve_page(surf: Surfer) -> None:
+    """Have a page served in the workspace by a program of its own."""
+    await surf.bash("echo '<h1>Mine</h1>' > mine.html; python3 -m http.server 8000 > /dev/null 2>&1 &")
+    await surf.bash("until (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null; do :; done")
+
+
 async def test_pages_crash_and_browsers_die_but_the_next_action_works(tmp_path: Path) -> None:
     node = tmp_path / "node"
     async with opened_site() as site, opened(node, **SETTINGS) as workspaces:
@@ -69,8 +75,7 @@ async def test_pages_crash_and_browsers_die_but_the_next_action_works(tmp_path: 
 async def test_it_runs_in_the_sandbox_and_reaches_what_the_sandbox_does(tmp_path: Path) -> None:
     async with opened_site() as site, opened(tmp_path / "node", sandbox="bwrap", **SETTINGS) as workspaces:
         surf = Surfer(await workspaces.open(CONVERSATION))
-        await surf.bash("echo '<h1>Mine</h1>' > mine.html; python3 -m http.server 8000 > /dev/null 2>&1 &")
-        await surf.bash("until (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null; do :; done")
+        await _serve_page(surf)
         assert "heading 'Mine'" in (await surf("goto('http://localhost:8000/mine.html')")).content
         assert "heading 'Mine'" in (await surf("goto('file:///workspace/mine.html')")).content
         outside = await surf.failing(f"goto({site.url('/')!r})")
@@ -95,50 +100,34 @@ async def test_it_reaches_what_is_on_the_list_of_its_workspace(tmp_path: Path) -
         refused = await surf(f"goto({other.page('/', '<h1>Not listed</h1>')!r})")
         assert "Not listed" not in refused.content
         assert "is not among the hosts that this workspace may reach" in refused.content
+        told = await surf.failing(f"goto({other.url('/').replace('http', 'https')!r})")
+        assert "does not let it reach this host" in told
         assert other.asked == []
         # Chromium asks nobody for anything by itself.
         log = (tmp_path / "node" / CONVERSATION / "host" / "egress.log").read_text().splitlines()
         assert [line for line in log if "127.0.0.3" not in line] == []
+        # The workspace's own machine is not asked through the proxy, which would refuse it.
+        await _serve_page(surf)
+        assert "heading 'Mine'" in (await surf("goto('http://localhost:8000/mine.html')")).content
 
 
-async def test_a_proxy_of_the_environment_is_asked_for_all_but_this_machine(tmp_path: Path) -> None:
-    async with opened_site() as site:
-        environment = {"HTTP_PROXY": site.url("").rstrip("/"), "HTTPS_PROXY": site.url("").rstrip("/")}
-        async with opened(tmp_path / "node", environment=environment, **SETTINGS) as workspaces:
-            surf = Surfer(await workspaces.open(CONVERSATION))
-            shown = await surf("goto('http://shop.example/')")
-            assert "RootWebArea 'through the proxy'" in shown.content
-            assert "proxy:shop.example" in site.asked
-            site.asked.clear()
-            await surf(f"goto({site.page('/direct', 'here')!r})")
-            assert "/direct" in site.asked
-            refused = await surf.failing("goto('https://shop.example/')")  # this proxy makes no tunnels
-            assert "does not let it reach this host" in refused
-            assert not any(asked.startswith("proxy:127") for asked in site.asked)
-
-
-async def test_a_chromium_that_does_not_start_is_an_error_that_says_why(tmp_path: Path) -> None:
+async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nobody_uses_ends(tmp_path: Path) -> None:
     program = tmp_path / "chromium"
     program.write_text("#!/bin/sh\necho 'no display here' >&2\nexit 3\n")
     program.chmod(0o755)
     *command, _ = SETTINGS["sessions"]["browser"]
-    sessions = {"browser": [*command, str(program)]}
-    async with opened(tmp_path / "node", sessions=sessions) as workspaces:
+    sessions = {"browser": [*command, str(program), "3"]}
+    node = tmp_path / "node"
+    async with opened(node, sessions=sessions) as workspaces:
         surf = Surfer(await workspaces.open(CONVERSATION))
         answer = await surf.any("noop()")
         assert isinstance(answer, ErrorObservation)
         assert answer.content.startswith("ERROR: Chromium cannot be started: ")
-
-
-async def test_a_browser_that_nobody_uses_ends_and_the_next_action_gets_another(tmp_path: Path) -> None:
-    node = tmp_path / "node"
-    sessions = {"browser": [*SETTINGS["sessions"]["browser"], "0.5"]}
-    async with opened(node, sessions=sessions) as workspaces:
-        surf = Surfer(await workspaces.open(CONVERSATION))
-        await surf("noop(0)")
-        await until(lambda: not of_kind(node, "browser"), what="end of Chromium")
-        shown = await surf("noop(0)")
-        assert shown.content.startswith("[browser had ended; this is a new one.]")
+        (pid,) = [one.pid for one in processes(node, CONVERSATION) if str(program) in one.cmdline()]
+        await until(lambda: not psutil.pid_exists(pid), what="end of the session")
+        again = await surf.any("noop()")
+        assert isinstance(again, ErrorObservation)
+        assert again.content.startswith("[browser had ended; this is a new one.]\nERROR: ")
 
 
 @pytest.mark.slow

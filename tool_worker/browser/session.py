@@ -97,7 +97,7 @@ class BrowserSession:
             async with asyncio.timeout_at(deadline):
                 is_download = await self._carry_out(tabs, calls, Path(arguments.get("cwd") or self._folder))
                 await tabs.settle_downloads()
-        except (ActionStringError, ActionFailed) as failure:
+        except (ActionStringError, ActionFailed, PageSilent, Error) as failure:
             error = str(failure)
         except TimeoutError:
             error = f"The action did not end within {seconds:g} seconds and was given up."
