@@ -238,19 +238,25 @@ async def _ask_fallbacks(
         _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, fallback.use)
         try:
             other = await models.routed(spec.model_copy(update={"model": fallback.use}), request)
-            if request.on_delta is not None:
-                request.on_delta(Delta("superseded", ""))
             if gate is None:
                 llm, _ = await models.of(other)
+                _void(request)
                 return await llm.complete(request)
             config = models.settings(other)
             if config is not None and not await gate.has_other_seat(config, request):
                 continue
             llm, config = await models.of(other, key_env=gate.seat.key_env)
+            _void(request)
             return await gate.complete(llm, config, request)
         except ModelError as error:
             failures.append(error)
     return next((error for error in failures if error.retryable), failures[0])
+
+
+def _void(request: ModelRequest) -> None:
+    """Say that what was shown of the reply so far counts no more."""
+    if request.on_delta is not None:
+        request.on_delta(Delta("superseded", ""))
 
 
 def last_error_of(error: Exception) -> str:

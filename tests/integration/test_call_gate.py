@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
-from broker.events import ModelCallAdmitted, ModelCallDeferred, ModelReply, Tenancy
+from broker.events import AgentSpec, LLMSpec, ModelCallAdmitted, ModelCallDeferred, ModelReply, Tenancy
 from broker.governor import CallOutcome, Granted
 from broker.ledger import Ledger
 from broker.ownership import Claimed
 from broker.quotas import Pool, QuotaTable
 from controller_worker.conversation_loop import ConversationLoop
+from controller_worker.model_call import Models
 from controller_worker.services import Services
 from deckhands.forking import fork_of
 from deckhands.spending import spending_of
@@ -122,6 +124,23 @@ async def test_whoever_is_woken_after_a_long_wait_goes_on(hands: Hands) -> None:
         *("model.deferred", "observation.agent_state_changed", "model.admitted", "observation.agent_state_changed"),
         *("model.reply", "action.finish", "observation.agent_state_changed"),
     ]
+
+
+async def test_a_routed_call_counts_against_the_model_that_is_chosen(hands: Hands, tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(
+        f'[llm]\nmodel = "scripted/{tmp_path}/unused.json"\n[llm.auto]\n'
+        'router = {kind = "rules", rules = [{use = "small", images = false}]}\n'
+        f'[llm.small]\nmodel = "scripted/{hands.folder}/script.json"\n'
+    )
+    (tmp_path / "unused.json").write_text('{"turns": []}')
+    await hands.begin(FINISH, agent=AgentSpec(llm=LLMSpec(model="auto")))
+    quotas = QuotaTable.parse('[[quota]]\nmodel = "scripted/*/script.json"\nconcurrency = 1')
+    old = hands.services
+    hands.services = Services(old.store, old.log, old.owners, Models({"LLM_CONFIG": str(path)}), quotas)
+    await occupy(hands, quotas.pools[0], others=10)
+    await hands.go()
+    assert (await hands.kinds()).count("model.deferred") == 1
 
 
 async def test_a_pause_leaves_the_queue(hands: Hands) -> None:

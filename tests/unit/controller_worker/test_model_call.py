@@ -16,7 +16,7 @@ from broker.clock import ManualClock
 from broker.errors import StoreUnavailable
 from broker.events import LLMSpec, ModelCallFailed, ModelReply, TokenUsage
 from controller_worker.llm.errors import LLMConfigError
-from controller_worker.llm.llm import Completion, ModelRequest, Usage
+from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.model_call import Models, ask, last_error_of, reply_of
 
@@ -319,6 +319,15 @@ async def test_a_fallback_answers_at_once(tmp_path: Path, caplog: pytest.LogCapt
     assert isinstance(result, Completion)
     assert (result.text, result.model) == ("Here I am.", f"scripted/{tmp_path}/spare.json")
     assert "conversation conversation-1: rate_limit; asking spare" in caplog.text
+
+
+async def test_what_was_shown_before_a_fallback_is_void(tmp_path: Path) -> None:
+    shown: list[Delta] = []
+    of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here."})
+    request = replace(ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w"), on_delta=shown.append)
+    await ask(of, LLMSpec(), request, attempt=1, clock=ManualClock())
+    assert next(delta.kind for delta in shown) == "superseded"
+    assert "".join(delta.text for delta in shown) == "Here."
 
 
 @pytest.mark.parametrize(
