@@ -52,9 +52,10 @@ class ControlDelivery:
 
 @dataclass(frozen=True, slots=True)
 class ActionClaimed:
-    """Nobody has begun this action: run it. `attempt` counts from 1."""
+    """Nobody has begun this action: run it. `attempt` counts from 1, `moves` how often its node was lost."""
 
     attempt: int
+    moves: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class ActionReclaimed:
 
     attempt: int
     previous_worker: str
+    moves: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,10 @@ class ActionQueue:
             int(delivery.is_anywhere),
         )
         match reply:
-            case ["claimed", attempt]:
-                return ActionClaimed(attempt)
-            case ["reclaimed", attempt, previous]:
-                return ActionReclaimed(attempt, previous.decode())
+            case ["claimed", attempt, moves]:
+                return ActionClaimed(attempt, moves)
+            case ["reclaimed", attempt, previous, moves]:
+                return ActionReclaimed(attempt, previous.decode(), moves)
         return NothingToDo(reply[0])
 
     async def acknowledge(self, delivery: ActionDelivery | ControlDelivery) -> None:

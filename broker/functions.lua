@@ -4,11 +4,12 @@
 -- Every function takes base names as KEYS (all in one hash slot) and derives the real keys from them:
 --   conversation base  deck:{k}:c:<id>   :events :meta :once :snapshot
 --   shard base         deck:{k}          :ready :unread :parked :workers :index :takeovers :dead
---                                        :worker:<id>:owned|mail|about   :act:<route>
+--                                        :worker:<id>:owned|mail|about   :act:<route>   :nodes
 -- Replies are arrays whose first element names the outcome. Times are milliseconds of the store's own clock.
 -- Nothing here decides by a clock whether a write is allowed; clocks only decide when to take over.
 
 local CONTROLLERS, TOOLS = 'controllers', 'tools'
+local NODE_PATIENCE_MS = 120000
 
 -- What the server says of a consumer group; nil when there is none.
 local function group_of(stream, name)
@@ -48,16 +49,33 @@ local function is_owner(meta, worker, token)
   return get(meta, 'owner') == worker and get(meta, 'token') == token
 end
 
-local function route_of(meta)
+-- Whether no tool worker of a node has beaten for so long that its workspaces go on elsewhere. One that was never seen
+-- is given the time that others have.
+local function is_lost(shard, node)
+  local now, deadline = now_ms(), redis.call('ZSCORE', shard .. ':nodes', node)
+  if deadline then return tonumber(deadline) < now end
+  redis.call('ZADD', shard .. ':nodes', now + NODE_PATIENCE_MS, node)
+  return false
+end
+
+-- Take a conversation off its node; a directory that somebody gave us is where it is, and nowhere else.
+local function unbind(meta)
+  if not string.find(get(meta, 'workspace') or '', '"path":null', 1, true) then return false end
+  redis.call('HDEL', meta, 'node')
+  redis.call('HINCRBY', meta, 'moves', 1)
+  return true
+end
+
+local function route_of(shard, meta)
   local node = get(meta, 'node')
-  if node then return 'node:' .. node end
+  if node and not (is_lost(shard, node) and unbind(meta)) then return 'node:' .. node end
   return 'pool:' .. (get(meta, 'pool') or 'bash')
 end
 
 -- Put an action on the action stream of its conversation's node, or of its pool while it has none. One that wants a
 -- pool of its own ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p').
 local function enqueue(shard, meta, once, cid, action, bytes, wanted)
-  local stream = shard .. ':act:' .. (wanted or route_of(meta))
+  local stream = shard .. ':act:' .. (wanted or route_of(shard, meta))
   local workspace = get(meta, 'workspace') or ''
   local fields = {'c', cid, 'a', action, 'e', bytes, 'w', workspace}
   if wanted then
@@ -324,7 +342,8 @@ end
 -- claim_action: take an action up before its side effect. The entry it is claimed with (q:<action>) carries it from
 -- then on; copies of it are dropped.
 -- ARGV  cid, action id, worker, node, stream, entry, '1' if any node may run it, which then is not bound by it
--- returns  {'claimed', attempt} {'reclaimed', attempt, previous worker}   run it, or ask the journal first
+-- returns  {'claimed', attempt, moves} {'reclaimed', attempt, previous worker, moves}   run it, or ask the journal first
+--          moves: how often the workspace was taken off a lost node
 --          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
 --          {'settled'} {'busy', worker} {'forwarded', node} {'missing'} {'closed'}   acknowledged; nothing to do
 --          {'swept'}   nothing was touched: the entry has been handed on
@@ -344,7 +363,9 @@ local function claim_action(keys, args)
     return idle
   end
   local bound = get(meta, 'node')
-  if bound and bound ~= node and anywhere ~= '1' then
+  local is_elsewhere = bound and bound ~= node and anywhere ~= '1'
+  if is_elsewhere and is_lost(shard, bound) and unbind(meta) then bound = nil
+  elseif is_elsewhere then
     local found = redis.call('XRANGE', stream, entry, entry)
     if #found == 1 then enqueue(shard, meta, once, cid, action, pairs_of(found[1][2])['e']) end
     acknowledge(place)
@@ -354,12 +375,13 @@ local function claim_action(keys, args)
   if before == worker and copy and copy ~= place then acknowledge(copy) end
   if not bound and anywhere ~= '1' then redis.call('HSET', meta, 'node', node) end
   redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, place)
-  if before == worker then return {'reclaimed', tonumber(get(once, 'n:' .. action)), worker} end
+  local moves = tonumber(get(meta, 'moves') or 0)
+  if before == worker then return {'reclaimed', tonumber(get(once, 'n:' .. action)), worker, moves} end
   local attempt = redis.call('HINCRBY', once, 'n:' .. action, 1)
-  if not before then return {'claimed', attempt} end
+  if not before then return {'claimed', attempt, moves} end
   redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,
     'to', worker, 'at', now_ms())
-  return {'reclaimed', attempt, before}
+  return {'reclaimed', attempt, before, moves}
 end
 
 -- register: enter a new incarnation of a worker.
@@ -462,6 +484,31 @@ local function tend(shard, stream, group)
   redis.call('XTRIM', stream, 'MINID', oldest)
 end
 
+-- Send what waits for a lost node to the pools of its conversations.
+local function leave_node(shard, node)
+  local stream = shard .. ':act:node:' .. node
+  for _, item in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', 1000)) do
+    local about = pairs_of(item[2])
+    local base = shard .. ':c:' .. about['c']
+    local meta, once, place = base .. ':meta', base .. ':once', stream .. '|' .. item[1]
+    local is_bound = get(meta, 'node') == node
+    if about['e'] and get(once, 'q:' .. about['a']) == place and (not is_bound or unbind(meta)) then
+      enqueue(shard, meta, once, about['c'], about['a'], about['e'])
+      acknowledge(place)
+    end
+  end
+end
+
+-- A tool worker's beat is its node's; it sees to it that nothing waits for nodes that are lost.
+local function tend_nodes(shard, about, now)
+  local node = get(about, 'node')
+  if not node then return end
+  redis.call('ZADD', shard .. ':nodes', now + tonumber(get(about, 'node_patience_ms') or NODE_PATIENCE_MS), node)
+  for _, lost in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':nodes', '-inf', now - 1, 'LIMIT', 0, 64)) do
+    leave_node(shard, lost)
+  end
+end
+
 -- tick: beat, and do what is due for everybody: bury the dead, wake the parked, ring again where a ring was lost.
 -- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker does), patience_ms
 -- returns  {'alive', buried, woken, rung again} {'swept'}   swept: somebody has taken over all you had
@@ -507,6 +554,7 @@ local function tick(keys, args)
     end
   end
 
+  tend_nodes(shard, shard .. ':worker:' .. worker .. ':about', now)
   tend(shard, shard .. ':ready', CONTROLLERS)
   for stream in string.gmatch(get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
     tend(shard, stream, TOOLS)

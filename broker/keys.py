@@ -8,6 +8,7 @@
     deck:{k}:parked                zset    release       until due     conversation → due (ms)
     deck:{k}:dead                  zset    tick          until requeue conversations that crashed three workers
     deck:{k}:workers               zset    tick          while alive   worker → heartbeat deadline (ms)
+    deck:{k}:nodes                 zset    tick          for ever      node → when it is given up (ms)
     deck:{k}:takeovers             stream  claim         10,000        who took over what from whom, for reports
     deck:{k}:worker:<w>:owned      set     claim         while alive
     deck:{k}:worker:<w>:mail       stream  append        while alive   rings for what the worker owns
@@ -87,6 +88,11 @@ class ShardKeys:
     def workers(self) -> str:
         """The live workers."""
         return f"{self.root}:workers"
+
+    @property
+    def nodes(self) -> str:
+        """The nodes of tool workers."""
+        return f"{self.root}:nodes"
 
     @property
     def takeovers(self) -> str:

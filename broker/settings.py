@@ -53,6 +53,8 @@ class BrokerSettings:
         workspace_keep_seconds: how long the directory of a closed conversation is kept after its last use.
         workspace_bytes: how much the regular files of a workspace of ours may hold together.
         workspace_files: how many entries it may have.
+        node_lost_seconds: how long none of this node's tool workers has to be heard of until its workspaces go on
+            at other nodes, from their checkpoints.
         checkpoints: where workspaces are saved: a directory's `file://` URL, or any that fsspec knows. Empty: nowhere.
         checkpoint_every: after how many actions that may change files a workspace is saved.
         secret_key: encrypts the secrets of conversations: 32 bytes in base64, the same for all workers and clients.
@@ -91,6 +93,7 @@ class BrokerSettings:
     workspace_keep_seconds: float = 604_800.0
     workspace_bytes: int = 4 * 2**30
     workspace_files: int = 200_000
+    node_lost_seconds: float = 120.0
     checkpoints: str = ""
     checkpoint_every: int = 10
     secret_key: str = ""

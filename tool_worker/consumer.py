@@ -129,7 +129,11 @@ class Incarnation:
             self.worker_id,
             "tool",
             streams=[queue.streams for queue in self._queues],
-            about={"node": settings.node, "pools": ",".join(settings.pools)},
+            about={
+                "node": settings.node,
+                "pools": ",".join(settings.pools),
+                "node_patience_ms": str(int(settings.node_lost_seconds * 1000)),
+            },
         )
         log = EventLog(store, Secrets(store, settings.secret_key, own=_secrets_of(settings)))
         sandbox = partial(sandbox_of_git, workspaces.demanded_sandbox, settings.node_dir / ".sandbox")

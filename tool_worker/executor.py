@@ -175,7 +175,11 @@ class Executor:
             return request
         spec = delivery.workspace
         if self._keeping is not None and spec.path is None:
-            notice = await self._keeping.recover(delivery.conversation_id, action.id, spec.source)
+            cid, moves = delivery.conversation_id, claim.moves
+            if await self._keeping.has_left(cid, moves):
+                await self._workspaces.close(cid)
+                await self._keeping.give_up(cid)
+            notice = await self._keeping.recover(cid, action.id, spec.source, moves=moves)
             if notice is not None:
                 return ErrorObservation(content=notice, error_id=WorkspaceLost.code)
         host = await self._workspaces.open(

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
+import shutil
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ MUTATING = frozenset(
 )
 OF_A_WORKSPACE = MUTATING | {"observation.read"}
 REMEMBERED_WORKSPACES = 500
+MOVES = "moves"
 
 RESTORED = (
     "The files of this workspace are those of the last checkpoint{of_whom}: what was changed since is gone, and so are "
@@ -89,12 +92,18 @@ class Safekeeping:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     async def recover(
-        self, conversation_id: str, action_id: int, source: GitSource | UploadedSource | None = None
+        self,
+        conversation_id: str,
+        action_id: int,
+        source: GitSource | UploadedSource | None = None,
+        *,
+        moves: int = 0,
     ) -> str | None:
         """Make sure that a workspace is what its conversation believes.
 
         Args:
             source: what it began with.
+            moves: see `has_left`.
 
         Returns:
             None if it is, or what the action is to be answered with instead of being carried out. Said once.
@@ -104,10 +113,29 @@ class Safekeeping:
         told = directory.with_name("recovery.json")
         if directory.exists():
             return _told_to(action_id, told)
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.with_name(MOVES).write_text(str(moves))
         notice = await self._recovered(conversation_id, action_id, told, source)
         # From here on it is a workspace like any other, empty as it may be.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return notice
+
+    async def has_left(self, conversation_id: str, moves: int) -> bool:
+        """Say whether a workspace that is here has gone on elsewhere meanwhile.
+
+        Args:
+            moves: how often it was taken off a node that was lost.
+        """
+        directory = self._directory(conversation_id)
+        return directory.exists() and _moves(directory) != moves
+
+    async def give_up(self, conversation_id: str) -> None:
+        """Remove a workspace that has gone on elsewhere; its processes have ended."""
+        directory = self._directory(conversation_id)
+        doomed = directory.with_name(f".left-{secrets.token_hex(8)}")
+        directory.rename(doomed)
+        self._kept.pop(conversation_id, None)
+        await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
 
     async def _recovered(
         self, conversation_id: str, action_id: int, told: Path, source: GitSource | UploadedSource | None
@@ -244,6 +272,13 @@ def _fetched(checkpoints: Checkpoints, conversation_id: str, source_id: str | No
         return False
     checkpoints.restore(conversation_id, directory)
     return True
+
+
+def _moves(directory: Path) -> int:
+    try:
+        return int(directory.with_name(MOVES).read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _note(told: Path, action_id: int, notice: str | None) -> None:

@@ -52,6 +52,7 @@ class ToolSettings:
         workspace_limits: how much a workspace may hold.
         no_change_timeout_seconds: after how much silence a command is answered; `NO_CHANGE_TIMEOUT_SECONDS`.
         environment: variables of every shell: `X` for each `SANDBOX_ENV_X`.
+        node_lost_seconds: after how long without a tool worker this node is given up.
         checkpoints: where workspaces are saved, as fsspec knows it; empty: nowhere.
         checkpoint_every: after how many actions that may change files.
         chromium: where Chromium is; empty: where it is usually installed.
@@ -76,6 +77,7 @@ class ToolSettings:
     search_path: str
     workspace_keep_seconds: float = 604_800.0
     workspace_limits: TreeLimits = field(default_factory=TreeLimits)
+    node_lost_seconds: float = 120.0
     checkpoints: str = ""
     checkpoint_every: int = 10
     containers: Containers = field(default_factory=Containers)
@@ -111,6 +113,7 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         search_path=env.get("PATH", ""),
         workspace_keep_seconds=broker.workspace_keep_seconds,
         workspace_limits=_workspace_limits(broker),
+        node_lost_seconds=broker.node_lost_seconds,
         checkpoints=broker.checkpoints,
         checkpoint_every=broker.checkpoint_every,
         containers=_containers(broker),

@@ -15,6 +15,7 @@ from broker.event_log import EventLog
 from broker.events import ConversationCreated, Event, WorkspaceSpec
 from broker.observations import CmdOutputObservation, ErrorObservation
 from broker.store import Store
+from deckhands.forking import fork_of
 from tests.integration.workspace_hosts import opened
 from tool_worker.checkpoints import Checkpoints
 from tool_worker.executor import Executor
@@ -29,11 +30,13 @@ class Node:
     def __init__(self, log: EventLog, executor: Executor, keeping: Safekeeping) -> None:
         self.log, self.executor, self.keeping = log, executor, keeping
 
-    async def run(self, command: str, *, spec: WorkspaceSpec | None = None, conversation_id: str = CID) -> Event:
+    async def run(
+        self, command: str, *, spec: WorkspaceSpec | None = None, conversation_id: str = CID, moves: int = 0
+    ) -> Event:
         await self.log.append(conversation_id, [CmdRunAction(command=command)])
         action = (await self.log.read(conversation_id))[-1]
         delivery = ActionDelivery(conversation_id, action.id, codec.encode(action.wire()), spec or WorkspaceSpec(), "")
-        await self.executor.execute(delivery, ActionClaimed(1))
+        await self.executor.execute(delivery, ActionClaimed(1, moves))
         return (await self.log.read(conversation_id))[-1]
 
 
@@ -67,6 +70,29 @@ async def test_another_node_goes_on_from_the_last_checkpoint(log: EventLog, tmp_
         assert isinstance(told, ErrorObservation)
         assert (told.content, told.error_id) == (RESTORED.format(of_whom=""), "workspace_lost")
         assert content(await two.run("cat file; ls")) == "first\nsecond\nfile"
+
+
+async def test_a_node_that_was_given_up_and_comes_back_does_not_go_on_with_older_files(
+    log: EventLog, tmp_path: Path
+) -> None:
+    async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
+        await one.run("echo first > file")
+        async with node(log, tmp_path / "two", tmp_path / "place", every=1) as two:
+            assert (await two.run("true", moves=1)).content == RESTORED.format(of_whom="")
+            await two.run("echo second >> file", moves=1)
+        told = await one.run("cat file", moves=2)
+        assert told.content == RESTORED.format(of_whom="")
+        assert content(await one.run("cat file", moves=2)) == "first\nsecond"
+
+
+async def test_a_fork_by_the_client_finds_its_source(log: EventLog, tmp_path: Path) -> None:
+    async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
+        await one.run("echo first > file")
+        events = await log.read(CID)
+        await log.adopt(fork_of(events, "fork"), events[1:], key="fork")
+        told = await one.run("ls", conversation_id="fork")
+        assert told.content == RESTORED.format(of_whom=" of the conversation that this one is a fork of")
+        assert content(await one.run("cat file", conversation_id="fork")) == "first"
 
 
 async def test_what_nobody_saved_is_said_to_be_lost(log: EventLog, tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""A node that is given up: its conversations go on at another, unless they work in a directory that only it has."""
+
+from __future__ import annotations
+
+from broker.action_queue import ActionClaimed, ActionReclaimed
+from broker.event_log import Appended, EventLog
+from broker.events import ConversationCreated, WorkspaceSpec
+from broker.store import Store
+from tests.broker_parts import CID, act, begin, command, enter, lapse, output, queue, take
+
+
+async def give_up(store: Store, node: str) -> None:
+    """Let a node have been silent for longer than it may."""
+    for shard in store.all_shards:
+        await store.connection.call("ZADD", shard.nodes, 1, node)
+
+
+async def node_of(store: Store) -> bytes | None:
+    return await store.connection.call("HGET", store.keys(CID).meta, "node")
+
+
+async def test_an_action_of_a_lost_node_goes_to_its_pool(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    other = await enter(store, "t2", node="n2")
+    await act(store, "w1")
+    first = queue(store, "t1", node="n1")
+    assert await first.claim(await take(first)) == ActionClaimed(1)
+    await lapse(store, "t1")
+    await other.tick(1)
+    assert await node_of(store) == b"n1"  # it may come back
+    await give_up(store, "n1")
+    await other.tick(2)
+    second = queue(store, "t2", node="n2")
+    assert await second.claim(await take(second)) == ActionReclaimed(2, "t1", moves=1)
+    assert await node_of(store) == b"n2"
+    await other.tick(3)
+    assert await second.read(limit=10) == []  # once
+    await first.aclose()
+    await second.aclose()
+
+
+async def test_a_later_action_does_not_wait_for_a_lost_node(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    await enter(store, "t2", node="n2")
+    ownership, action_id = await act(store, "w1")
+    first = queue(store, "t1", node="n1")
+    delivery = await take(first)
+    await first.claim(delivery)
+    await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.place)
+    await give_up(store, "n1")
+    appended = await log.append_as_owner(ownership, [command()], expected_last_id=action_id + 1, dispatch=[0])
+    assert isinstance(appended, Appended)
+    second = queue(store, "t2", node="n2")
+    assert await second.claim(await take(second)) == ActionClaimed(1, moves=1)
+    await first.aclose()
+    await second.aclose()
+
+
+async def test_a_directory_of_somebody_stays_where_it_is(store: Store) -> None:
+    log = EventLog(store)
+    workspace = WorkspaceSpec(path="/srv/project")
+    await log.create(ConversationCreated(conversation_id=CID, workspace=workspace), node="n1")
+    await enter(store, "w1")
+    other = await enter(store, "t2", node="n2")
+    await give_up(store, "n1")
+    await act(store, "w1")
+    await other.tick(1)
+    assert await node_of(store) == b"n1"
