@@ -79,9 +79,6 @@ class FakeWorkspaces:
     async def let_go_of_idle(self) -> None:
         return
 
-    async def demanded_sandbox(self) -> None:
-        raise AssertionError("a node without a machine runs no program of its own")
-
 
 @dataclass
 class _FakeWorkspace:
