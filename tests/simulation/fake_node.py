@@ -14,6 +14,7 @@ from typing import Any
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 from tool_worker.host.protocol import NEVER_STARTED, RECORDED, RUNNING
 from tool_worker.host_connection import ActionStatus, HostResult
+from tool_worker.sandbox.none import NoSandbox
 
 RUN_SECONDS = 0.2
 
@@ -75,6 +76,9 @@ class FakeWorkspaces:
 
     async def close(self, conversation_id: str) -> None:
         await asyncio.sleep(0)
+
+    async def demanded_sandbox(self) -> NoSandbox:
+        return NoSandbox()  # for git, which nothing here needs
 
     async def let_go_of_idle(self) -> None:
         return
