@@ -19,7 +19,15 @@ from typing import Any
 from broker.code_search import CodeSearchAction
 from broker.codec import event_from_wire
 from broker.errors import CorruptEntry, UnknownKind, UsageError
-from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Event, EventSource, ModelReply
+from broker.events import (
+    AgentSpec,
+    ConfirmationStatus,
+    ConversationCreated,
+    DelegateEnded,
+    Event,
+    EventSource,
+    ModelReply,
+)
 from deckhands.client import title_of
 from deckhands.metrics import Metrics, metrics_of, with_delegate, with_reply
 
@@ -70,6 +78,7 @@ class _Reading:
         self._events: list[Event] = []
         self._ids: dict[int, int] = {}
         self._replies: dict[str, int] = {}
+        self._waiting: dict[str, int] = {}
 
     def events_of(self, recorded: Sequence[Fields]) -> list[Event]:
         for position, fields in enumerate(recorded):
@@ -98,11 +107,23 @@ class _Reading:
         wire = _content(fields) | {"timestamp": moment, "source": fields.get("source") or "environment"}
         if call is not None:
             wire["tool_call_metadata"] = call
+        self._link_copy(wire)
         cause = self._ids.get(fields.get("cause", -1))
         if cause is not None:
             wire["cause"] = cause
         self._ids[fields.get("id", position)] = self._next_id
         self._events.append(event_from_wire(wire, self._next_id))
+
+    def _link_copy(self, wire: dict[str, Any]) -> None:
+        """Say which waiting action a confirmed or rejected copy replaces: OpenHands writes the same call again."""
+        call_id = (wire.get("tool_call_metadata") or {}).get("tool_call_id", "")
+        given = self._ids.get(wire.pop("replaces", -1))
+        if wire.get("confirmation_state") == ConfirmationStatus.AWAITING_CONFIRMATION:
+            self._waiting[call_id] = self._next_id
+        elif "confirmation_state" in wire:
+            replaced = self._waiting.pop(call_id, None) if call_id else None
+            if given or replaced:
+                wire["replaces"] = given or replaced
 
     @property
     def _next_id(self) -> int:
@@ -197,6 +218,8 @@ def _written(
 ) -> dict[str, Any]:
     fields = event.wire()
     own = {key: value for key, value in fields.items() if key not in (*HEAD, "kind", "blobs", "content")}
+    if "replaces" in own:
+        own["replaces"] = ids.get(own["replaces"], -1)
     if isinstance(event, CodeSearchAction):
         own = {"code": f"print({event.question}(**{dict(event.arguments)!r}))", "thought": event.thought}
     head: dict[str, Any] = {

@@ -70,6 +70,9 @@ TRAJECTORY: list[dict[str, Any]] = [
 ]
 
 
+CONFIRMED = next(n for n, fields in enumerate(TRAJECTORY) if fields.get("action") == "run")
+
+
 def read(tmp_path: Path, trajectory: Any) -> list[Event]:
     path = tmp_path / "trajectory.json"
     path.write_text(json.dumps(trajectory))
@@ -152,3 +155,14 @@ def test_what_is_written_is_what_the_original_writes(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_named(trajectory: Any, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=complaint):
         read(tmp_path, trajectory)
+
+
+def test_an_action_that_openhands_wrote_again_when_it_was_confirmed_waits_no_longer(tmp_path: Path) -> None:
+    waiting, observed = TRAJECTORY[CONFIRMED], TRAJECTORY[CONFIRMED + 1]
+    waits = {**waiting, "args": {**waiting["args"], "confirmation_state": "awaiting_confirmation"}}
+    again = {**waiting, "id": 50, "args": {**waiting["args"], "confirmation_state": "confirmed"}}
+    trajectory = [*TRAJECTORY[:CONFIRMED], waits, again, {**observed, "cause": 50}, *TRAJECTORY[CONFIRMED + 2 :]]
+    events = read(tmp_path, trajectory)
+    first, copy = (event for event in events if event.kind == "action.run")
+    assert copy.wire()["replaces"] == first.id
+    assert fold(State(), events).pending == ()
