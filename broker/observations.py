@@ -206,6 +206,7 @@ class FileReadObservation(Observation):
     kind: Literal["observation.read"] = "observation.read"
     path: str
     impl_source: FileReadSource = FileReadSource.DEFAULT
+    image_urls: tuple[str, ...] | None = None
 
     @property
     def sentence(self) -> str:

@@ -11,7 +11,7 @@ from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed
 from broker.actions import CmdRunAction, FileReadAction
 from broker.event_log import EventLog
 from broker.events import ConfirmationStatus, ConversationCreated, WorkspaceSpec
-from broker.observations import CmdOutputObservation, ErrorObservation, OutcomeUnknownObservation
+from broker.observations import CmdOutputObservation, ErrorObservation, FileReadObservation, OutcomeUnknownObservation
 from broker.store import Store
 from tests.integration.workspace_hosts import opened
 from tool_worker.executor import Executor
@@ -94,3 +94,19 @@ def journal_of_an_earlier_boot(root: Path) -> None:
 async def delivery_of(log: EventLog, action_id: int) -> ActionDelivery:
     action = (await log.read("conversation"))[action_id - 1]
     return ActionDelivery("conversation", action_id, codec.encode(action.wire()), WorkspaceSpec(), "")
+
+
+async def test_a_picture_that_is_viewed_is_in_the_observation(memory_store: Store, tmp_path: Path) -> None:
+    (tmp_path / "conversation" / "workspace").mkdir(parents=True)
+    (tmp_path / "conversation" / "workspace" / "a.gif").write_bytes(b"GIF89a" + bytes(100_000))
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [FileReadAction(path="/workspace/a.gif")])
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        executor = Executor(log, workspaces, worker_id="tool-1")
+        await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
+    seen = await log.blobs.whole("conversation", (await log.read("conversation"))[-1])
+    assert isinstance(seen, FileReadObservation)
+    assert seen.image_urls is not None
+    assert seen.image_urls[0].startswith("data:image/gif;base64,R0lGODlhAAAA")
+    assert len(seen.image_urls[0]) > 130_000

@@ -9,7 +9,7 @@ Holds:
     - What was written can be read back. All texts of a result are valid UTF-8, and `content` is bounded.
 Does not:
     - Confine paths to the workspace: the sandbox around the workspace host does, for all tools alike.
-    - Show images or convert documents.
+    - Convert documents.
     - Notice that another program changed a file since the model saw it: `undo_edit` overwrites such changes.
 """
 
@@ -28,6 +28,7 @@ from tool_worker.host.editor_errors import (
     excerpt,
 )
 from tool_worker.host.file_history import FileHistory
+from tool_worker.host.picture import is_picture, picture_url
 from tool_worker.host.regular_file import find_status, read_regular_file, replace_file, require_size
 from tool_worker.host.text_diff import unified_diff
 from tool_worker.host.text_file import TextFile, with_plain_breaks
@@ -142,6 +143,8 @@ class FileEditor:
                 f"Error in converting file to Markdown: the workspace has no converter. Please use Python code to read "
                 f"{path}"
             )
+        if is_picture(path):
+            return {**_result(f"The picture {path} is shown.", path), "image_url": picture_url(path)}
         _, file = self._read(path)
         lines = _split(file.text)
         first, last, note = (1, len(lines), "") if view_range is None else line_range(view_range, len(lines))

@@ -28,7 +28,13 @@ class ReadFile:
 
     def observe(self, action: FileReadAction, result: Mapping[str, Any]) -> Observation:
         """See `Tool.observe`."""
-        return FileReadObservation(content=result["content"], path=action.path, impl_source=action.impl_source)
+        shown = result.get("image_url")
+        return FileReadObservation(
+            content=result["content"],
+            path=action.path,
+            impl_source=action.impl_source,
+            image_urls=(shown,) if isinstance(shown, str) else None,
+        )
 
 
 class EditFile:

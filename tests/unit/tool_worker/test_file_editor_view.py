@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from broker.actions import FileReadAction
+from broker.observations import FileReadObservation
 from tool_worker.host.file_editor import FileEditor
+from tool_worker.host.picture import MAX_PICTURE_BYTES
+from tool_worker.tools.file_tools import ReadFile
 
 FILE_NOTICE = (
     "<response clipped><NOTE>Due to the max output limit, only part of this file has been shown to you. You should "
@@ -168,3 +173,30 @@ class TestViewDirectory:
                 f"Invalid `path` parameter: {tmp_path}. The path {tmp_path} is a directory and only the `view` command "
                 "can be used on directories."
             )
+
+
+PICTURES = {
+    "a.png": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "image/png"),
+    "b.JPG": (b"\xff\xd8\xff\xe0rest", "image/jpeg"),
+    "c.gif": (b"GIF89arest", "image/gif"),
+    "d.webp": (b"RIFF\0\0\0\0WEBPrest", "image/webp"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_shown(editor: FileEditor, tmp_path: Path, name: str) -> None:
+    content, kind = PICTURES[name]
+    (tmp_path / name).write_bytes(content)
+    result = run(editor, "view", tmp_path / name)
+    assert result["content"] == f"The picture {tmp_path / name} is shown."
+    assert result["image_url"] == f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    seen = ReadFile().observe(FileReadAction(path=name), result)
+    assert isinstance(seen, FileReadObservation)
+    assert seen.image_urls == (result["image_url"],)
+
+
+def test_what_is_only_named_like_a_picture_is_refused(editor: FileEditor, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"not one")
+    assert "is no PNG, JPEG, GIF or WebP" in error(editor, "view", tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(bytes(MAX_PICTURE_BYTES + 1))
+    assert "ERROR" in run(editor, "view", tmp_path / "b.png")["content"]
