@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from broker.celery_app import WORKER_FLAGS
+from broker.celery_app import run_until_told
 from broker.errors import DeckhandsError
 from broker.seclusion import seclude
 
@@ -15,7 +15,7 @@ EXIT_USAGE = 2
 
 
 def run_worker(app_module: str, role: str) -> None:
-    """Run the Celery worker of an application module until it is told to stop.
+    """Run the Celery worker of an application module until it is told to stop, then end this process.
 
     Args:
         app_module: has `app`, a Celery application.
@@ -28,4 +28,4 @@ def run_worker(app_module: str, role: str) -> None:
     except DeckhandsError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_USAGE)
-    app.worker_main([*WORKER_FLAGS, f"--hostname={role}-{os.getpid()}@%h"])
+    sys.exit(run_until_told(app, f"{role}-{os.getpid()}@%h"))
