@@ -8,23 +8,24 @@ Does not: bound what background jobs write between two actions, or directories t
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
 from tool_worker.file_tree import TreeLimits, measure
-from tool_worker.workspace_errors import WorkspaceTooLarge
 
 FIRST_LOOK_SECONDS = 5.0
 PAUSE_FACTOR = 10.0
 REMEMBERED_WORKSPACES = 1_000
-OVERSHOOT = 4
-"""Beyond so many times the limit nobody counts on: it is far too much in any case."""
 
 OVER = (
     "[This workspace holds {size:,} bytes in {files:,} files; it may hold {limits.bytes:,} bytes in {limits.files:,} "
     "files. Delete what you do not need, now: what is beyond is not saved, and actions that add more are stopped.]"
 )
+
+
+_NO_LIMITS = TreeLimits(files=sys.maxsize, bytes=sys.maxsize)
 
 
 @dataclass(slots=True)
@@ -41,27 +42,35 @@ class Quota:
     """Looks after the workspaces of one node."""
 
     def __init__(
-        self, root: Path, limits: TreeLimits | None = None, *, first_look_seconds: float = FIRST_LOOK_SECONDS
+        self,
+        root: Path,
+        limits: TreeLimits | None = None,
+        *,
+        first_look_seconds: float = FIRST_LOOK_SECONDS,
+        pause_factor: float = PAUSE_FACTOR,
     ) -> None:
         self._root = root
         self._limits = limits or TreeLimits()
         self._first_look_seconds = first_look_seconds
+        self._pause_factor = pause_factor
         self._looks: OrderedDict[str, _Look] = OrderedDict()
 
     async def notice(self, conversation_id: str) -> str:
         """Return what the model is to be told after an action that may have written; empty: all is well."""
         last = self._looks.get(conversation_id)
         now = asyncio.get_running_loop().time()
-        if last is None or self._is_over(last) or now - last.at >= PAUSE_FACTOR * last.took:
+        if last is None or self._is_over(last) or now - last.at >= self._pause_factor * last.took:
             last = await self._look(conversation_id)
         return OVER.format(files=last.files, size=last.size_bytes, limits=self._limits) if self._is_over(last) else ""
 
     async def until_exceeded(self, conversation_id: str) -> None:
-        """Return when a workspace grows beyond its limit, or, if it was beyond at the first look, still grows."""
+        """Return when a workspace grows beyond its limit, or, if it was beyond before, still grows."""
+        before = self._looks.get(conversation_id)
+        may_clear_up = before is None or self._is_over(before)
         await asyncio.sleep(self._first_look_seconds)
         first = look = await self._look(conversation_id)
-        while not (self._is_over(look) and (not self._is_over(first) or _is_more(look, first))):
-            await asyncio.sleep(max(self._first_look_seconds, PAUSE_FACTOR * look.took))
+        while not (self._is_over(look) and (not may_clear_up or _is_more(look, first))):
+            await asyncio.sleep(max(self._first_look_seconds, self._pause_factor * look.took))
             look = await self._look(conversation_id)
 
     def _is_over(self, look: _Look) -> bool:
@@ -80,11 +89,8 @@ class Quota:
         return look
 
     def _measured(self, directory: Path) -> tuple[int, int]:
-        bounds = TreeLimits(files=OVERSHOOT * self._limits.files, bytes=OVERSHOOT * self._limits.bytes)
         try:
-            return measure(directory, bounds)
-        except WorkspaceTooLarge:
-            return bounds.files, bounds.bytes
+            return measure(directory, _NO_LIMITS)  # all of it: what has passed the limit is watched for growth
         except OSError:
             return 0, 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -111,6 +112,13 @@ async def test_it_reaches_what_is_on_the_list_of_its_workspace(tmp_path: Path) -
         assert "heading 'Mine'" in (await surf("goto('http://localhost:8000/mine.html')")).content
 
 
+def command_line(one: psutil.Process) -> list[str]:
+    """What a process was started with; nothing of one that has ended."""
+    with contextlib.suppress(psutil.Error):
+        return one.cmdline()
+    return []
+
+
 async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nobody_uses_ends(tmp_path: Path) -> None:
     program = tmp_path / "chromium"
     program.write_text("#!/bin/sh\necho 'no display here' >&2\nexit 3\n")
@@ -123,8 +131,11 @@ async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nob
         answer = await surf.any("noop()")
         assert isinstance(answer, ErrorObservation)
         assert answer.content.startswith("ERROR: Chromium cannot be started: ")
-        (pid,) = [one.pid for one in processes(node, CONVERSATION) if str(program) in one.cmdline()]
-        await until(lambda: not psutil.pid_exists(pid), what="end of the session")
+
+        def is_running() -> bool:
+            return any(str(program) in command_line(one) for one in processes(node, CONVERSATION))
+
+        await until(lambda: not is_running(), what="end of the session")
         again = await surf.any("noop()")
         assert isinstance(again, ErrorObservation)
         assert again.content.startswith("[browser had ended; this is a new one.]\nERROR: ")

@@ -302,7 +302,7 @@ async def test_other_failures_keep_running_and_the_last_is_an_error(bench: Bench
     [
         (
             {"name": "NoSuchAgent"},
-            "UsageError: There is no agent named 'NoSuchAgent'. Known agents: CodeActAgent, ReadOnlyAgent.",
+            "UsageError: There is no agent named 'NoSuchAgent'. Known agents: BrowsingAgent, CodeActAgent,",
         ),
         (
             {"llm": LLMSpec(model="scripted/none.json")},

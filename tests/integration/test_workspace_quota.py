@@ -47,7 +47,7 @@ class Shell:
 async def shell(memory_store: Store, tmp_path: Path) -> AsyncIterator[Shell]:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id=CID))
-    quota = Quota(tmp_path, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05)
+    quota = Quota(tmp_path, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05, pause_factor=0.0)
     async with opened(tmp_path) as workspaces:
         yield Shell(log, Executor(log, workspaces, worker_id="tool-1", quota=quota))
 
@@ -70,6 +70,13 @@ async def test_what_grows_without_end_is_stopped_and_clearing_up_is_not(shell: S
     assert "This workspace holds" in grown.content
     cleared = await shell("sleep 0.5; rm large; echo cleared")
     assert (cleared.exit_code, cleared.content) == (0, "cleared")
+
+
+async def test_what_is_far_too_much_at_the_first_look_is_stopped_too(shell: Shell) -> None:
+    await shell("echo small > small")
+    grown = await shell(f"head -c {10 * LIMIT_BYTES} /dev/zero > large; sleep 20")
+    assert grown.exit_code == 130
+    assert "This workspace holds" in grown.content
 
 
 async def test_a_directory_of_the_user_is_not_bounded(shell: Shell, tmp_path: Path) -> None:
