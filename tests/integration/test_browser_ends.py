@@ -124,7 +124,7 @@ async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nob
     program.write_text("#!/bin/sh\necho 'no display here' >&2\nexit 3\n")
     program.chmod(0o755)
     *command, _ = SETTINGS["sessions"]["browser"]
-    sessions = {"browser": [*command, str(program), "3"]}
+    sessions = {"browser": [*command, str(program), "6"]}
     node = tmp_path / "node"
     async with opened(node, sessions=sessions) as workspaces:
         surf = Surfer(await workspaces.open(CONVERSATION))
@@ -132,10 +132,9 @@ async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nob
         assert isinstance(answer, ErrorObservation)
         assert answer.content.startswith("ERROR: Chromium cannot be started: ")
 
-        def is_running() -> bool:
-            return any(str(program) in command_line(one) for one in processes(node, CONVERSATION))
-
-        await until(lambda: not is_running(), what="end of the session")
+        sessions_now = [one for one in processes(node, CONVERSATION) if str(program) in command_line(one)]
+        assert len(sessions_now) == 1
+        await until(lambda: not psutil.pid_exists(sessions_now[0].pid), what="end of the session")
         again = await surf.any("noop()")
         assert isinstance(again, ErrorObservation)
         assert again.content.startswith("[browser had ended; this is a new one.]\nERROR: ")
