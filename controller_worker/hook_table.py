@@ -17,13 +17,13 @@ from __future__ import annotations
 import importlib
 import tomllib
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.errors import UsageError
+from broker.plugins import entry_points
 from controller_worker.hooks import Hook, HookPoint, Hooks, command_hook, function_hook
 
 ENTRY_POINTS = "deckhands.hooks"
@@ -108,7 +108,7 @@ def _checked(found: Any, reference: str) -> Callable[..., Any]:
 
 def _installed() -> list[Hook]:
     hooks = []
-    for point in metadata.entry_points(group=ENTRY_POINTS):
+    for point in entry_points(ENTRY_POINTS):
         on = point.name.partition(".")[0]
         if on not in HookPoint.__members__.values():
             raise UsageError(

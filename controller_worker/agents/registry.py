@@ -6,10 +6,10 @@ Holds: a package cannot take the place of a built-in agent; its code is loaded o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import metadata
 
 from broker.errors import UsageError
 from broker.events import AgentSpec
+from broker.plugins import entry_points
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent
@@ -43,7 +43,7 @@ def create_agent(spec: AgentSpec) -> Agent:
     if factory is not None:
         return factory(spec)
     try:
-        agent: Agent = metadata.entry_points(group=ENTRY_POINTS)[spec.name].load()(spec)
+        agent: Agent = entry_points(ENTRY_POINTS)[spec.name].load()(spec)
     except Exception as error:
         raise UsageError(f"The agent {spec.name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     return agent
@@ -57,7 +57,7 @@ def check_agent(name: str) -> None:
     """
     if name in AGENTS:
         return
-    brought = metadata.entry_points(group=ENTRY_POINTS).names
+    brought = entry_points(ENTRY_POINTS).names
     if name not in brought:
         known = ", ".join(sorted({*AGENTS, *brought}))
         raise UsageError(f"There is no agent named {name!r}.", remedy=f"Known agents: {known}.")

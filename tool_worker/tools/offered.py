@@ -13,7 +13,6 @@ import inspect
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from importlib import metadata
 from typing import Any, cast
 
 from pydantic import BaseModel, TypeAdapter
@@ -29,6 +28,7 @@ from broker.observations import (
     ToolCallObservation,
     truncate_content,
 )
+from broker.plugins import entry_points
 from broker.tool_specs import OutcomePolicy, ToolOffer
 
 ENTRY_POINTS = "deckhands.tools"
@@ -134,7 +134,7 @@ def found_tools(named: Iterable[str], pools: Iterable[str]) -> list[CustomTool]:
         UsageError: a named tool cannot be found, or is none. A package whose entry point is broken is only logged.
     """
     tools = [_named_tool(name) for name in named]
-    for point in metadata.entry_points(group=ENTRY_POINTS):
+    for point in entry_points(ENTRY_POINTS):
         try:
             tools.append(as_custom_tool(point.load()))
         except Exception as error:  # noqa: BLE001  (somebody else's package must not keep this worker from its work)
