@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from broker.events import Event, Observation
 from broker.observations import BrowserOutputObservation
 from tests.browser_parts import opened_site
@@ -27,6 +29,7 @@ async def pages(cluster: FaultCluster, conversation_id: str) -> list[Event]:
     return shown
 
 
+@pytest.mark.slow
 async def test_a_page_that_loads_is_collected_by_the_next_worker(cluster: FaultCluster) -> None:
     async with opened_site() as site:
         site.page("/never", "<h1>At last</h1>")

@@ -46,7 +46,9 @@ async def test_the_question_survives_the_death_of_everything(durable_cluster: Fa
     await cluster.check([cid], commands=2)
 
 
-@pytest.mark.parametrize("boundary", ["controller.before_append@3", "controller.after_append@3"])
+@pytest.mark.parametrize(
+    "boundary", ["controller.after_append@3", pytest.param("controller.before_append@3", marks=pytest.mark.slow)]
+)
 async def test_a_controller_that_dies_with_the_answer_runs_it_once(cluster: FaultCluster, boundary: str) -> None:
     name, _, hit = boundary.partition("@")
     cluster.start_tool()

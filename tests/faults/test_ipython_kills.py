@@ -48,7 +48,7 @@ async def test_a_running_cell_is_collected_by_the_next_worker(cluster: FaultClus
     assert trace.read_text() == "in\n"
 
 
-@pytest.mark.parametrize("boundary", ["tool.before_run", "tool.after_result"])
+@pytest.mark.parametrize("boundary", ["tool.after_result", pytest.param("tool.before_run", marks=pytest.mark.slow)])
 async def test_a_cell_runs_once_whenever_its_worker_dies(cluster: FaultCluster, boundary: str) -> None:
     trace = cluster.root / "trace"
     cluster.start_controller()

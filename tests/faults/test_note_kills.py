@@ -14,7 +14,9 @@ WRITE = {"tool_calls": [{"name": "note", "arguments": {"command": "write", "text
 FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
 
 
-@pytest.mark.parametrize("boundary", ["controller.after_append@3", "controller.before_append@4"])
+@pytest.mark.parametrize(
+    "boundary", ["controller.after_append@3", pytest.param("controller.before_append@4", marks=pytest.mark.slow)]
+)
 async def test_a_worker_dies_before_and_after_the_notebook_is_written(cluster: FaultCluster, boundary: str) -> None:
     """Its appends are the greeting, the recall, the turn with the note, and what came of the note."""
     name, _, hit = boundary.partition("@")

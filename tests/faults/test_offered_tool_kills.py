@@ -42,7 +42,7 @@ async def run_with_a_kill(
     return answer, Path(trace).read_text().splitlines() if trace.exists() else []
 
 
-@pytest.mark.parametrize("boundary", ["tool.before_claim", "tool.after_append"])
+@pytest.mark.parametrize("boundary", ["tool.after_append", pytest.param("tool.before_claim", marks=pytest.mark.slow)])
 async def test_outside_of_the_call_nothing_is_lost(cluster: FaultCluster, boundary: str) -> None:
     answer, trace = await run_with_a_kill(cluster, boundary, calling("render", scene="sea"), "render")
     assert (answer.kind, answer.content) == ("observation.call_tool", "rendered sea")

@@ -15,7 +15,14 @@ from broker.workspace_sources import GitSource
 from tests.faults.harness import FaultCluster
 
 
-@pytest.mark.parametrize("point", ["tool.after_claim", "tool.before_run", "tool.before_append", "tool.after_append"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "tool.before_run",
+        "tool.before_append",
+        *(pytest.param(f"tool.after_{what}", marks=pytest.mark.slow) for what in ("claim", "append")),
+    ],
+)
 async def test_a_workspace_is_opened_once_whoever_dies(tmp_path: Path, point: str) -> None:
     cluster, project = FaultCluster(tmp_path), tmp_path / "project"
     project.mkdir()

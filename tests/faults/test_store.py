@@ -55,7 +55,7 @@ async def test_store_emptied_stops_the_workers_instead_of_beginning_anew(cluster
     assert "emptied or replaced" in cluster.log_of("c1")
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_lost_replies_double_nothing(cluster: FaultCluster, seed: int) -> None:
     path = Path(str(cluster.store.socket) + ".proxy")
     proxy = SwallowingProxy(path, Path(cluster.store.socket), swallow=0.05, seed=seed)

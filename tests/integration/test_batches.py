@@ -24,7 +24,9 @@ TURNS = [
     {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}], **USAGE},
     {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], **USAGE},
 ]
-both = pytest.mark.parametrize("evaluation", ["anthropic", "openai"], indirect=True)
+both = pytest.mark.parametrize(
+    "evaluation", ["anthropic", pytest.param("openai", marks=pytest.mark.slow)], indirect=True
+)
 anthropic = pytest.mark.parametrize("evaluation", ["anthropic"], indirect=True)
 openai = pytest.mark.parametrize("evaluation", ["openai"], indirect=True)
 CALL_USD = (100 + 50) * 0.0001 / 2
@@ -159,6 +161,7 @@ async def test_all_workers_are_killed_while_batches_are_under_way(evaluation: Ev
 
 
 @openai
+@pytest.mark.slow
 async def test_a_connection_that_breaks_while_a_batch_is_sent(evaluation: Evaluation) -> None:
     evaluation.provider.plan({"kind": "reset", "turn": -1})
     evaluation.start("c1")
@@ -221,6 +224,7 @@ async def test_a_stopped_conversation_gives_its_call_up(evaluation: Evaluation) 
 
 
 @openai
+@pytest.mark.slow
 async def test_a_pause_keeps_the_call_and_a_message_does_not_buy_another(evaluation: Evaluation) -> None:
     evaluation.start("c1", {"gather_seconds": 2.0})
     (cid,) = await evaluation.begin(1)

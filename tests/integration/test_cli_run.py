@@ -174,7 +174,9 @@ def test_a_run_under_way_is_seen_and_stopped_from_another_terminal(env, workspac
     assert (done.code, done.json[-1]["state"]) == (130, "stopped")
 
 
-@pytest.mark.parametrize("size_bytes", [20_000, 60_000, 90_000])
+@pytest.mark.parametrize(
+    "size_bytes", [60_000, *(pytest.param(size, marks=pytest.mark.slow) for size in (20_000, 90_000))]
+)
 def test_a_disk_that_is_full_is_named(env, home, workspace, tmp_path, size_bytes):
     home.mkdir()
     model = script(tmp_path / "m.json", finish("Done."))

@@ -291,7 +291,7 @@ def remembered(events: Sequence[Event]) -> ConversationMemory:
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=60, stateful_step_count=40)
+TestHistory.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 def test_every_snapshot_of_a_long_history_leads_to_the_same_state() -> None:

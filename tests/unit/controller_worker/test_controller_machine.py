@@ -225,4 +225,4 @@ class ControllerMachine(RuleBasedStateMachine):
 
 
 TestController = ControllerMachine.TestCase
-TestController.settings = settings(max_examples=120, stateful_step_count=40)
+TestController.settings = settings(max_examples=80, stateful_step_count=40)
