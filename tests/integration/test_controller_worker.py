@@ -454,6 +454,13 @@ async def test_a_worker_that_is_told_to_end_hands_back_at_once(bench: Bench) -> 
         await bench.check_log(cid)
 
 
+def is_stopped(pid: int) -> bool:
+    """Say whether every thread of a process stands still: the signal takes its time."""
+    return all(
+        psutil.Process(int(task.name)).status() == psutil.STATUS_STOPPED for task in Path(f"/proc/{pid}/task").iterdir()
+    )
+
+
 async def test_a_claim_whose_reply_was_lost_is_found_by_the_next_ring(bench: Bench) -> None:
     bench.start_controller()
     pilot = await bench.begin(FINISH)
@@ -462,6 +469,7 @@ async def test_a_claim_whose_reply_was_lost_is_found_by_the_next_ring(bench: Ben
     shard = store.all_shards[0]
     (worker,) = await store.connection.call("ZRANGE", shard.workers, 0, -1)
     bench.signal("c1", signal.SIGSTOP)
+    await until(lambda: is_stopped(bench.workers["c1"].pid), what="standstill")
     cid = await bench.begin(FINISH)
     # As if the worker had claimed it, and neither the reply nor the entry had reached it.
     assert isinstance(await Owners(store).claim(cid, worker.decode()), Claimed)
