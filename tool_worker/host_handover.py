@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tool_worker.spawning import bind_for_all
+
 HANDOVER_LIMIT_SECONDS = 60.0
 LOOK_AGAIN_SECONDS = 0.2
 
@@ -30,7 +32,7 @@ def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with listener:
-        _bind(listener, entrance)
+        bind_for_all(listener, entrance)  # whoever the host runs as; nobody else gets into the folder
         listener.listen(1)
         listener.settimeout(LOOK_AGAIN_SECONDS)
         try:
@@ -49,18 +51,6 @@ def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping
         finally:
             entrance.unlink(missing_ok=True)
     return pid
-
-
-def _bind(listener: socket.socket, entrance: Path) -> None:
-    """Bind by a short path: the kernel takes 108 bytes, and folders may lie deeper."""
-    entrance.unlink(missing_ok=True)
-    folder = os.open(entrance.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        listener.bind(f"/proc/self/fd/{folder}/{entrance.name}")
-    finally:
-        os.close(folder)
-    # Whoever the host runs as; nobody else gets into the folder.
-    entrance.chmod(0o666)
 
 
 def _give(listener: socket.socket, sources: Mapping[int, int], pid: int) -> None:

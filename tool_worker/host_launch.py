@@ -11,7 +11,6 @@ Does not: keep a service manager from killing the whole control group of a tool 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 from collections.abc import Awaitable, Iterator
@@ -31,14 +30,12 @@ from tool_worker.host.configuration import (
 from tool_worker.host_folder import HostFolder
 from tool_worker.host_handover import start_and_hand_over
 from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, Sandbox, interpreter
+from tool_worker.spawning import in_memory, opened, spawn
 from tool_worker.workspace_errors import WorkspaceUnavailable
 
 END_GRACE_SECONDS = 3.0
 DEATH_LIMIT_SECONDS = 10.0
 LOCK_POLL_SECONDS = 0.02
-
-_DEFAULT_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ]
-_FIRST_FREE_FD = 64
 
 _T = TypeVar("_T")
 
@@ -64,33 +61,19 @@ def start_host(
     with ExitStack() as closing:
         listener = closing.enter_context(folder.listen())
         sources = {
-            0: _in_memory(closing, configuration.encode()),
+            0: in_memory(closing, configuration.encode()),
             ALIVE_FD: alive_fd,
-            2: _opened(closing, folder.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            2: opened(closing, folder.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
             LISTENER_FD: listener.fileno(),
-            JOURNAL_FD: _opened(closing, folder.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND),
-            PID_FD: _opened(closing, folder.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-            FILTER_FD: _in_memory(closing, sandbox.system_call_filter),
-            OPTIONS_FD: _in_memory(closing, b"".join(option.encode() + b"\0" for option in options)),
+            JOURNAL_FD: opened(closing, folder.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND),
+            PID_FD: opened(closing, folder.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            FILTER_FD: in_memory(closing, sandbox.system_call_filter),
+            OPTIONS_FD: in_memory(closing, b"".join(option.encode() + b"\0" for option in options)),
         }
-        # Out of the way of the targets first, or one would overwrite another's source.
-        moved = {
-            target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for target, source in sources.items()
-        }
-        for descriptor in moved.values():
-            closing.callback(os.close, descriptor)
         if not sandbox.inherits_descriptors:
             assert enclosure.entrance is not None
-            return start_and_hand_over(command, enclosure.entrance, moved, moved[2])
-        return os.posix_spawn(
-            command[0],
-            command,
-            {},
-            file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in moved.items()],
-            setsid=True,
-            setsigmask=[],
-            setsigdef=_DEFAULT_SIGNALS,
-        )
+            return start_and_hand_over(command, enclosure.entrance, sources, sources[2])
+        return spawn(command, sources)
 
 
 async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
@@ -151,20 +134,6 @@ def reap(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
         return True
-
-
-def _opened(closing: ExitStack, path: Path, flags: int) -> int:
-    descriptor = os.open(path, flags, 0o600)
-    closing.callback(os.close, descriptor)
-    return descriptor
-
-
-def _in_memory(closing: ExitStack, content: bytes) -> int:
-    descriptor = os.memfd_create("deckhands")
-    closing.callback(os.close, descriptor)
-    os.write(descriptor, content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
 
 
 def _ask_to_close(folder: HostFolder) -> None:

@@ -8,12 +8,16 @@ Holds: at most 100,000 calls and 256 MB a batch (the provider's limits; ours are
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from controller_worker.llm.batching import (
+    CANCELLED,
+    CLOCKS_DIFFER_MS,
+    EXPIRED,
+    PAGE_SIZE,
+    PAGES_LIMIT,
     NotYetKnown,
     Outgoing,
     Send,
@@ -22,15 +26,14 @@ from controller_worker.llm.batching import (
     failed,
     json_lines,
     number_of,
+    object_of,
     replied,
+    text_of,
 )
-from controller_worker.llm.errors import BadRequestError, MalformedReplyError, ModelError, ServiceUnavailableError
+from controller_worker.llm.errors import ModelError
 from controller_worker.llm.provider_errors import StreamedError, model_error
 
 PATH = "/v1/messages/batches"
-PAGE_SIZE = 100
-PAGES_LIMIT = 50
-CLOCKS_DIFFER_MS = 60_000
 
 _JSON = {"Content-Type": "application/json"}
 
@@ -53,7 +56,7 @@ class AnthropicBatches:
             for number, body in outgoing.bodies.items()
         )
         answer = await self._ask("POST", PATH, b'{"requests":[%b]}' % b",".join(items))
-        return _text(answer, "id")
+        return text_of(answer, "id")
 
     async def revoke(self, _: str) -> None:
         """See `BatchProvider.revoke`."""
@@ -62,7 +65,7 @@ class AnthropicBatches:
         """See `BatchProvider.find`."""
         is_sure = True
         for batch in await self._since(sought.sent_ms - CLOCKS_DIFFER_MS):
-            provider_id = _text(batch, "id")
+            provider_id = text_of(batch, "id")
             if provider_id in sought.known or sum(batch.get("request_counts", {}).values()) != sought.count:
                 continue
             if batch.get("processing_status") != "ended":
@@ -108,28 +111,6 @@ class AnthropicBatches:
         return object_of(await self._send(method, path, body, _JSON if body else {}))
 
 
-def object_of(content: bytes) -> dict[str, Any]:
-    """Read an answer.
-
-    Raises:
-        MalformedReplyError: it is no JSON object.
-    """
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise MalformedReplyError(f"The answer about a batch is no JSON: {error}.") from error
-    if not isinstance(found, dict):
-        raise MalformedReplyError("The answer about a batch is no JSON object.")
-    return found
-
-
-def _text(answer: Mapping[str, Any], name: str) -> str:
-    value = answer.get(name)
-    if not isinstance(value, str) or not value:
-        raise MalformedReplyError(f"The answer about a batch has no {name}.")
-    return value
-
-
 def _created_ms(batch: Mapping[str, Any]) -> float:
     try:
         return datetime.fromisoformat(str(batch.get("created_at"))).timestamp() * 1000
@@ -142,9 +123,9 @@ def _result(result: Mapping[str, Any]) -> bytes:
         case "succeeded":
             return replied(result.get("message"))
         case "expired":
-            return failed(ServiceUnavailableError("The batch expired before the provider came to this call."))
+            return EXPIRED
         case "canceled":
-            return failed(BadRequestError("The batch was cancelled at the provider."))
+            return CANCELLED
     error = result.get("error")
     told: ModelError = model_error(StreamedError(error if isinstance(error, dict) else {}))
     return failed(told)

@@ -17,7 +17,19 @@ from typing import Any, Protocol
 
 from broker.events import LLMSpec
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import MODEL_ERRORS, InternalServerError, MalformedReplyError, ModelError
+from controller_worker.llm.errors import (
+    MODEL_ERRORS,
+    BadRequestError,
+    InternalServerError,
+    MalformedReplyError,
+    ModelError,
+    ServiceUnavailableError,
+)
+
+PAGE_SIZE = 100
+PAGES_LIMIT = 50
+CLOCKS_DIFFER_MS = 60_000
+"""By how much the provider's clock may differ from ours."""
 
 Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[bytes]]
 """One request at the provider: method, path, body and headers; returns the body of the answer or raises ModelError."""
@@ -110,6 +122,33 @@ def number_of(line: Mapping[str, Any]) -> str:
     return str(line.get("custom_id")).rpartition("-")[2]
 
 
+def object_of(content: bytes) -> dict[str, Any]:
+    """Read an answer.
+
+    Raises:
+        MalformedReplyError: it is no JSON object.
+    """
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise MalformedReplyError(f"The answer about a batch is no JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise MalformedReplyError("The answer about a batch is no JSON object.")
+    return found
+
+
+def text_of(answer: Mapping[str, Any], name: str) -> str:
+    """Return a text of an answer.
+
+    Raises:
+        MalformedReplyError: there is none of this name.
+    """
+    value = answer.get(name)
+    if not isinstance(value, str) or not value:
+        raise MalformedReplyError(f"The answer about a batch has no {name}.")
+    return value
+
+
 def json_lines(content: bytes) -> list[Any]:
     """Read JSON lines.
 
@@ -133,6 +172,10 @@ def replied(reply: Any) -> bytes:
 def failed(error: ModelError) -> bytes:
     """Return the result of a call that failed."""
     return json.dumps({"code": error.code, "message": error.message, "text": error.provider_text}).encode()
+
+
+EXPIRED = failed(ServiceUnavailableError("The batch expired before the provider came to this call."))
+CANCELLED = failed(BadRequestError("The batch was cancelled at the provider."))
 
 
 def reply_from(result: bytes) -> Any:

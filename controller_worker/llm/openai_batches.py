@@ -10,9 +10,24 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from controller_worker.llm.anthropic_batches import CLOCKS_DIFFER_MS, PAGE_SIZE, PAGES_LIMIT, object_of
-from controller_worker.llm.batching import Outgoing, Send, Sought, custom_id, failed, json_lines, number_of, replied
-from controller_worker.llm.errors import BadRequestError, MalformedReplyError, NotFoundError, ServiceUnavailableError
+from controller_worker.llm.batching import (
+    CANCELLED,
+    CLOCKS_DIFFER_MS,
+    EXPIRED,
+    PAGE_SIZE,
+    PAGES_LIMIT,
+    Outgoing,
+    Send,
+    Sought,
+    custom_id,
+    failed,
+    json_lines,
+    number_of,
+    object_of,
+    replied,
+    text_of,
+)
+from controller_worker.llm.errors import BadRequestError, NotFoundError
 from controller_worker.llm.provider_errors import BatchedError, model_error
 
 ENDPOINT = "/v1/chat/completions"
@@ -39,13 +54,13 @@ class OpenAIBatches:
         """See `BatchProvider.upload`."""
         tag = outgoing.tag
         lines = (_BODY % (custom_id(tag, number).encode(), body) for number, body in outgoing.bodies.items())
-        return _text(object_of(await self._upload(f"{tag}.jsonl", b"".join(lines))), "id")
+        return text_of(object_of(await self._upload(f"{tag}.jsonl", b"".join(lines))), "id")
 
     async def submit(self, outgoing: Outgoing, uploaded: str) -> str:
         """See `BatchProvider.submit`."""
         wanted: dict[str, Any] = {"input_file_id": uploaded, "endpoint": ENDPOINT, "completion_window": WINDOW}
         wanted["metadata"] = {TAG: outgoing.tag}
-        return _text(object_of(await self._send("POST", "/batches", json.dumps(wanted).encode(), _JSON)), "id")
+        return text_of(object_of(await self._send("POST", "/batches", json.dumps(wanted).encode(), _JSON)), "id")
 
     async def revoke(self, uploaded: str) -> None:
         """See `BatchProvider.revoke`."""
@@ -62,7 +77,7 @@ class OpenAIBatches:
             batches = page.get("data") or []
             for batch in batches:
                 if (batch.get("metadata") or {}).get(TAG) == sought.tag:
-                    return _text(batch, "id")
+                    return text_of(batch, "id")
             is_last = not batches or not page.get("has_more")
             if is_last or batches[-1]["created_at"] * 1000 < sought.sent_ms - CLOCKS_DIFFER_MS:
                 return None
@@ -89,19 +104,12 @@ class OpenAIBatches:
         await self._close()
 
 
-def _text(answer: Mapping[str, Any], name: str) -> str:
-    value = answer.get(name)
-    if not isinstance(value, str) or not value:
-        raise MalformedReplyError(f"The answer about a batch has no {name}.")
-    return value
-
-
 def _result(line: Mapping[str, Any]) -> bytes:
     error, response = line.get("error"), line.get("response")
     if isinstance(error, dict) and error.get("code") == "batch_expired":
-        return failed(ServiceUnavailableError("The batch expired before the provider came to this call."))
+        return EXPIRED
     if isinstance(error, dict) and error.get("code") in ("batch_cancelled", "batch_canceled"):
-        return failed(BadRequestError("The batch was cancelled at the provider."))
+        return CANCELLED
     if not isinstance(response, dict):
         return failed(model_error(BatchedError(error if isinstance(error, dict) else {}, 500)))
     status, body = response.get("status_code"), response.get("body")

@@ -9,10 +9,8 @@ Holds:
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterable, Mapping
@@ -24,15 +22,13 @@ from broker.allowed_hosts import HostRule, host_rules
 from tool_worker.egress.__main__ import CONTROL_FD, EGRESS_LISTENER_FD
 from tool_worker.host_connection import HostConnection
 from tool_worker.host_folder import HostFolder
+from tool_worker.spawning import in_memory, opened, spawn
 from tool_worker.workspace_errors import EgressRefused, WorkspaceUnavailable
 
 EGRESS_PORT = 3128
 """On the loopback of the sandbox, where the proxy is found."""
 LEND_LIMIT_SECONDS = 10.0
 DEFAULT_LIMIT_BYTES = 20 * 2**30
-
-_FIRST_FREE_FD = 64
-_DEFAULT_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,27 +127,9 @@ def start_proxy(control: int, listener: int, settings: Mapping[str, object], *, 
     """
     command = [sys.executable, "-I", "-m", "tool_worker.egress", name]
     with ExitStack() as closing:
-        told = os.memfd_create("deckhands")
-        closing.callback(os.close, told)
-        os.write(told, json.dumps(settings).encode())
-        os.lseek(told, 0, os.SEEK_SET)
-        written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        closing.callback(os.close, written)
-        sources = {0: told, 1: written, 2: written, CONTROL_FD: control, EGRESS_LISTENER_FD: listener}
-        moved = {
-            target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for target, source in sources.items()
-        }
-        for descriptor in moved.values():
-            closing.callback(os.close, descriptor)
-        return os.posix_spawn(
-            command[0],
-            command,
-            {},
-            file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in moved.items()],
-            setsid=True,
-            setsigmask=[],
-            setsigdef=_DEFAULT_SIGNALS,
-        )
+        told = in_memory(closing, json.dumps(settings).encode())
+        written = opened(closing, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        return spawn(command, {0: told, 1: written, 2: written, CONTROL_FD: control, EGRESS_LISTENER_FD: listener})
 
 
 def _lent_listener(control: socket.socket) -> int:

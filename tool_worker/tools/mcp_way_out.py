@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tool_worker.egress.gate import EGRESS_PORT, EgressGate, start_proxy
 from tool_worker.sandbox.sandbox import Sandbox, interpreter
+from tool_worker.spawning import bind_for_all
 
 START_LIMIT_SECONDS = 30.0
 
@@ -36,7 +37,8 @@ async def way_out(
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     ours, theirs = socket.socketpair()
     with listening, ours, theirs:
-        _bind(listening, address)
+        address.parent.mkdir(mode=0o700, exist_ok=True)
+        bind_for_all(listening, address)  # whoever the program runs as; nobody else gets into the folder
         listening.listen(1)
         listening.setblocking(False)
         started: list[int] = []
@@ -63,24 +65,7 @@ async def way_out(
             for pid in started:
                 os.kill(pid, signal.SIGKILL)
                 await asyncio.to_thread(os.waitpid, pid, 0)
-            _forget(address)
-
-
-def _forget(address: Path) -> None:
-    address.unlink(missing_ok=True)
-
-
-def _bind(listening: socket.socket, address: Path) -> None:
-    """Bind by a short path: the kernel takes 108 bytes, and folders may lie deeper."""
-    _forget(address)
-    address.parent.mkdir(mode=0o700, exist_ok=True)
-    folder = os.open(address.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        listening.bind(f"/proc/self/fd/{folder}/{address.name}")
-    finally:
-        os.close(folder)
-    # Whoever the program runs as; nobody else gets into the folder.
-    address.chmod(0o666)
+            await asyncio.to_thread(address.unlink, missing_ok=True)
 
 
 def _taken(program: socket.socket) -> int:
