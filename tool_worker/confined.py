@@ -10,10 +10,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox
+from tool_worker.spawning import in_memory
 from tool_worker.workspace_errors import WorkspaceTooLarge, WorkspaceUnavailable
 
 LOOK_SECONDS = 0.5
@@ -49,28 +50,23 @@ async def run_confined(
         WorkspaceUnavailable: it took too long, or cannot be started.
         WorkspaceTooLarge: it wrote more than the limit to its standard output.
     """
-    filter_fd = os.memfd_create("deckhands") if sandbox.system_call_filter else None
-    try:
-        if filter_fd is not None:
-            os.write(filter_fd, sandbox.system_call_filter)
-            os.lseek(filter_fd, 0, os.SEEK_SET)
+    with ExitStack() as closing:
+        filter_fd = in_memory(closing, sandbox.system_call_filter) if sandbox.system_call_filter else None
         variables = {**sandbox.shell_environment(enclosure), **environment}
         enclosure = replace(enclosure, environment_names=tuple(variables))
-        running = await asyncio.create_subprocess_exec(
-            *sandbox.command(program, sandbox.options(enclosure), filter_fd),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=variables,
-            cwd=enclosure.workspace,
-            pass_fds=() if filter_fd is None else (filter_fd,),
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise WorkspaceUnavailable(f"{program[0]} cannot be started: {error.strerror}.") from error
-    finally:
-        if filter_fd is not None:
-            os.close(filter_fd)
+        try:
+            running = await asyncio.create_subprocess_exec(
+                *sandbox.command(program, sandbox.options(enclosure), filter_fd),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=variables,
+                cwd=enclosure.workspace,
+                pass_fds=() if filter_fd is None else (filter_fd,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise WorkspaceUnavailable(f"{program[0]} cannot be started: {error.strerror}.") from error
     assert running.stdout is not None
     assert running.stderr is not None
     try:

@@ -19,13 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from broker.allowed_hosts import authority
 from broker.event_log import EventLog
 from broker.parcels import Parcels
 from broker.workspace_sources import GitSource, UploadedSource
 from tool_worker.beneath import Directory
 from tool_worker.egress.gate import EgressGate
 from tool_worker.file_tree import TreeLimits, measure
-from tool_worker.repositories import Repositories, is_installed
+from tool_worker.repositories import Repositories, is_installed, require_git
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.unpacking import Unpacking
 from tool_worker.workspace_errors import SourceUnusable
@@ -126,8 +127,7 @@ class Openings:
         repositories = Repositories(await self._sandbox())
         commit = ""
         if isinstance(source, GitSource):
-            if not is_installed():
-                raise SourceUnusable("git is not installed on the tool worker's host.", remedy="Install it there.")
+            require_git()
             self._check_host(source)
             password = await self._password(conversation_id, source)
             commit = await repositories.clone(source, workspace, self._limits, password=password)
@@ -147,8 +147,7 @@ class Openings:
         parts = urlsplit(source.url)
         if parts.hostname:
             port = parts.port or (443 if parts.scheme == "https" else 80)
-            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            self._gate.check((f"{host}:{port}",), has_network=False, is_confined=True)
+            self._gate.check((authority(parts.hostname, port),), has_network=False, is_confined=True)
 
     async def _password(self, conversation_id: str, source: GitSource) -> str:
         if not source.secret:
@@ -165,8 +164,7 @@ class Openings:
     async def _clone_bundle(
         self, repositories: Repositories, content: bytes, source: UploadedSource, workspace: Path
     ) -> str:
-        if not is_installed():
-            raise SourceUnusable("git is not installed on the tool worker's host.", remedy="Install it there.")
+        require_git()
         file = workspace.with_name("source.bundle")
         await asyncio.to_thread(file.write_bytes, content)
         cloned = GitSource(url=f"file://{file}", ref=source.ref)

@@ -24,7 +24,7 @@ from broker.transfers import TransferAnswer, TransferRequest, Transfers
 from tool_worker.beneath import Directory
 from tool_worker.file_tree import FILE, LINK, Entry, TreeLimits, entries
 from tool_worker.host_folder import HostFolder
-from tool_worker.repositories import Repositories, is_installed
+from tool_worker.repositories import Repositories, require_git
 from tool_worker.safekeeping import Safekeeping
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.unpacking import Unpacking
@@ -97,8 +97,7 @@ class Porter:
         return TransferAnswer(files=files, size_bytes=len(patch)), patch
 
     async def _patch(self, conversation_id: str, directory: Path) -> bytes:
-        if not is_installed():
-            raise SourceUnusable("git is not installed on the tool worker's host.", remedy="Install it there.")
+        require_git()
         base = await self._keeping.beginning(conversation_id)
         if base is None and await self._keeping.has_source(conversation_id):
             raise SourceUnusable("What the workspace began with is not known here.", remedy="Download the files.")

@@ -65,14 +65,18 @@ class Reaper:
         return removed
 
     async def _is_due(self, conversation_id: str, found: dict[str, Path]) -> bool:
+        # From cheap to dear: most are in use, or not closed.
+        now = self._clock.now().timestamp()
+        if now - HostFolder(self._root, conversation_id).last_used() / 1e9 < self._keep_seconds:
+            return False
         try:
             row = await self._conversations.row(conversation_id)
         except UnknownConversation:
             return False
+        if not row.is_closed or now - row.updated.timestamp() < self._keep_seconds:
+            return False
         folder = self._root / conversation_id
-        is_shared = any(other != conversation_id and path.is_relative_to(folder) for other, path in found.items())
-        used = max(row.updated.timestamp(), HostFolder(self._root, conversation_id).last_used() / 1e9)
-        return row.is_closed and not is_shared and self._clock.now().timestamp() - used >= self._keep_seconds
+        return not any(other != conversation_id and path.is_relative_to(folder) for other, path in found.items())
 
     async def _remove(self, conversation_id: str) -> bool:
         folder = HostFolder(self._root, conversation_id)

@@ -135,7 +135,7 @@ class Repositories:
                     f"{source.title} cannot be cloned: {_reason(ran)}",
                     remedy="Check the address, the ref and whether a secret is needed.",
                 )
-        measure(directory, limits)
+        await asyncio.to_thread(measure, directory, limits)
         ran = await run_confined(
             self._sandbox,
             enclosure,
@@ -213,6 +213,16 @@ async def sandbox_of_git(demanded: Callable[[], Awaitable[Sandbox]], files: Path
         return sandbox
     bubblewrap = BubblewrapSandbox(files)
     return sandbox if await asyncio.to_thread(bubblewrap.reason_unavailable) else bubblewrap
+
+
+def require_git() -> None:
+    """See to it that there is a git on this machine.
+
+    Raises:
+        SourceUnusable: there is none.
+    """
+    if not is_installed():
+        raise SourceUnusable("git is not installed on the tool worker's host.", remedy="Install it there.")
 
 
 def is_installed() -> bool:

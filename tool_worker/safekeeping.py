@@ -246,15 +246,13 @@ class Safekeeping:
         if self._checkpoints is None:
             return False
         try:
-            return await asyncio.to_thread(self._restored, self._checkpoints, conversation_id, source_id)
+            directory = self._directory(conversation_id)
+            return await asyncio.to_thread(_fetched, self._checkpoints, conversation_id, source_id, directory)
         except FileExistsError:
             return True  # another worker of this node was faster
         except (OSError, CheckpointCorrupt) as error:
             _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
             return False
-
-    def _restored(self, checkpoints: Checkpoints, conversation_id: str, source_id: str | None) -> bool:
-        return _fetched(checkpoints, conversation_id, source_id, self._directory(conversation_id))
 
     def _directory(self, conversation_id: str) -> Path:
         return self._root / conversation_id / "workspace"

@@ -318,7 +318,7 @@ class Workspaces:
         try:
             sandbox, enclosure, configuration = await self._plan(binding, folder)
             if folder.main_pid() is not None:
-                sandbox.kill_stragglers(binding.host_id)
+                await asyncio.to_thread(sandbox.kill_stragglers, binding.host_id)
             if sandbox.inherits_descriptors:
                 self._started.add(start_host(folder, sandbox, enclosure, configuration, alive_fd))
             else:

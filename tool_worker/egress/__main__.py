@@ -17,10 +17,9 @@ import sys
 
 from broker.allowed_hosts import host_rules
 from tool_worker.egress.addresses import AddressRules
+from tool_worker.egress.descriptors import CONTROL_FD, EGRESS_LISTENER_FD
 from tool_worker.egress.proxy import EgressProxy, EgressRules
 
-CONTROL_FD = 3
-EGRESS_LISTENER_FD = 4
 LOGGED_REFUSALS = 1000
 
 

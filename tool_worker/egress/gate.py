@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.allowed_hosts import HostRule, host_rules
-from tool_worker.egress.__main__ import CONTROL_FD, EGRESS_LISTENER_FD
+from tool_worker.egress.descriptors import CONTROL_FD, EGRESS_LISTENER_FD
 from tool_worker.host_connection import HostConnection
 from tool_worker.host_folder import HostFolder
 from tool_worker.spawning import in_memory, opened, spawn

@@ -5,8 +5,8 @@ Holds: what is shown begins as its format begins, whatever its name says; larger
 
 from __future__ import annotations
 
-import base64
 import os
+from binascii import b2a_base64
 
 from tool_worker.host.editor_errors import FileRejectedError
 from tool_worker.host.regular_file import read_regular_file
@@ -35,4 +35,4 @@ def picture_url(path: str) -> str:
         kind = "image/webp"
     if kind is None:
         raise FileRejectedError(path, "File is named like a picture, but is no PNG, JPEG, GIF or WebP.")
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:{kind};base64,{b2a_base64(content, newline=False).decode()}"

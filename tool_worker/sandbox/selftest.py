@@ -7,17 +7,17 @@ Does not: prove that a sandbox is tight; it finds one that is not there, or was 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox, interpreter
+from tool_worker.spawning import in_memory
 from tool_worker.workspace_errors import SandboxUnavailable, SandboxUnsafe
 
 LIMIT_SECONDS = 20.0
@@ -76,10 +76,8 @@ def run_confined(sandbox: Sandbox, program: Sequence[str], enclosure: Enclosure)
     Raises:
         subprocess.SubprocessError, OSError: it could not be run, failed, or did not end in 20 seconds.
     """
-    descriptor = os.memfd_create("deckhands")
-    try:
-        os.write(descriptor, sandbox.system_call_filter)
-        os.lseek(descriptor, 0, os.SEEK_SET)
+    with ExitStack() as closing:
+        descriptor = in_memory(closing, sandbox.system_call_filter)
         return subprocess.run(  # noqa: S603  (our own interpreter and our own program)
             sandbox.command(program, sandbox.options(enclosure), descriptor),
             env={},
@@ -89,8 +87,6 @@ def run_confined(sandbox: Sandbox, program: Sequence[str], enclosure: Enclosure)
             timeout=LIMIT_SECONDS,
             pass_fds=[descriptor],
         )
-    finally:
-        os.close(descriptor)
 
 
 def require_safe(report: SelfTestReport) -> None:

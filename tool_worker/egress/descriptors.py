@@ -1,0 +1,6 @@
+"""The numbers of the descriptors that a proxy begins with; a file of its own, for whoever starts one needs no more."""
+
+from __future__ import annotations
+
+CONTROL_FD = 3
+EGRESS_LISTENER_FD = 4
