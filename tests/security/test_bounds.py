@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,35 @@ async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
         assert inside == {process.pid for process in processes(tmp_path, "conversation")[:-1]}
         await workspaces.close("conversation")
         assert not any(group.exists() for group in groups)
+
+
+@needs_groups
+def test_other_workers_that_take_empty_groups_away_take_none_that_is_being_filled() -> None:
+    assert isinstance(GROUPS, ControlGroups)
+    is_over = threading.Event()
+
+    def take_away() -> None:
+        while not is_over.is_set():
+            GROUPS.drop_empty()
+
+    others = [threading.Thread(target=take_away) for _ in range(2)]
+    program = subprocess.Popen(["sleep", "1000"])
+    try:
+        for other in others:
+            other.start()
+        for number in range(300):
+            assert isinstance(ControlGroups.find(), ControlGroups)
+            GROUPS.enclose(f"filled-{number}", [program.pid], GroupLimits(processes=100))
+            for parent in GROUPS.parents:
+                inside = (parent / f"deckhands-filled-{number}" / "cgroup.procs").read_text().split()
+                assert inside == [str(program.pid)]
+    finally:
+        is_over.set()
+        for other in others:
+            other.join()
+        program.kill()
+        program.wait()
+        GROUPS.drop_empty()
 
 
 def test_without_groups_the_reason_is_told(tmp_path: Path) -> None:

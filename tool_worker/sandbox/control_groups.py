@@ -9,12 +9,18 @@ Does not: exist where nobody gives us a group; `ControlGroups.find` says why, an
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "deckhands-"
+TRIAL_PREFIX = "deckhands.trial-"
+"""Another one, so that nobody takes a trial away."""
+FILL_ATTEMPTS = 100
 CONTROLLERS = ("memory", "pids")
 
 _MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")
@@ -74,22 +80,16 @@ class ControlGroups:
         Raises:
             OSError: the kernel refuses a bound or a process.
         """
-        wanted = {
-            **dict.fromkeys(_MEMORY_FILES, limits.memory_bytes),
-            "pids.max": limits.processes,
-        }
         for parent in self.parents:
             group = parent / f"{PREFIX}{host_id}"
-            group.mkdir(exist_ok=True)
-            for name, bound in wanted.items():
-                if bound is not None and (group / name).exists():
-                    (group / name).write_text(str(bound))
-            for name, value in _SWAP_FILES:
-                if (group / name).exists():
-                    (group / name).write_text(value)
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    (group / "cgroup.procs").write_text(str(pid))
+            for left in reversed(range(FILL_ATTEMPTS)):
+                try:
+                    _fill(group, pids, limits)
+                    break
+                except OSError as error:
+                    # Another worker of this machine may take it away for as long as nothing runs in it.
+                    if not left or error.errno not in (errno.ENOENT, errno.ENODEV):
+                        raise
 
     def drop_empty(self) -> None:
         """Take away the groups in which nothing runs any more."""
@@ -99,9 +99,23 @@ class ControlGroups:
                     group.rmdir()
 
 
+def _fill(group: Path, pids: Iterable[int], limits: GroupLimits) -> None:
+    group.mkdir(exist_ok=True)
+    wanted = {**dict.fromkeys(_MEMORY_FILES, limits.memory_bytes), "pids.max": limits.processes}
+    for name, bound in wanted.items():
+        if bound is not None and (group / name).exists():
+            (group / name).write_text(str(bound))
+    for name, value in _SWAP_FILES:
+        if (group / name).exists():
+            (group / name).write_text(value)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            (group / "cgroup.procs").write_text(str(pid))
+
+
 def _refusal(parent: Path, control: str | None) -> str | None:
     """Say why no bounded group can be made in a directory, after having made one."""
-    trial = parent / f"{PREFIX}trial"
+    trial = parent / f"{TRIAL_PREFIX}{os.getpid()}-{threading.get_ident()}"
     try:
         if control is not None:
             offered = (parent / "cgroup.controllers").read_text().split()
