@@ -12,11 +12,12 @@ Keys: `deck:{0}:batch:…`, see batches.lua.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from broker.clock import to_millis
 from broker.ids import new_key
 from broker.keys import ShardKeys
 from broker.store import Store
@@ -105,8 +106,7 @@ class Batches:
 
     async def lanes(self) -> dict[str, str]:
         """Return what was said about each lane, by lane."""
-        flat = await self._read("HGETALL", f"{self._root}:lanes")
-        return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+        return _fields(await self._read("HGETALL", f"{self._root}:lanes"))
 
     async def seal(
         self,
@@ -130,7 +130,7 @@ class Batches:
 
     async def due(self) -> list[str]:
         """Return the batches that somebody should look after now."""
-        until = int(self._store.clock.now().timestamp() * 1000)
+        until = to_millis(self._store.clock.now())
         found = await self._read("ZRANGEBYSCORE", f"{self._root}:open", "-inf", until, "LIMIT", 0, OPEN_AT_ONCE)
         return [batch.decode() for batch in found]
 
@@ -139,7 +139,7 @@ class Batches:
         outcome, *flat = await self._call("deck_batch_lease", batch_id, worker_id, round(lease_seconds * 1000))
         if outcome == "busy":
             return None
-        found = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+        found = _fields(flat)
         return Batch(
             batch_id=batch_id,
             lane=found["lane"],
@@ -203,8 +203,7 @@ class Batches:
         return {provider.decode() for provider in found}
 
     async def _calls(self, batch: Batch) -> dict[str, str]:
-        flat = await self._read("HGETALL", f"{self._root}:calls:{batch.batch_id}")
-        return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+        return _fields(await self._read("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
 
     @property
     def _root(self) -> str:
@@ -215,3 +214,7 @@ class Batches:
 
     async def _call(self, function: str, *arguments: Any) -> list[Any]:
         return await self._store.function(function, (self._shard.root,), *arguments)
+
+
+def _fields(flat: Sequence[bytes]) -> dict[str, str]:
+    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}

@@ -68,10 +68,8 @@ class Notebooks:
         """Return every notebook and how many notes it holds, sorted."""
         names = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", self._keys.notebooks))
         books = sorted(Notebook(*name.decode().split("/")) for name in names)
-        counts = [
-            await self._store.persist(lambda book=book: self._store.connection.call("HLEN", self._of(book)))  # type: ignore[misc]
-            for book in books
-        ]
+        commands = [("HLEN", self._of(book)) for book in books]
+        counts = await self._store.persist(lambda: self._store.connection.call_many(commands))
         return {book: int(count) for book, count in zip(books, counts, strict=True)}
 
     def _of(self, notebook: Notebook) -> str:

@@ -15,7 +15,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from broker.events import Action, EventSource, Observation, Part
 from broker.skills import trigger_in
@@ -58,9 +58,6 @@ class Note(Part):
     keywords: tuple[str, ...] = ()
     written: datetime | None = None
     conversation_id: str = ""
-
-
-NOTES = TypeAdapter(tuple[Note, ...])
 
 
 class NoteAction(Action):

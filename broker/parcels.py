@@ -49,17 +49,14 @@ class Parcels:
             UsageError: it is too large.
         """
         check_size(len(content), "The file")
-        key, call = self._store.keys(conversation_id).parcel(name), self._store.connection.call
+        key, call_many = self._store.keys(conversation_id).parcel(name), self._store.connection.call_many
+        expiry = [] if ttl_seconds is None else [("PEXPIRE", key, int(ttl_seconds * 1000))]
         for at in range(0, len(content), PIECE_BYTES):
             # Each at its place, so that one whose reply was lost is not there twice.
             piece = ("HSET", key, at // PIECE_BYTES, content[at : at + PIECE_BYTES])
-            await self._store.persist(lambda piece=piece: call(*piece))  # type: ignore[misc]
-            if ttl_seconds is not None:
-                await self._store.persist(lambda: call("PEXPIRE", key, int(ttl_seconds * 1000)))
+            await self._store.persist(lambda piece=piece: call_many([piece, *expiry]))  # type: ignore[misc]
         # Last, so that nobody takes a part for the whole.
-        await self._store.persist(lambda: call("HSET", key, "size", len(content)))
-        if ttl_seconds is not None:
-            await self._store.persist(lambda: call("PEXPIRE", key, int(ttl_seconds * 1000)))
+        await self._store.persist(lambda: call_many([("HSET", key, "size", len(content)), *expiry]))
 
     async def fetch(self, conversation_id: str, name: str) -> bytes:
         """Return what is under a name.
@@ -86,7 +83,11 @@ class Parcels:
         Raises:
             CorruptEntry: see `fetch`.
         """
-        if isinstance(source, UploadedSource):
+        if not isinstance(source, UploadedSource):
+            return
+        key = self._store.keys(target_id).parcel(source.parcel)
+        # A delegate is lent it again by each owner of its parent; the size is written last.
+        if await self._store.persist(lambda: self._store.connection.call("HGET", key, "size")) is None:
             await self.keep(target_id, await self.fetch(source_id, source.parcel))
 
     async def drop(self, conversation_id: str, name: str) -> None:

@@ -109,8 +109,7 @@ class Transfers:
         key = names.transfer(token)
         if content:
             await self._parcels.put(conversation_id, token, content, ttl_seconds=TTL_SECONDS)
-        await self._store.persist(lambda: call("HSET", key, "request", request.model_dump_json()))
-        await self._store.persist(lambda: call("PEXPIRE", key, int(TTL_SECONDS * 1000)))
+        await self._write(key, "request", request.model_dump_json())
         stream = names.shard.actions(f"node:{node.decode()}")
         order = ("c", conversation_id, "a", 0, "x", "transfer", "t", token)
         await self._store.persist(lambda: call("XADD", stream, "*", *order))
@@ -150,9 +149,12 @@ class Transfers:
         Args:
             content: what it brings; None: nothing.
         """
-        key, call = self._store.keys(conversation_id).transfer(token), self._store.connection.call
+        key = self._store.keys(conversation_id).transfer(token)
         if content is not None:
             await self._parcels.put(conversation_id, f"{token}-back", content, ttl_seconds=TTL_SECONDS)
         await self._parcels.drop(conversation_id, token)
-        await self._store.persist(lambda: call("HSET", key, "answer", answer.model_dump_json()))
-        await self._store.persist(lambda: call("PEXPIRE", key, int(TTL_SECONDS * 1000)))
+        await self._write(key, "answer", answer.model_dump_json())
+
+    async def _write(self, key: str, field: str, text: str) -> None:
+        commands = [("HSET", key, field, text), ("PEXPIRE", key, int(TTL_SECONDS * 1000))]
+        await self._store.persist(lambda: self._store.connection.call_many(commands))

@@ -16,12 +16,13 @@ import logging
 from pydantic import ValidationError
 
 from broker.batches import Batch, Batches
+from broker.clock import to_millis
 from broker.events import LLMSpec
 from broker.failpoints import failpoint
 from broker.governor import wake
 from broker.store import Store
 from controller_worker.llm.batching import BatchProvider, NotYetKnown, Outgoing, Sought, failed, lane_of
-from controller_worker.llm.config import BatchSpec, LLMConfig
+from controller_worker.llm.config import BatchSpec
 from controller_worker.llm.errors import LLMConfigError, ModelError, NoResponseError, RateLimitError
 from controller_worker.llm.registry import create_batch_provider
 from controller_worker.model_call import Models
@@ -75,16 +76,14 @@ class BatchKeeper:
         if lane not in self._lanes:
             self._lanes[lane] = None
             try:
-                config = self._models.settings(LLMSpec.model_validate_json(about))
-                if config is not None and config.batch is not None and self._is_same(lane, about, config):
+                spec = LLMSpec.model_validate_json(about)
+                config = self._models.settings(spec)
+                if config is not None and config.batch is not None and lane_of(spec, config) == lane:
                     provider = await asyncio.to_thread(create_batch_provider, config)
                     self._lanes[lane] = provider, config.batch
             except (ValidationError, LLMConfigError) as error:
                 _log.warning("batches of %s are not served here: %s", about, error)
         return self._lanes[lane]
-
-    def _is_same(self, lane: str, about: str, config: LLMConfig) -> bool:
-        return lane_of(LLMSpec.model_validate_json(about), config) == lane
 
     async def _seal(self, lane: str, worker_id: str, spec: BatchSpec) -> None:
         batch_id = "-"
@@ -126,7 +125,7 @@ class BatchKeeper:
             return
         outgoing = Outgoing(batch.batch_id, bodies)
         uploaded = await provider.upload(outgoing)
-        now_ms = round(self._store.clock.now().timestamp() * 1000)
+        now_ms = to_millis(self._store.clock.now())
         if not await self._batches.note(batch, worker_id, sent_ms=now_ms, uploaded=uploaded, sent=len(bodies)):
             return
         failpoint("controller.batch_before_send")

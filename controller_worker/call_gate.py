@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from broker.agent_state import AgentState
+from broker.agent_state import TERMINAL_STATES
 from broker.batches import Batches, CallStands
 from broker.events import LLMSpec, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed
 from broker.governor import CallOutcome, Governor, Granted, InQueue, Priority
@@ -30,6 +30,7 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, RateLimitError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.request_size import prompt_tokens, worst_cost_usd
+from controller_worker.llm.written_messages import MessageMemo
 from controller_worker.state import State
 
 QUIET_SECONDS = 5.0
@@ -52,6 +53,7 @@ class Gates:
         self.may_batch = may_batch
         self.clock = store.clock
         self.keeps_budgets = False
+        self.tokens: MessageMemo[int] = MessageMemo()
         self._typical_output: dict[str, float] = {}
         self._unfinished: set[asyncio.Task[None]] = set()
 
@@ -146,12 +148,11 @@ class CallGate:
         self._accounts = accounts_above(state)
         self._priority, self._tenant = priority_of(state), state.tenancy.tenant
         self._is_batched = is_batched(config, request, self._priority)
-        has_pool = config is not None and not self._is_batched
-        pool = self._gates.governor.pool_of(config.model) if config is not None and has_pool else None
+        pool = self._gates.governor.pool_of(config.model) if config is not None and not self._is_batched else None
         if config is not None and (pool is not None or self._accounts):
             with contextlib.suppress(LLMConfigError):
                 await prepare()
-            tokens = prompt_tokens(request)
+            tokens = prompt_tokens(request, self._gates.tokens)
             waits = await self._queue_up(pool, config, tokens) or await self._reserve(state, config, tokens)
             if waits is not None:
                 self.is_shut = True
@@ -230,7 +231,7 @@ class CallGate:
         pool = self._gates.governor.pool_of(config.model)
         if pool is None:
             return True
-        answer = await self._ask_for_seat(pool, config, prompt_tokens(request))
+        answer = await self._ask_for_seat(pool, config, prompt_tokens(request, self._gates.tokens))
         if isinstance(answer, InQueue):
             await self._gates.governor.withdraw(pool, self._cid, self._ownership.worker_id)
             return False
@@ -293,7 +294,7 @@ class CallGate:
 
     async def _leave_batch(self, state: State) -> None:
         """Give up a call that is in a batch, if the conversation is over; one that is paused will want its reply."""
-        is_over = state.agent_state in (AgentState.STOPPED, AgentState.ERROR, AgentState.FINISHED, AgentState.REJECTED)
+        is_over = state.agent_state in TERMINAL_STATES
         stood = await self._gates.batches.drop(self._cid) if is_over else CallStands.NONE
         accounts = accounts_above(state)
         if accounts and (stood is not CallStands.NONE or (self._is_reserved and not self._is_batched)):

@@ -123,9 +123,12 @@ class Models:
             return True
         others = [fallback.use for fallback in config.fallbacks]
         others += sorted(config.router.profiles) if config.router is not None else []
-        self._sights[spec] = takes_images(config) or any(
-            takes_images(other) for name in others if (other := self.settings(LLMSpec(model=name))) is not None
-        )
+        try:
+            self._sights[spec] = takes_images(config) or any(
+                takes_images(other) for name in others if (other := self.settings(LLMSpec(model=name))) is not None
+            )
+        except LLMConfigError:
+            return True  # which the call will say
         return self._sights[spec]
 
     async def aclose(self) -> None:

@@ -10,7 +10,6 @@ Holds: pure; a plan is accepted once; what comes after it in the log is decided 
 
 from __future__ import annotations
 
-from broker.actions import RiskyAction
 from broker.events import AgentSpec, Observation
 from broker.planning import PlanAcceptedObservation, PlanAction
 from broker.specs import PlanSpec
@@ -21,10 +20,8 @@ ACCEPTED = "The plan was accepted. Carry it out now."
 ACCEPTED_WITH_CHANGES = "The plan was accepted with changes. Carry it out now as it reads here:\n\n{plan}"
 
 
-def with_plan(state: State, action: RiskyAction) -> State:
+def with_plan(state: State, action: PlanAction) -> State:
     """Take note of the plan that is under discussion; a copy that was confirmed may read otherwise."""
-    if not isinstance(action, PlanAction):
-        return state
     is_edited = action.replaces is not None and action.plan != state.plan.text
     return replace(state, plan=Plan(action.id, action.plan, is_edited))
 

@@ -165,7 +165,7 @@ class Replay:
         self._agent: Agent = create_agent(created.agent)
         self._expected: list[Event] = []
         self._decided = 0
-        self._given_until = forked_at(created)
+        self._given_until = created.forked_at or 1  # the creation itself
 
     def run(self) -> Replayed:
         """Go through the log, up to its end or to the first divergence."""
@@ -286,11 +286,6 @@ def replay(events: Sequence[Event]) -> Replayed:
         UsageError: it does not begin with the conversation's creation, or names an agent that this version lacks.
     """
     return Replay(events).run()
-
-
-def forked_at(created: ConversationCreated) -> int:
-    """Return up to which event a conversation was taken over from another one; 1 for none: the creation itself."""
-    return created.forked_at or 1
 
 
 def _as_recorded(decided: Event | None, event: Event) -> Event | None:

@@ -163,11 +163,9 @@ def _prices(row: Mapping[str, Any], suffix: str) -> Prices | None:
 
 
 def _batch_prices(row: Mapping[str, Any]) -> Prices | None:
-    names = ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost")
-    found = [row.get(f"{name}_batches") for name in (*names, "cache_creation_input_token_cost")]
-    prices = [float(value) if isinstance(value, int | float) and value >= 0 else None for value in found]
-    per_input, per_output, cache_read, cache_write = prices
-    return None if per_input is None or per_output is None else Prices(per_input, per_output, cache_read, cache_write)
+    return _prices(
+        {name.removesuffix("_batches"): price for name, price in row.items() if name.endswith("_batches")}, ""
+    )
 
 
 def _tokens(value: Any) -> int | None:

@@ -50,7 +50,7 @@ def create_llm(config: LLMConfig) -> LLM:
         model = "litellm_proxy/" + config.model.removeprefix(OPENHANDS_PREFIX)
         config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
     check_batches(config)
-    backend = "silent" if config.model == SILENT_MODEL else backend_of(config)
+    backend = backend_of(config)
     llm = _create(backend, config)
     if not takes_images(config):
         llm = WithoutImagesLLM(llm)
@@ -78,7 +78,7 @@ def check_batches(config: LLMConfig) -> None:
     Raises:
         LLMConfigError: the model's backend has no batch API.
     """
-    if config.batch is not None and backend_of(config) not in BATCH_BACKENDS:
+    if config.batch is not None and backend_of(config) not in {*BATCH_BACKENDS, "silent"}:
         raise LLMConfigError(
             f"{config.model!r} cannot be asked in batches by the backend {backend_of(config)!r}.",
             remedy="Use a model of anthropic/, or the backend openai with LLM_BASE_URL=https://api.openai.com/v1.",
@@ -125,6 +125,8 @@ def backend_of(config: LLMConfig) -> str:
     Raises:
         LLMConfigError: the configured backend cannot serve the model.
     """
+    if config.model == SILENT_MODEL:
+        return "silent"  # whatever is configured for the models that are asked
     is_script = config.model.startswith(SCRIPTED_PREFIX)
     if config.backend == "scripted" and not is_script:
         raise LLMConfigError(

@@ -14,6 +14,7 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.llm.model_table import call_cost_usd, look_up
+from controller_worker.llm.written_messages import MessageMemo
 
 _LOWER, _UPPER, _DIGITS = (text.encode() for text in (string.ascii_lowercase, string.ascii_uppercase, string.digits))
 _BREAKS, _BLANK, _ASCII = b"\n\r\t", b" ", bytes(range(128))
@@ -35,10 +36,15 @@ TOKENS_PER_MESSAGE = 8
 UNKNOWN_OUTPUT_TOKENS = 8_192
 
 
-def prompt_tokens(request: ModelRequest) -> int:
-    """Return about how many tokens a prompt has, tools included."""
+def prompt_tokens(request: ModelRequest, memo: MessageMemo[int] | None = None) -> int:
+    """Return about how many tokens a prompt has, tools included.
+
+    Args:
+        memo: remembers what each message has; without one all are looked through.
+    """
+    memo = MessageMemo() if memo is None else memo
     tools = [f"{tool.name} {tool.description} {json.dumps(tool.parameters)}" for tool in request.tools]
-    return sum(map(text_tokens, tools)) + sum(_tokens(message) for message in request.messages)
+    return sum(map(text_tokens, tools)) + sum(memo.of(message, _tokens) for message in request.messages)
 
 
 def text_tokens(text: str) -> int:

@@ -391,3 +391,34 @@ async def test_the_model_changes_between_steps(tmp_path: Path) -> None:
     result = await attempt(of, spec=LLMSpec(model="other"))
     assert isinstance(result, Completion)
     assert result.text == "Another."
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"LLM_BACKEND": "openai"},
+        {"LLM_BACKEND": "scripted"},
+        {"LLM_BATCH": "true", "LLM_MODEL": "anthropic/claude-sonnet-4-5"},
+    ],
+)
+async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: dict[str, str]) -> None:
+    models = Models(env)
+    spec = LLMSpec(model="silent")
+    assert models.sees_images(spec)
+    llm, _ = await models.of(spec)
+    assert (
+        await llm.complete(
+            ModelRequest(
+                messages=(Message("user", (TextPart("Go."),)),),
+                tools=(),
+                conversation_id="c",
+                iteration=1,
+                workspace="/workspace",
+            )
+        )
+    ).text == ""
+    await models.aclose()
+
+
+def test_settings_that_cannot_be_used_are_said_by_the_call_and_not_before() -> None:
+    assert Models({"LLM_BACKEND": "openai", "LLM_MODEL": "gpt-4o"}).sees_images(LLMSpec())
