@@ -30,6 +30,11 @@ def check_size(size_bytes: int, what: str) -> None:
         )
 
 
+def parcel_name(content: bytes) -> str:
+    """Return the name that a file is kept under."""
+    return hashlib.sha256(content).hexdigest()
+
+
 class Parcels:
     """The parcels of a store."""
 
@@ -38,7 +43,7 @@ class Parcels:
 
     async def keep(self, conversation_id: str, content: bytes) -> str:
         """Keep a file for as long as the log, which need not be there yet, and return its name.  Idempotent."""
-        name = hashlib.sha256(content).hexdigest()
+        name = parcel_name(content)
         await self.put(conversation_id, name, content)
         return name
 
@@ -73,7 +78,7 @@ class Parcels:
         content = b"".join(piece or b"" for piece in pieces)
         if len(content) != int(size):
             raise CorruptEntry("The file in the store is not whole.", remedy="Upload it again.")
-        if len(name) == hashlib.sha256().digest_size * 2 and hashlib.sha256(content).hexdigest() != name:
+        if len(name) == hashlib.sha256().digest_size * 2 and parcel_name(content) != name:
             raise CorruptEntry("The file in the store is damaged.", remedy="Upload it again.")
         return content
 

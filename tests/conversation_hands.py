@@ -95,16 +95,16 @@ class Hands:
         created = ConversationCreated(conversation_id=CID, **{"agent": agent} | fields)
         await self.log.create(created, [said("task")], key="begin")
 
-    async def claim(self, *, worker: str = WORKER) -> ConversationLoop:
-        claimed = await self.owners.claim(CID, worker)
+    async def claim(self, conversation_id: str = CID, *, worker: str = WORKER) -> ConversationLoop:
+        claimed = await self.owners.claim(conversation_id, worker)
         assert isinstance(claimed, Claimed), claimed
         loop = ConversationLoop(claimed, self.services, on_gone=lambda gone: self.gone.append(gone.conversation_id))
         self.loops.append(loop)
         return loop
 
-    async def go(self) -> ConversationLoop:
-        """Claim the conversation and let it run until it waits, or is gone."""
-        loop = await self.claim()
+    async def go(self, conversation_id: str = CID) -> ConversationLoop:
+        """Claim a conversation and let it run until it waits, or is gone."""
+        loop = await self.claim(conversation_id)
         loop.wake(has_news=False)
         await self.at_rest(loop)
         return loop

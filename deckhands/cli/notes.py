@@ -16,7 +16,7 @@ from broker.ids import new_key
 from broker.notebooks import Notebooks
 from broker.notes import ID_CHARS, MAX_NOTE_CHARS, Note, Notebook
 from broker.specs import NAME_PATTERN, MemorySpec
-from deckhands.cli.options import json_option, memory_of
+from deckhands.cli.options import NAME_REMEDY, json_option, memory_of
 from deckhands.cli.output import note as say
 from deckhands.cli.output import print_json, table
 from deckhands.cli.reach import cluster_client
@@ -52,9 +52,7 @@ def notes(*, project: str | None, user: str, tenant: str, local: bool, as_json: 
         return
     memory = memory_of(project, user)
     if not re.fullmatch(NAME_PATTERN, tenant):
-        raise UsageError(
-            f"A tenant cannot be called {tenant!r}.", remedy="Use up to 64 letters, digits, '.', '_' and '-'."
-        )
+        raise UsageError(f"A tenant cannot be called {tenant!r}.", remedy=NAME_REMEDY)
     book = Notebook.of(memory, tenant=tenant)
     if not changes:
         _show(asyncio.run(_notes(settings, memory, book, is_local=is_local)), as_json=as_json)

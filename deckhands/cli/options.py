@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from broker.allowed_hosts import host_rules
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.parcels import check_size
+from broker.parcels import check_size, parcel_name
 from broker.skills import skills_in
 from broker.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
 from broker.tool_specs import MAX_SCHEMA_CHARS
@@ -26,6 +25,8 @@ from deckhands.client import check_task, output_of
 from deckhands.settings import SANDBOXES
 
 BROWSER_POOL = "browser"
+NAME_REMEDY = "Use up to 64 letters, digits, '.', '_' and '-'."
+"""For a tenant, an experiment, a user or a project."""
 BROWSING_AGENTS = ("BrowsingAgent", "VisualBrowsingAgent")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -183,7 +184,7 @@ def place_of(text: str | None, options: dict[str, Any]) -> Place:
         content = Path(name).read_bytes()
     except OSError as error:
         raise UsageError(f"The file {name} cannot be read: {error.strerror}.", remedy="Name another by -w.") from error
-    parcel = hashlib.sha256(content).hexdigest()
+    parcel = parcel_name(content)
     if ref and form != "bundle":
         raise UsageError(f"{name} is no bundle; it has no {ref!r}.", remedy="Leave out what stands behind the #.")
     try:
@@ -254,7 +255,7 @@ def memory_of(project: str, user: str) -> MemorySpec:
         name = error.errors()[0]["loc"][0]
         raise UsageError(
             f"A {name} cannot be called {user if name == 'user' else project!r}.",
-            remedy="Use up to 64 letters, digits, '.', '_' and '-'.",
+            remedy=NAME_REMEDY,
         ) from None
 
 

@@ -11,7 +11,16 @@ from pydantic import ValidationError
 
 from broker.errors import UsageError
 from broker.specs import Tenancy
-from deckhands.cli.options import agent_of, json_option, limits_of, place_of, read_task, task_options, workspace_of
+from deckhands.cli.options import (
+    NAME_REMEDY,
+    agent_of,
+    json_option,
+    limits_of,
+    place_of,
+    read_task,
+    task_options,
+    workspace_of,
+)
 from deckhands.cli.output import print_json
 from deckhands.cli.reach import cluster_client
 from deckhands.cli.secret import secret_values
@@ -74,6 +83,4 @@ def _tenancy(options: dict[str, Any]) -> Tenancy | None:
         return Tenancy(**given) if given else None
     except ValidationError as error:
         name = error.errors()[0]["loc"][0]
-        raise UsageError(
-            f"--{name} is {given[str(name)]!r}.", remedy="Use up to 64 letters, digits, '.', '_' and '-'."
-        ) from None
+        raise UsageError(f"--{name} is {given[str(name)]!r}.", remedy=NAME_REMEDY) from None

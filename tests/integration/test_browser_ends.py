@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -114,7 +113,7 @@ async def test_it_reaches_what_is_on_the_list_of_its_workspace(tmp_path: Path) -
 
 def command_line(one: psutil.Process) -> list[str]:
     """What a process was started with; nothing of one that has ended."""
-    with contextlib.suppress(psutil.Error):
+    with suppress(psutil.Error):
         return one.cmdline()
     return []
 

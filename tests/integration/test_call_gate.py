@@ -9,14 +9,13 @@ from pathlib import Path
 from broker.events import AgentSpec, LLMSpec, ModelCallAdmitted, ModelCallDeferred, ModelReply, Tenancy
 from broker.governor import CallOutcome, Granted
 from broker.ledger import Ledger
-from broker.ownership import Claimed
 from broker.quotas import Pool, QuotaTable
 from controller_worker.conversation_loop import ConversationLoop
 from controller_worker.model_call import Models
 from controller_worker.services import Services
 from deckhands.forking import fork_of
 from deckhands.spending import spending_of
-from tests.conversation_hands import CID, WORKER, Hands
+from tests.conversation_hands import CID, Hands
 from tests.polling import until
 
 THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}], "cost_usd": 0.25}
@@ -218,9 +217,7 @@ async def test_a_fork_does_not_pay_again_for_what_its_origin_has_paid(hands: Han
     at = next(event.id for event in events if isinstance(event, ModelReply)) + 1
     created = fork_of(events[:at], "fork", title="fork")
     await hands.log.adopt(created, events[1:at], key="fork")
-    claimed = await hands.services.owners.claim("fork", WORKER)
-    assert isinstance(claimed, Claimed)
-    loop = ConversationLoop(claimed, hands.services, on_gone=lambda _: hands.gone.append("fork"))
+    loop = await hands.claim("fork")
     loop.wake(has_news=False)
     await until(lambda: "fork" in hands.gone, what="the fork's end")
     ledger = Ledger(hands.store)

@@ -66,11 +66,19 @@ class TestTask:
             deckhands("run", "-f", tmp_path / "t", env=env), 2, f"The file {tmp_path}/t cannot be read: No such file"
         )
 
-    @pytest.mark.parametrize("content", ["{", "[]", '{"type": "array"}', '{"type": "object", "required": 1}'])
-    def test_a_schema_that_is_none(self, env, tmp_path, content):
+    @pytest.mark.parametrize(
+        ("content", "told"),
+        [
+            ("{", "is not JSON"),
+            ("[]", "holds no object"),
+            ('{"type": "array"}', "is not of the type object"),
+            ('{"type": "object", "required": 1}', "cannot be used"),
+        ],
+    )
+    def test_a_schema_that_is_none(self, env, tmp_path, content, told):
         file = tmp_path / "schema.json"
         file.write_text(content)
-        refused(deckhands("run", "-t", "x", "--model", "m", "--output-schema", file, env=env), 2, "  ")
+        refused(deckhands("run", "-t", "x", "--model", "m", "--output-schema", file, env=env), 2, told)
 
     def test_in_a_file_that_is_no_text(self, env, tmp_path):
         (tmp_path / "t").write_bytes(b"\xff\xfe")

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command_line import COMMAND, LIMIT_SECONDS, Done, cluster, deckhands, environment, finish, script
+from tests.integration.command_line import (
+    Done,
+    cluster,
+    deckhands,
+    environment,
+    finish,
+    finished,
+    script,
+    started,
+)
 from tests.integration.command_line import run_command as command
 from tests.integration.test_opening import git, project  # noqa: F401  (a fixture)
 
@@ -32,15 +41,8 @@ def cli(home: Path) -> Cli:
 
 def called(home: Path, *arguments: str) -> Done:
     """Call the command in a process of its own."""
-    done = subprocess.run(
-        [*COMMAND, *arguments],
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
+    with started(*arguments, env=environment(home)) as running:
+        return finished(running)
 
 
 def settled(home: Path, conversation_id: str) -> dict[str, object]:

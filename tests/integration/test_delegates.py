@@ -9,11 +9,9 @@ import pytest
 from broker.agent_state import AgentState
 from broker.conversations import Conversations
 from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Event, Limits, LLMSpec, Parent, WorkspaceSpec
-from broker.ownership import Claimed
-from controller_worker.conversation_loop import ConversationLoop
 from controller_worker.delegates import conversation_id_of
 from deckhands.forking import fork_of
-from tests.conversation_hands import CID, WORKER, Hands
+from tests.conversation_hands import CID, Hands
 from tests.polling import until
 
 WHERE = WorkspaceSpec(path="/srv/project")
@@ -62,12 +60,7 @@ async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands
     events = await hands.events()
 
     await hands.log.adopt(fork_of(events, "fork-1"), events[1:], key="fork")
-    claimed = await hands.owners.claim("fork-1", WORKER)
-    assert isinstance(claimed, Claimed)
-    fork = ConversationLoop(claimed, hands.services, on_gone=lambda _: None)
-    hands.loops.append(fork)
-    fork.wake(has_news=False)
-    await hands.at_rest(fork)
+    await hands.go("fork-1")
     created, message = await hands.log.read(conversation_id_of("fork-1", delegate.id))
     assert isinstance(created, ConversationCreated)
     assert created.parent == Parent(conversation_id="fork-1", delegate_id=delegate.id)
@@ -78,12 +71,7 @@ async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands
         delegate_id=delegate.id, conversation_id="d", agent_state=AgentState.FINISHED, content="Found."
     )
     await hands.log.append("fork-1", [ended])
-    claimed = await hands.owners.claim("fork-1", WORKER)
-    assert isinstance(claimed, Claimed)
-    again = ConversationLoop(claimed, hands.services, on_gone=lambda _: None)
-    hands.loops.append(again)
-    again.wake(has_news=False)
-    await hands.at_rest(again)
+    await hands.go("fork-1")
     assert [event.kind for event in (await hands.log.read("fork-1"))[len(events) :]] == [
         "conversation.delegate_ended",
         "observation.delegate",

@@ -12,15 +12,13 @@ from broker.masking import MASK
 from broker.notebooks import Notebooks
 from broker.notes import Note, NoteAction, Notebook, NoteObservation
 from broker.observations import RecallObservation
-from broker.ownership import Claimed
 from broker.secrets import Secrets
 from broker.specs import MemorySpec, Tenancy
 from controller_worker.answering import answered
 from controller_worker.controller import TakeNote
-from controller_worker.conversation_loop import ConversationLoop
 from controller_worker.replay import replay
 from tests.controller_parts import said
-from tests.conversation_hands import CID, WORKER, Hands
+from tests.conversation_hands import CID, Hands
 
 BOOK = Notebook("acme", "ada", "engine")
 SECRET = "c4n4ry-9f8e7d6c"
@@ -43,12 +41,7 @@ async def events_of(hands: Hands, conversation_id: str, task: str) -> list[Event
     llm = LLMSpec(model=f"scripted/{hands.folder / 'other.json'}")
     fields["agent"] = fields["agent"].model_copy(update={"llm": llm})
     await hands.log.create(ConversationCreated(conversation_id=conversation_id, **fields), [said(task)], key="begin")
-    claimed = await hands.owners.claim(conversation_id, WORKER)
-    assert isinstance(claimed, Claimed)
-    loop = ConversationLoop(claimed, hands.services, on_gone=lambda _: None)
-    hands.loops.append(loop)
-    loop.wake(has_news=False)
-    await hands.at_rest(loop)
+    await hands.go(conversation_id)
     return await hands.log.read(conversation_id)
 
 

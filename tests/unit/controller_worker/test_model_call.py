@@ -406,17 +406,7 @@ async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: 
     spec = LLMSpec(model="silent")
     assert models.sees_images(spec)
     llm, _ = await models.of(spec)
-    assert (
-        await llm.complete(
-            ModelRequest(
-                messages=(Message("user", (TextPart("Go."),)),),
-                tools=(),
-                conversation_id="c",
-                iteration=1,
-                workspace="/workspace",
-            )
-        )
-    ).text == ""
+    assert (await llm.complete(REQUEST)).text == ""
     await models.aclose()
 
 

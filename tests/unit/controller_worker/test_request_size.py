@@ -31,7 +31,7 @@ TEXTS = {
 
 
 @pytest.fixture(scope="module")
-def true_count(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], int]:
+def true_count() -> Callable[[str], int]:
     tiktoken = pytest.importorskip("tiktoken")
     found = find_spec("litellm")
     assert found is not None
