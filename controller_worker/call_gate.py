@@ -263,13 +263,13 @@ class CallGate:
             result: what is in the log now; None if the call may have brought a reply that is not.
         """
         await self._vacate()
+        if self._is_reserved:
+            self._is_reserved = False
+            is_lost = result is None or (isinstance(result, ModelCallFailed) and result.code in MAYBE_BILLED)
+            total_usd = own_cost_usd(state)
+            await self._gates.ledger.settle(self._ownership, self._accounts, total_usd=total_usd, is_lost=is_lost)
         if self._is_batched:
-            await self._gates.batches.drop(self._cid)
-        if not self._is_reserved:
-            return
-        self._is_reserved = False
-        is_lost = result is None or (isinstance(result, ModelCallFailed) and result.code in MAYBE_BILLED)
-        await self._gates.ledger.settle(self._ownership, self._accounts, total_usd=own_cost_usd(state), is_lost=is_lost)
+            await self._gates.batches.drop(self._cid)  # last: a batch that is closed has been charged
 
     async def catch_up(self, state: State) -> None:
         """Charge what a former owner has appended and may not have charged."""
