@@ -365,7 +365,8 @@ def _after_state_change(state: State, change: AgentStateChangedObservation) -> S
         return replace(state, recovery=0, loop=None)
     if now is AgentState.ERROR:
         loop = loop_of(state) if change.code == STUCK_CODE else state.loop
-        return replace(state, last_error=change.reason, error_code=change.code, loop=loop)
+        # What was asked for before is answered by the error: a worker-killer must not go on by an older resume.
+        return replace(state, requested=None, last_error=change.reason, error_code=change.code, loop=loop)
     return after_start(state, was, change) if now is AgentState.RUNNING else state
 
 

@@ -294,6 +294,18 @@ def test_ending_in_error_settles_what_is_pending() -> None:
     assert (change.agent_state, change.reason) == (AgentState.ERROR, "RuntimeError: oops")
 
 
+def test_an_error_ends_what_was_asked_for_before_it() -> None:
+    core = started()
+    core.ask("paused")
+    assert core.run() == Rest()
+    core.ask("running")
+    core.put(AgentStateChangedObservation(agent_state=AgentState.ERROR, reason="It crashed its worker 3 times."))
+    assert core.run() == Rest()
+    assert core.state.agent_state is AgentState.ERROR
+    core.ask("running")
+    assert core.run() == CallModel(1, 1)
+
+
 def test_a_message_that_an_error_left_unread_is_read_when_the_conversation_goes_on() -> None:
     core = Core()
     core.put(AgentStateChangedObservation(agent_state=AgentState.ERROR, reason="UsageError: no such agent"))
