@@ -148,7 +148,7 @@ def event_from_wire(wire: Wire, event_id: int) -> Event:
     if event_class is None:
         raise UnknownKind(f"Event {event_id} is of the kind {kind!r}, which this version does not know.")
     try:
-        event = event_class.model_validate(wire)
+        event: Event = event_class.__pydantic_validator__.validate_python(wire)
     except pydantic.ValidationError as error:
         raise CorruptEntry(f"Event {event_id} ({kind}) does not fit its schema: {error}") from error
     object.__setattr__(event, "id", event_id)  # a copy of a frozen model costs more than the decoding

@@ -31,6 +31,7 @@ from broker.ownership import Ownership
 from broker.secrets import Secrets
 from broker.store import Store
 
+NOTHING_TO_HIDE = Masker()
 READ_BATCH = 1_000
 TAIL_BLOCK_SECONDS = 5.0
 
@@ -64,7 +65,7 @@ class EventLog:
         return [codec.event_from_wire(wire, event.id) for wire, event in zip(wires, events, strict=True)]
 
     async def _masker(self, conversation_id: str) -> Masker:
-        return await self.secrets.masker(conversation_id) if self.secrets is not None else Masker()
+        return await self.secrets.masker(conversation_id) if self.secrets is not None else NOTHING_TO_HIDE
 
     async def create(
         self, created: ConversationCreated, events: Sequence[Event] = (), *, key: str | None = None, node: str = ""
@@ -358,17 +359,17 @@ def _route(event: Event) -> str:
 
 
 def _decode(entry_id: bytes, fields: list[Any], expected_id: int) -> Event:
-    event_id = int(entry_id.partition(b"-")[0])
-    if event_id != expected_id:
-        raise CorruptEntry(f"Event {expected_id} is missing from the log; the next one is {event_id}.")
+    if entry_id != b"%d-0" % expected_id:
+        found = entry_id.partition(b"-")[0].decode()
+        raise CorruptEntry(f"Event {expected_id} is missing from the log; the next one is {found}.")
     try:
-        return codec.decode(_only_field(fields), event_id)
+        return codec.decode(_only_field(fields), expected_id)
     except CorruptEntry as error:
         raise CorruptEntry(
-            f"Event {event_id} cannot be read: {error.message}", remedy="Restore the store from its last good copy."
+            f"Event {expected_id} cannot be read: {error.message}", remedy="Restore the store from its last good copy."
         ) from error
     except StoreTooNew as error:
-        raise StoreTooNew(f"Event {event_id} cannot be read: {error.message}", remedy=error.remedy) from error
+        raise StoreTooNew(f"Event {expected_id} cannot be read: {error.message}", remedy=error.remedy) from error
 
 
 def _only_field(fields: list[Any]) -> bytes:

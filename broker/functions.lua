@@ -27,9 +27,8 @@ end
 
 -- Tell whoever must know that a conversation has news: its owner's mailbox, or the ready stream when nobody owns it.
 -- Coalesced: nothing is added while an earlier ring has not been answered (meta.rung).
-local function ring(shard, meta, cid, now)
-  if get(meta, 'rung') then return end
-  local owner = get(meta, 'owner')
+local function ring_unless(rung, owner, shard, meta, cid, now)
+  if rung then return end
   if owner then
     redis.call('XADD', shard .. ':worker:' .. owner .. ':mail', '*', 'c', cid)
     redis.call('HSET', meta, 'rung', '1')
@@ -38,6 +37,11 @@ local function ring(shard, meta, cid, now)
     redis.call('HSET', meta, 'rung', '1', 'ready_id', entry)
     redis.call('ZADD', shard .. ':unread', now, cid)
   end
+end
+
+local function ring(shard, meta, cid, now)
+  local found = redis.call('HMGET', meta, 'rung', 'owner')
+  ring_unless(found[1], found[2], shard, meta, cid, now)
 end
 
 local function ring_anew(shard, meta, cid, now)
@@ -139,8 +143,9 @@ local function append(keys, args)
   local cid, guard, a, b, c, flags = args[1], args[2], args[3], args[4], args[5], args[6]
   local now = now_ms()
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
-  local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'append_key', 'append_ids')
-  local last, closed, node, owner, token, append_key, append_ids = unpack(found)
+  local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
+    'append_ids')
+  local last, closed, node, owner, token, rung, append_key, append_ids = unpack(found)
   last = last and tonumber(last)
 
   local remember
@@ -216,7 +221,7 @@ local function append(keys, args)
     redis.call('HDEL', meta, 'crashes', 'mark')
   else
     if guard == 'tool' and c ~= '' then acknowledge(c) end
-    if flags ~= 'quiet' then ring(shard, meta, cid, now) end
+    if flags ~= 'quiet' then ring_unless(rung, owner, shard, meta, cid, now) end
   end
   return {'appended', first, last}
 end

@@ -20,7 +20,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 18
+SNAPSHOT_VERSION = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,16 +275,15 @@ else:
     def replace(state: State, **changes: Any) -> State:
         """Return the state with other values in some of its fields.
 
-        A fold does this twice for each event, and `dataclasses.replace` takes fifteen times as long: it asks the class
-        about every field.
+        A fold does this twice for each event, and `dataclasses.replace` takes twenty times as long: it asks the class
+        about every field. Names are checked where types are.
         """
-        assert changes.keys() <= state.__dict__.keys(), changes
-        other = object.__new__(State)
-        other.__dict__.update(state.__dict__)
-        other.__dict__.update(changes)
+        other = _new(State)
+        _set(other, "__dict__", {**state.__dict__, **changes})
         return other
 
 
+_new, _set = object.__new__, object.__setattr__  # a frozen instance is filled before anybody sees it
 _ADAPTER = TypeAdapter(State)
 
 

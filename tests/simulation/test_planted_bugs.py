@@ -60,7 +60,7 @@ BUGS: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
         "I4",
     ),
     "an append that rings nobody": (
-        "if flags ~= 'quiet' then ring(shard, meta, cid, now) end",
+        "if flags ~= 'quiet' then ring_unless(rung, owner, shard, meta, cid, now) end",
         "",
         (Fault.KILL, "deck_append"),
         "I1",
