@@ -21,20 +21,6 @@ class RecallType(StrEnum):
     KNOWLEDGE = "knowledge"
 
 
-class FileEditSource(StrEnum):
-    """Which editor makes an edit."""
-
-    LLM_BASED_EDIT = "llm_based_edit"
-    OH_ACI = "oh_aci"
-
-
-class FileReadSource(StrEnum):
-    """Which reader reads a file."""
-
-    OH_ACI = "oh_aci"
-    DEFAULT = "default"
-
-
 class RiskyAction(Action):
     """An action with an estimate of its risk, and whether it may run.
 
@@ -137,53 +123,6 @@ class BrowseInteractiveAction(RiskyAction):
     def sentence(self) -> str:
         """One line for a person."""
         return f"In the browser: {self.browser_actions}"
-
-
-class FileReadAction(RiskyAction):
-    """Read a file, or a range of its lines."""
-
-    kind: Literal["action.read"] = "action.read"
-    path: str
-    start: int = 0
-    end: int = -1
-    impl_source: FileReadSource = FileReadSource.DEFAULT
-    view_range: tuple[int, ...] | None = None
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"Reading {self.path}"
-
-
-class FileWriteAction(RiskyAction):
-    """Write a file, or a range of its lines."""
-
-    kind: Literal["action.write"] = "action.write"
-    path: str
-    content: str
-    start: int = 0
-    end: int = -1
-
-
-class FileEditAction(RiskyAction):
-    """Edit a file with a command of the string-replace editor, or by a draft."""
-
-    kind: Literal["action.edit"] = "action.edit"
-    path: str
-    command: str = ""
-    file_text: str | None = None
-    old_str: str | None = None
-    new_str: str | None = None
-    insert_line: int | str | None = None
-    content: str = ""
-    start: int = 1
-    end: int = -1
-    impl_source: FileEditSource = FileEditSource.OH_ACI
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"Editing {self.path} ({self.command or 'draft'})"
 
 
 class OfferedToolAction(RiskyAction):

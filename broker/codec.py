@@ -20,11 +20,11 @@ import msgpack
 import pydantic
 import zstandard
 
-from broker import actions, code_search, notes, observations, planning, workspace_events
+from broker import actions, code_search, file_events, notes, observations, planning, workspace_events
 from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import Event, replace_surrogates
 
-EVENT_MODULES = (actions, code_search, notes, observations, planning, workspace_events)
+EVENT_MODULES = (actions, code_search, file_events, notes, observations, planning, workspace_events)
 """Loaded here, so that whoever reads events has all their classes in the table of kinds."""
 SCHEMA_VERSION = 1
 COMPRESS_ABOVE_BYTES = 1024

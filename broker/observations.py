@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from broker.actions import FileEditSource, FileReadSource, RecallType, TaskItem
+from broker.actions import RecallType, TaskItem
 from broker.agent_state import AgentState
 from broker.events import JsonObject, Observation, Part
 from broker.notes import Note
@@ -198,44 +198,6 @@ class BrowserOutputObservation(Observation):
         """One line for a person."""
         failure = f" ({self.last_browser_action_error})" if self.error else ""
         return f"The browser shows {self.url}{failure}"
-
-
-class FileReadObservation(Observation):
-    """The content of a file."""
-
-    kind: Literal["observation.read"] = "observation.read"
-    path: str
-    impl_source: FileReadSource = FileReadSource.DEFAULT
-    image_urls: tuple[str, ...] | None = None
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"I read the file {self.path}."
-
-
-class FileWriteObservation(Observation):
-    """A file was written."""
-
-    kind: Literal["observation.write"] = "observation.write"
-    path: str
-
-
-class FileEditObservation(Observation):
-    """A file was edited, or could not be; the content says which."""
-
-    kind: Literal["observation.edit"] = "observation.edit"
-    path: str = ""
-    prev_exist: bool = False
-    old_content: str | None = None
-    new_content: str | None = None
-    impl_source: FileEditSource = FileEditSource.OH_ACI
-    diff: str | None = None
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"I edited the file {self.path}."
 
 
 class AgentDelegateObservation(Observation):

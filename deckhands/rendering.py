@@ -23,12 +23,11 @@ from broker.actions import (
 )
 from broker.agent_state import AgentState
 from broker.events import Action, Event, EventSource, ModelCallFailed, ModelReply, Observation
+from broker.file_events import FileEditObservation, FileReadObservation
 from broker.observations import (
     AgentStateChangedObservation,
     CmdOutputObservation,
     ErrorObservation,
-    FileEditObservation,
-    FileReadObservation,
     FinishVerdictObservation,
     LoopDetectionObservation,
     NullObservation,

@@ -1,7 +1,6 @@
 """DummyAgent: does the same few things whatever it is told, without a model; for tests and demonstrations (9.6).
 
 Holds: step N is always the same, so a conversation of this agent has the same log every time but for its times.
-Differs: the original writes and reads its file by file actions, whose paths only the workspace knows.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from collections.abc import Sequence
 
 from broker.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction, TaskItem
 from broker.events import Action, AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.file_events import FileReadAction, FileWriteAction
 from broker.tool_specs import ToolSpec
 
 STEPS: Sequence[Action] = (
     MessageAction(content="I begin.", source=EventSource.AGENT),
     CmdRunAction(command="echo foo"),
-    CmdRunAction(command="printf '%s\\n' 'echo \"Hello, World!\"' > hello.sh"),
-    CmdRunAction(command="cat hello.sh"),
+    FileWriteAction(path="hello.sh", content='echo "Hello, World!"'),
+    FileReadAction(path="hello.sh"),
     CmdRunAction(command="bash hello.sh"),
     AgentRejectAction(outputs={"reason": "I can do no more than this."}),
     AgentFinishAction(final_thought="There is nothing left to do."),

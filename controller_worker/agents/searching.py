@@ -10,7 +10,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from broker.actions import CmdRunAction, FileReadAction, FileReadSource
+from broker.actions import CmdRunAction
+from broker.file_events import FileReadAction, FileReadSource
 from broker.tool_specs import ToolSpec
 from controller_worker.agents.call_arguments import optional_text, required_text
 

@@ -23,10 +23,6 @@ from broker.actions import (
     BrowseInteractiveAction,
     CmdRunAction,
     CondensationRequestAction,
-    FileEditAction,
-    FileEditSource,
-    FileReadAction,
-    FileReadSource,
     IPythonRunCellAction,
     MCPAction,
     MessageAction,
@@ -45,6 +41,7 @@ from broker.events import (
     ToolCallMetadata,
     replace_surrogates,
 )
+from broker.file_events import FileEditAction, FileEditSource, FileReadAction, FileReadSource
 from broker.observations import AgentThinkObservation, ErrorObservation
 from broker.planning import PlanAction
 from broker.tool_specs import ToolOffer

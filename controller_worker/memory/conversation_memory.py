@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from broker.actions import AgentFinishAction, CmdRunAction, FileReadAction, MessageAction, SystemMessageAction
+from broker.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
 from broker.agent_state import AgentState
 from broker.events import Action, Event, EventSource, ModelReply, Observation
+from broker.file_events import FileReadAction
 from broker.notes import Note
 from broker.observations import (
     AgentStateChangedObservation,

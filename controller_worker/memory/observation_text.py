@@ -10,15 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from broker.events import Observation
+from broker.file_events import FileEditObservation, FileReadObservation, FileWriteObservation
 from broker.observations import (
     AgentDelegateObservation,
     AgentStateChangedObservation,
     BrowserOutputObservation,
     CmdOutputObservation,
     ErrorObservation,
-    FileEditObservation,
-    FileReadObservation,
-    FileWriteObservation,
     FinishVerdictObservation,
     IPythonRunCellObservation,
     LoopDetectionObservation,

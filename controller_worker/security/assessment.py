@@ -10,18 +10,11 @@ import logging
 from collections.abc import Iterable
 from typing import TypeGuard
 
-from broker.actions import (
-    BrowseInteractiveAction,
-    BrowseURLAction,
-    CmdRunAction,
-    FileEditAction,
-    FileReadAction,
-    FileWriteAction,
-    RiskyAction,
-)
+from broker.actions import BrowseInteractiveAction, BrowseURLAction, CmdRunAction, RiskyAction
 from broker.code_search import CodeSearchAction
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
+from broker.file_events import FileEditAction, FileReadAction, FileWriteAction
 from broker.planning import PlanAction
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
 from controller_worker.security.shell_analyzer import shell_risk

@@ -11,7 +11,8 @@ from broker.blobs import Blobs
 from broker.errors import CorruptEntry, EventsLost, StoreTooNew, UnknownConversation, UnknownKind, UsageError
 from broker.event_log import Appended, Duplicate, EventLog
 from broker.events import ConversationCreated
-from broker.observations import CmdOutputObservation, FileReadObservation
+from broker.file_events import FileReadObservation
+from broker.observations import CmdOutputObservation
 from broker.ownership import DispatchOutcome, Owners
 from broker.store import Store
 from tests.broker_parts import CID, act, begin, claim, enter, message, output

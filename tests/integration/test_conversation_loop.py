@@ -10,9 +10,10 @@ from broker.actions import CmdRunAction
 from broker.agent_state import AgentState
 from broker.conversations import Conversations
 from broker.events import AgentSpec, ModelReply
+from broker.file_events import FileReadObservation
 from broker.invariants import violations
 from broker.membership import Membership
-from broker.observations import AgentStateChangedObservation, ErrorObservation, FileReadObservation
+from broker.observations import AgentStateChangedObservation, ErrorObservation
 from broker.ownership import Claimed, NotClaimed
 from broker.specs import NoOpCondenserSpec
 from broker.standing import standing

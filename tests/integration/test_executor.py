@@ -8,10 +8,17 @@ import pytest
 
 from broker import codec
 from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed
-from broker.actions import CmdRunAction, FileReadAction
+from broker.actions import CmdRunAction
 from broker.event_log import EventLog
-from broker.events import ConfirmationStatus, ConversationCreated, WorkspaceSpec
-from broker.observations import CmdOutputObservation, ErrorObservation, FileReadObservation, OutcomeUnknownObservation
+from broker.events import Action, ConfirmationStatus, ConversationCreated, Observation, WorkspaceSpec
+from broker.file_events import (
+    FileEditAction,
+    FileReadAction,
+    FileReadObservation,
+    FileWriteAction,
+    FileWriteObservation,
+)
+from broker.observations import CmdOutputObservation, ErrorObservation, OutcomeUnknownObservation
 from broker.store import Store
 from tests.integration.workspace_hosts import opened
 from tool_worker.executor import Executor
@@ -110,3 +117,63 @@ async def test_a_picture_that_is_viewed_is_in_the_observation(memory_store: Stor
     assert seen.image_urls is not None
     assert seen.image_urls[0].startswith("data:image/gif;base64,R0lGODlhAAAA")
     assert len(seen.image_urls[0]) > 130_000
+
+
+class Events:
+    """A conversation whose actions are appended and carried out one by one."""
+
+    def __init__(self, log: EventLog, executor: Executor) -> None:
+        self._log = log
+        self._executor = executor
+
+    async def observed(self, action: Action) -> Observation:
+        """Return what comes of an action."""
+        await self._log.append("conversation", [action])
+        action_id = await self._log.last_id("conversation")
+        await self._executor.execute(await delivery_of(self._log, action_id), ActionClaimed(1))
+        observation = (await self._log.read("conversation"))[-1]
+        assert isinstance(observation, Observation)
+        assert observation.cause == action_id
+        return observation
+
+
+async def test_files_are_written_and_read_by_events_in_the_workspace_only(memory_store: Store, tmp_path: Path) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        events = Events(log, Executor(log, workspaces, worker_id="tool-1"))
+        await events.observed(CmdRunAction(command="mkdir src && cd src"))
+        written = await events.observed(FileWriteAction(path="a/b.py", content="one\ntwo"))
+        assert isinstance(written, FileWriteObservation)
+        assert (written.path, written.content) == ("/workspace/src/a/b.py", "")
+        await events.observed(FileWriteAction(path="/workspace/src/a/b.py", content="between", start=1, end=1))
+        seen = await events.observed(FileReadAction(path="a/b.py", start=1, end=3))
+        assert isinstance(seen, FileReadObservation)
+        assert (seen.path, seen.content) == ("/workspace/src/a/b.py", "between\ntwo\n")
+        viewed = await events.observed(FileReadAction(path="/workspace/src/a/b.py", view_range=(2, 2)))
+        assert "     2\tbetween" in viewed.content
+        undone = await events.observed(FileEditAction(path="/workspace/src/a/b.py", command="undo_edit"))
+        assert undone.content.startswith("Last edit to /workspace/src/a/b.py undone successfully.")
+        for path in ("/etc/a.txt", "../../outside", "/workspace/up/a.txt"):
+            await events.observed(CmdRunAction(command="ln -sfn /usr /workspace/up"))
+            refused = await events.observed(FileWriteAction(path=path, content="x"))
+            assert isinstance(refused, ErrorObservation)
+            assert "Read-only file system" in refused.content
+        missing = await events.observed(FileReadAction(path="gone"))
+        assert isinstance(missing, ErrorObservation)
+        assert missing.content.endswith("Your current working directory is /workspace/src.")
+    assert (tmp_path / "conversation" / "workspace" / "src" / "a" / "b.py").read_text() == "one\ntwo\n"
+
+
+async def test_what_was_written_is_not_written_again_by_the_next_worker(memory_store: Store, tmp_path: Path) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [FileWriteAction(path="a.txt", content="one", start=0, end=0)])
+    async with opened(tmp_path) as workspaces:
+        host = await workspaces.open("conversation")
+        fields = {"path": "a.txt", "content": "one", "start": 0, "end": 0}
+        await host.run(2, "write", fields)  # as a worker did that died before it appended
+        executor = Executor(log, workspaces, worker_id="tool-2")
+        await executor.execute(await delivery_of(log, 2), ActionReclaimed(2, "tool-1"))
+    assert (await log.read("conversation"))[-1].kind == "observation.write"
+    assert (tmp_path / "conversation" / "workspace" / "a.txt").read_text() == "one\n"

@@ -12,9 +12,10 @@ import pytest
 
 from broker import codec
 from broker.action_queue import ActionClaimed, ActionDelivery
-from broker.actions import CmdRunAction, FileReadAction
+from broker.actions import CmdRunAction
 from broker.event_log import EventLog
 from broker.events import Action, ConversationCreated, Event, WorkspaceSpec
+from broker.file_events import FileReadAction
 from broker.masking import MASK, forms
 from broker.observations import CmdOutputObservation
 from broker.secrets import Secrets

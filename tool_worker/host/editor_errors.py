@@ -3,7 +3,8 @@
     EditorError                   code, retryable
     ├── MissingParameterError     a parameter that the command needs was not given
     ├── InvalidParameterError     a parameter was given that cannot be used
-    ├── FileRejectedError         the file is too large, binary, or no regular file
+    ├── FileRejectedError         the file is too large, or no regular file
+    │   └── NoTextError           the file is binary
     ├── FileAccessError           the operating system refused: permissions, space, names, ...
     └── EditRefusedError          the file is fine, the edit is not: no unique match, no history, ...
 
@@ -39,6 +40,11 @@ def excerpt(text: str, limit: int = QUOTED_CHARS_LIMIT) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}... [{len(text) - 2 * half} characters left out] ...{text[-half:]}"
+
+
+def as_utf8(text: str) -> str:
+    r"""Write what UTF-8 cannot hold, such as a byte of a file name that is no text, as `\udc80`."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class EditorError(Exception):
@@ -78,6 +84,15 @@ class FileRejectedError(EditorError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"File validation failed for {path}: {reason}")
+
+
+class NoTextError(FileRejectedError):
+    """The file is binary."""
+
+    code = "no_text"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "File appears to be binary and this file type cannot be read or edited by this tool.")
 
 
 class FileAccessError(EditorError):

@@ -5,12 +5,10 @@ Rules, limits and wording are those of OpenHands (openhands-aci), on which model
 Holds:
     - `run` answers every call with a result; whatever the model or the file system does wrong is a text that starts
       with `ERROR:` and says what to do.
-    - Encoding, line breaks and mode of a file survive an edit; lines that were not edited keep their bytes.
-    - What was written can be read back. All texts of a result are valid UTF-8, and `content` is bounded.
+    - All texts of a result are valid UTF-8, and `content` is bounded.
 Does not:
     - Confine paths to the workspace: the sandbox around the workspace host does, for all tools alike.
     - Convert documents.
-    - Notice that another program changed a file since the model saw it: `undo_edit` overwrites such changes.
 """
 
 from __future__ import annotations
@@ -20,18 +18,12 @@ import stat
 
 from tool_worker.host.directory_listing import list_directory
 from tool_worker.host.editor_arguments import insert_line_number, line_range, optional_text, required_text
-from tool_worker.host.editor_errors import (
-    EditorError,
-    EditRefusedError,
-    FileRejectedError,
-    InvalidParameterError,
-    excerpt,
-)
-from tool_worker.host.file_history import FileHistory
+from tool_worker.host.editor_errors import EditorError, EditRefusedError, InvalidParameterError, as_utf8, excerpt
 from tool_worker.host.picture import is_picture, picture_url
-from tool_worker.host.regular_file import find_status, read_regular_file, replace_file, require_size
+from tool_worker.host.regular_file import find_status
 from tool_worker.host.text_diff import unified_diff
-from tool_worker.host.text_file import TextFile, with_plain_breaks
+from tool_worker.host.text_file import with_plain_breaks
+from tool_worker.host.versioned_files import VersionedFiles
 
 SNIPPET_CONTEXT_LINES = 4
 REPORTED_LINES_LIMIT = 100
@@ -45,20 +37,19 @@ _CLIPPED_NOTICE = (
 
 
 class FileEditor:
-    """Edits files and remembers their earlier versions.
+    """Edits files.
 
     Args:
         workspace: Absolute path of the directory in which a relative path was probably meant.
+        files: Where their earlier versions are kept; None: by the editor alone.
         max_output_chars: Bound of the numbered lines, or of the directory list, in one result.
-        max_file_bytes: Larger files are neither read nor written.
     """
 
-    def __init__(self, workspace: str, *, max_output_chars: int = 16000, max_file_bytes: int = 10 * 2**20) -> None:
+    def __init__(self, workspace: str, files: VersionedFiles | None = None, *, max_output_chars: int = 16000) -> None:
         assert os.path.isabs(workspace), workspace
         self._workspace = workspace
+        self._files = files or VersionedFiles()
         self._max_output_chars = max_output_chars
-        self._max_file_bytes = max_file_bytes
-        self._history = FileHistory()
         self._commands = {
             "view": self._view,
             "create": self._create,
@@ -145,24 +136,22 @@ class FileEditor:
             )
         if is_picture(path):
             return {**_result(f"The picture {path} is shown.", path), "image_url": picture_url(path)}
-        _, file = self._read(path)
+        _, file = self._files.read(path)
         lines = _split(file.text)
         first, last, note = (1, len(lines), "") if view_range is None else line_range(view_range, len(lines))
         return _result(self._number(lines, first, last, path) + note, path)
 
     def _create(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
-        content = required_text(arguments, "file_text", "create").encode()
-        require_size(path, len(content), self._max_file_bytes)
-        replace_file(path, content)
-        # The created text and not the file's absence: in OpenHands, undoing a creation restores what was created.
-        self._history.push(os.path.realpath(path), content)
-        text = with_plain_breaks(content.decode())
-        return _result(f"File created successfully at: {path}", path, prev_exist=False, new_content=text)
+        text = required_text(arguments, "file_text", "create")
+        self._files.create(path, text)
+        return _result(
+            f"File created successfully at: {path}", path, prev_exist=False, new_content=with_plain_breaks(text)
+        )
 
     def _str_replace(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
         old_str = with_plain_breaks(required_text(arguments, "old_str", "str_replace"))
         new_str = with_plain_breaks(optional_text(arguments, "new_str") or "")
-        content, file = self._read(path)
+        content, file = self._files.read(path)
         if old_str not in file.text and old_str.strip():
             old_str, new_str = old_str.strip(), new_str.strip()
         if old_str == new_str:
@@ -171,7 +160,7 @@ class FileEditor:
             )
         position = _find_only(old_str, file.text, path)
         text = file.text[:position] + new_str + file.text[position + len(old_str) :]
-        self._write_edit(path, content, file, text)
+        self._files.change(path, content, file, text)
         first = text.count("\n", 0, position) + 1
         snippet = self._number_around(text, first, first + new_str.count("\n"), f"a snippet of {path}")
         return _result(
@@ -183,14 +172,14 @@ class FileEditor:
         )
 
     def _insert(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
-        content, file = self._read(path)
+        content, file = self._files.read(path)
         line_number = insert_line_number(arguments, len(_split(file.text)) if file.text else 0)
         new_str = with_plain_breaks(required_text(arguments, "new_str", "insert"))
         # Differs: a last line without a break gets one before a line is added to it, because the two would be glued.
         lines = file.text.split("\n", line_number)
         lines.insert(line_number, new_str)
         text = "\n".join(lines)
-        self._write_edit(path, content, file, text)
+        self._files.change(path, content, file, text)
         first = line_number + 1
         snippet = self._number_around(text, first, first + new_str.count("\n"), "a snippet of the edited file")
         return _result(
@@ -203,15 +192,7 @@ class FileEditor:
         )
 
     def _undo_edit(self, path: str, _arguments: dict[str, object]) -> dict[str, object]:
-        _, file = self._read(path)
-        target = os.path.realpath(path)
-        content = self._history.newest(target)
-        if content is None:
-            raise EditRefusedError(f"No edit history found for {path}.")
-        earlier = TextFile.decode(content)
-        assert earlier, "the history holds text only"
-        replace_file(path, content)
-        self._history.drop_newest(target)
+        file, earlier = self._files.restore(path)
         lines = _split(earlier.text)
         return _result(
             f"Last edit to {path} undone successfully. {self._number(lines, 1, len(lines), path)}",
@@ -219,34 +200,6 @@ class FileEditor:
             old_content=file.text,
             new_content=earlier.text,
         )
-
-    def _read(self, path: str) -> tuple[bytes, TextFile]:
-        content = read_regular_file(path, self._max_file_bytes)
-        file = TextFile.decode(content)
-        if file is None:
-            raise FileRejectedError(
-                path, "File appears to be binary and this file type cannot be read or edited by this tool."
-            )
-        return content, file
-
-    def _write_edit(self, path: str, old_content: bytes, file: TextFile, text: str) -> None:
-        try:
-            content = file.encode(text)
-        except UnicodeEncodeError as error:
-            raise EditRefusedError(
-                f"No edit was performed. {path} is encoded as {file.encoding}, which has no code for "
-                f"`{error.object[error.start]}`. Write it with other characters, or convert the file to UTF-8 first, "
-                "e.g. with `iconv`."
-            ) from None
-        reread = TextFile.decode(content)
-        if reread is None or reread.text != text:
-            raise EditRefusedError(
-                f"No edit was performed. {path} is encoded as {file.encoding}, and the edited text could not be told "
-                "from another encoding or from binary content. Convert the file to UTF-8 first, e.g. with `iconv`."
-            )
-        require_size(path, len(content), self._max_file_bytes)
-        replace_file(path, content)
-        self._history.push(os.path.realpath(path), old_content)
 
     def _number_around(self, text: str, first: int, last: int, description: str) -> str:
         lines = _split(text)
@@ -319,16 +272,11 @@ def _result(
     new_content: str | None = None,
 ) -> dict[str, object]:
     return {
-        "content": _as_utf8(content),
+        "content": as_utf8(content),
         "is_error": is_error,
-        "path": excerpt(_as_utf8(path)),
+        "path": excerpt(as_utf8(path)),
         "prev_exist": prev_exist,
         "old_content": old_content,
         "new_content": new_content,
         "diff": None if new_content is None else unified_diff(old_content or "", new_content, path),
     }
-
-
-def _as_utf8(text: str) -> str:
-    r"""Write what UTF-8 cannot hold, such as a byte of a file name that is no text, as `\udc80`."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -32,6 +32,8 @@ Tools and their `arguments`:
               omitted_bytes, metadata (exit_code, pid, username, hostname, working_dir, py_interpreter_path, prefix,
               suffix)
     edit    see `FileEditor.run`
+    read, write
+            see `FileLines.read` and `FileLines.write`; `cwd` (where the shell is) is added
     code    question, arguments, timeout; see `code_questions`
             → content, is_error
     others  what a session program carries out, see `session_program`; `cwd` (where the shell is) is added

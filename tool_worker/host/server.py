@@ -11,7 +11,6 @@ Does not: know who its clients are; whoever can reach the socket may ask for any
 from __future__ import annotations
 
 import os
-import sys
 from time import monotonic
 
 from tool_worker.host import protocol
@@ -28,7 +27,7 @@ from tool_worker.host.loop import Loop, Outlet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
-    from tool_worker.host.file_editor import FileEditor
+    from tool_worker.host.file_tools import FileTools
     from tool_worker.host.session_program import SessionCall, SessionProgram
 
 CLIENT_LIMIT = 64
@@ -80,7 +79,7 @@ class Server:
         self._journal = journal
         self._children = Children(loop)
         self._session = BashSession(loop, self._children, configuration)
-        self._editor: FileEditor | None = None
+        self._files: FileTools | None = None
         self._egress = Egress(configuration.egress_port)
         self._clients: set[Client] = set()
         self._executions: dict[int, Execution] = {}
@@ -255,8 +254,8 @@ class Server:
         tool, arguments = message.get("tool"), message.get("arguments")
         if not isinstance(arguments, dict):
             raise Refused("bad_arguments", "`arguments` is not an object")
-        if tool == "edit":
-            self._edit(client, request, action_id, arguments)
+        if tool in ("edit", "read", "write"):
+            self._use_files(client, request, action_id, tool, arguments)
         elif isinstance(tool, str) and tool in self._configuration.programs:
             self._ask_program(client, request, action_id, tool, arguments)
         elif tool != "bash":
@@ -299,22 +298,17 @@ class Server:
             lambda result: self._finish(execution, result),
         )
 
-    def _edit(self, client: Client, request: object, action_id: int, arguments: dict[str, object]) -> None:
+    def _use_files(
+        self, client: Client, request: object, action_id: int, tool: str, arguments: dict[str, object]
+    ) -> None:
         self._record_start(action_id)
-        try:
-            result = self._opened_editor().run(arguments)
-        except Exception as error:  # noqa: BLE001  (a defect of the editor is the answer to this edit, not our end)
-            sys.excepthook(*sys.exc_info())
-            result = {"content": f"ERROR:\nThe editor failed: {type(error).__name__}: {error}", "is_error": True}
+        if self._files is None:
+            from tool_worker.host.file_tools import FileTools
+
+            self._files = FileTools(self._configuration.workspace)
+        result = self._files.run(tool, {**arguments, "cwd": self._session.working_dir})
         body = self._record_result(action_id, result)
         self._reply_result(client, request, body, is_replayed=False)
-
-    def _opened_editor(self) -> FileEditor:
-        if self._editor is None:
-            from tool_worker.host.file_editor import FileEditor
-
-            self._editor = FileEditor(self._configuration.workspace)
-        return self._editor
 
     def _begin_next(self) -> None:
         """Begin waiting commands; the shell runs one at a time, a static command has a shell of its own."""

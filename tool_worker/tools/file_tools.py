@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.actions import FileEditAction, FileEditSource, FileReadAction
 from broker.events import Observation
-from broker.observations import ErrorObservation, FileEditObservation, FileReadObservation
+from broker.file_events import (
+    FileEditAction,
+    FileEditObservation,
+    FileEditSource,
+    FileReadAction,
+    FileReadObservation,
+    FileReadSource,
+    FileWriteAction,
+    FileWriteObservation,
+)
+from broker.observations import ErrorObservation
 from tool_worker.tools.tool import HostRequest
 
 MAX_KEPT_CHARS = 200_000
@@ -17,24 +26,44 @@ EDIT_FIELDS = ("file_text", "old_str", "new_str", "insert_line")
 
 
 class ReadFile:
-    """View a file or a directory."""
+    """Read a file, or view a file or a directory as the editor does."""
 
     def request(self, action: FileReadAction) -> HostRequest:
         """See `Tool.request`."""
+        if not _is_view(action):
+            return HostRequest("read", {"path": action.path, "start": action.start, "end": action.end})
         view_range = list(action.view_range) if action.view_range is not None else None
-        if view_range is None and (action.start > 0 or action.end != -1):
-            view_range = [action.start + 1, action.end]
         return HostRequest("edit", {"command": "view", "path": action.path, "view_range": view_range})
 
     def observe(self, action: FileReadAction, result: Mapping[str, Any]) -> Observation:
-        """See `Tool.observe`."""
+        """See `Tool.observe`.
+
+        A view that failed is a `FileReadObservation` whose text begins with `ERROR:`, as in the original.
+        """
+        if result.get("is_error") and not _is_view(action):
+            return ErrorObservation(content=result["content"])
         shown = result.get("image_url")
         return FileReadObservation(
             content=result["content"],
-            path=action.path,
+            path=action.path if _is_view(action) else result["path"],
             impl_source=action.impl_source,
             image_urls=(shown,) if isinstance(shown, str) else None,
         )
+
+
+class WriteFile:
+    """Write a file, or lines of it."""
+
+    def request(self, action: FileWriteAction) -> HostRequest:
+        """See `Tool.request`."""
+        fields = {"path": action.path, "content": action.content, "start": action.start, "end": action.end}
+        return HostRequest("write", fields)
+
+    def observe(self, action: FileWriteAction, result: Mapping[str, Any]) -> Observation:
+        """See `Tool.observe`."""
+        if result.get("is_error"):
+            return ErrorObservation(content=result["content"])
+        return FileWriteObservation(path=result.get("path") or action.path)
 
 
 class EditFile:
@@ -67,3 +96,7 @@ class EditFile:
 
 def _if_small(content: str | None) -> str | None:
     return content if content is None or len(content) <= MAX_KEPT_CHARS else None
+
+
+def _is_view(action: FileReadAction) -> bool:
+    return action.impl_source is FileReadSource.OH_ACI or action.view_range is not None

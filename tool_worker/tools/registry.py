@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.browser import ActInBrowser, OpenPage
 from tool_worker.tools.code_search import SearchCode
-from tool_worker.tools.file_tools import EditFile, ReadFile
+from tool_worker.tools.file_tools import EditFile, ReadFile, WriteFile
 from tool_worker.tools.ipython import RunCell
 from tool_worker.tools.survey import SurveyWorkspace
 from tool_worker.tools.tool import Tool
@@ -16,6 +16,7 @@ TOOLS: Mapping[str, Tool] = {
     "action.run": RunCommand(),
     "action.read": ReadFile(),
     "action.edit": EditFile(),
+    "action.write": WriteFile(),
     "action.search_code": SearchCode(),
     "action.survey": SurveyWorkspace(),
     "action.run_ipython": RunCell(),

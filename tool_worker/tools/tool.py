@@ -17,7 +17,7 @@ class HostRequest:
     """What the workspace host is asked to do.
 
     Attributes:
-        tool: `bash` or `edit`.
+        tool: see `tool_worker.host.protocol`.
         arguments: plain JSON values.
     """
 

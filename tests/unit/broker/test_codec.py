@@ -19,9 +19,10 @@ from broker import codec
 from broker.actions import CmdRunAction, CondensationAction, MCPAction, MessageAction
 from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.events import AgentSpec, Event, Part, plain_json, replace_surrogates
+from broker.file_events import FileReadObservation
 from broker.loop_policy import LoopPolicy
 from broker.notes import Note
-from broker.observations import CmdOutputObservation, FileReadObservation, MCPObservation
+from broker.observations import CmdOutputObservation, MCPObservation
 from broker.specs import (
     DEFAULT_CONDENSER,
     AmortizedForgettingCondenserSpec,

@@ -13,8 +13,6 @@ from broker.actions import (
     ChangeAgentStateAction,
     CmdRunAction,
     CondensationAction,
-    FileEditAction,
-    FileReadAction,
     MessageAction,
     SystemMessageAction,
 )
@@ -33,13 +31,12 @@ from broker.events import (
     WorkspaceSpec,
     with_id,
 )
+from broker.file_events import FileEditAction, FileEditObservation, FileReadAction, FileReadObservation
 from broker.observations import (
     AgentStateChangedObservation,
     CmdOutputMetadata,
     CmdOutputObservation,
     ErrorObservation,
-    FileEditObservation,
-    FileReadObservation,
     truncate_content,
 )
 from broker.tool_specs import OutcomePolicy, outcome_policy

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from broker.actions import (
-    AgentDelegateAction,
-    CmdRunAction,
-    FileEditAction,
-    FileReadAction,
-    MessageAction,
-    NullAction,
-    RecallType,
-)
+from broker.actions import AgentDelegateAction, CmdRunAction, MessageAction, NullAction, RecallType
 from broker.events import Event, EventSource, ModelCallFailed, ModelReply, ToolCallMetadata, with_id
+from broker.file_events import (
+    FileEditAction,
+    FileEditObservation,
+    FileReadAction,
+    FileReadObservation,
+    FileWriteObservation,
+)
 from broker.observations import (
     TRUNCATION_MARKER,
     AgentDelegateObservation,
@@ -24,9 +23,6 @@ from broker.observations import (
     CmdOutputMetadata,
     CmdOutputObservation,
     ErrorObservation,
-    FileEditObservation,
-    FileReadObservation,
-    FileWriteObservation,
     LoopDetectionObservation,
     MicroagentKnowledge,
     NullObservation,

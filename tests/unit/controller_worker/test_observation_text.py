@@ -6,11 +6,11 @@ import pytest
 
 from broker.actions import RecallType
 from broker.events import Observation
+from broker.file_events import FileEditObservation
 from broker.observations import (
     TRUNCATION_MARKER,
     BrowserOutputObservation,
     FileDownloadObservation,
-    FileEditObservation,
     IPythonRunCellObservation,
     MCPObservation,
     RecallObservation,

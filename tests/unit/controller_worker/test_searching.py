@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from broker.actions import CmdRunAction, FileReadAction
+from broker.actions import CmdRunAction
 from broker.events import AgentSpec, Event, ModelReply, ModelToolCall, WorkspaceSpec
+from broker.file_events import FileReadAction
 from broker.observations import ErrorObservation
 from broker.tool_specs import ToolOffer
 from controller_worker.agents.readonly import ReadOnlyAgent

@@ -11,7 +11,6 @@ from broker.actions import (
     CmdRunAction,
     CondensationAction,
     CondensationRequestAction,
-    FileEditAction,
     IPythonRunCellAction,
     MCPAction,
     MessageAction,
@@ -19,6 +18,7 @@ from broker.actions import (
 )
 from broker.codec import decode, to_entry
 from broker.events import Action, ActionSecurityRisk, Event, EventSource, Observation, ToolCallMetadata, with_id
+from broker.file_events import FileEditAction
 from broker.loop_policy import LoopPolicy
 from broker.observations import (
     AgentThinkObservation,

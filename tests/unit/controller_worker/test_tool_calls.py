@@ -11,15 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import codec
-from broker.actions import (
-    AgentFinishAction,
-    AgentThinkAction,
-    CmdRunAction,
-    FileEditAction,
-    FileReadAction,
-    MessageAction,
-)
+from broker.actions import AgentFinishAction, AgentThinkAction, CmdRunAction, MessageAction
 from broker.events import Action, ActionSecurityRisk, Event, EventSource, ModelReply, ModelToolCall, ToolCallMetadata
+from broker.file_events import FileEditAction, FileReadAction
 from broker.observations import AgentThinkObservation, ErrorObservation
 from controller_worker.agents.tool_calls import MAX_ARGUMENTS_CHARS, MAX_CALLS, events_of_reply
 

@@ -7,9 +7,10 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.actions import AgentFinishAction, AgentThinkAction, FileEditAction, MessageAction
+from broker.actions import AgentFinishAction, AgentThinkAction, MessageAction
 from broker.events import ModelCallFailed
-from broker.observations import ErrorObservation, FileReadObservation
+from broker.file_events import FileEditAction, FileReadObservation
+from broker.observations import ErrorObservation
 from deckhands.rendering import Renderer, clean, clean_line
 from tests.unit.deckhands.sample_log import command, finished_log, output, state, user
 

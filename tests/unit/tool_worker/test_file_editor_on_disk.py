@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tool_worker.host.file_editor import FileEditor
+from tool_worker.host.versioned_files import VersionedFiles
 
 ROOT = Path(__file__).resolve().parents[3]
 NOBODY = 65534
@@ -266,7 +267,7 @@ class TestKind:
     def test_file_that_claims_to_be_empty_is_read(self, editor: FileEditor) -> None:
         assert Path("/proc/self/status").stat().st_size == 0
         assert "     1\tName:\t" in run(editor, "view", "/proc/self/status")["content"]
-        small = FileEditor("/", max_file_bytes=8)
+        small = FileEditor("/", VersionedFiles(max_file_bytes=8))
         assert "File is too large" in run(small, "view", "/proc/self/status")["content"]
 
 
@@ -284,7 +285,7 @@ class TestSize:
         assert replace(editor, path, "x", "y") == refusal
 
     def test_over_the_limit_is_never_written(self, tmp_path: Path) -> None:
-        editor = FileEditor(str(tmp_path), max_file_bytes=8)
+        editor = FileEditor(str(tmp_path), VersionedFiles(max_file_bytes=8))
         path = tmp_path / "a.txt"
         assert "File is too large" in run(editor, "create", path, file_text="123456789")["content"]
         assert not path.exists()

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.actions import FileReadAction
-from broker.observations import FileReadObservation
+from broker.file_events import FileReadAction, FileReadObservation
 from tool_worker.host.file_editor import FileEditor
 from tool_worker.host.picture import MAX_PICTURE_BYTES
 from tool_worker.tools.file_tools import ReadFile
