@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from broker.observations import BrowserOutputObservation, ErrorObservation
 from tests.browser_parts import SETTINGS, Surfer, opened_site
-from tests.integration.workspace_hosts import alive, opened, processes
+from tests.integration.workspace_hosts import ROOT, alive, opened, processes
 from tests.polling import until
 from tool_worker.egress.gate import EgressGate
 
@@ -57,8 +59,9 @@ async def test_pages_crash_and_browsers_die_but_the_next_action_works(tmp_path: 
         assert "heading 'One'" in shown.content
 
         for driver in processes(node, CONVERSATION):
-            if driver.name().startswith("node"):
-                driver.kill()
+            with suppress(psutil.NoSuchProcess):  # some of Chromium's end by themselves
+                if driver.name().startswith("node"):
+                    driver.kill()
         assert "[Chromium had ended; this is a new one" in (await surf(f"goto({url!r})")).content
 
         # A new tool worker finds the page as it was.
@@ -137,6 +140,12 @@ async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nob
         again = await surf.any("noop()")
         assert isinstance(again, ErrorObservation)
         assert again.content.startswith("[browser had ended; this is a new one.]\nERROR: ")
+
+
+def test_looking_leaves_no_session_with_the_browser_behind() -> None:
+    program = [sys.executable, "-m", "tests.browser_looks", SETTINGS["sessions"]["browser"][-1]]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.returncode) == ("True 0\n" * 3, 0), done.stderr
 
 
 @pytest.mark.slow

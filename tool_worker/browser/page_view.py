@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import CDPSession, Error, Frame, Page
+from playwright.async_api import BrowserContext, CDPSession, Error, Frame, Page
 
 from tool_worker.browser.page_tree import FrameTree, tree_text
 from tool_worker.browser.set_of_marks import Mark
 
 LOOK_LIMIT_SECONDS = 8.0
 FRAME_LIMIT_SECONDS = 3.0
+DETACH_LIMIT_SECONDS = 3.0
 MAX_FRAMES = 50
 MAX_MARKS = 500
 MAX_TEXT_CHARS = 500_000
@@ -114,9 +115,20 @@ class _Look:
 
     async def _elsewhere(self, frame: Frame) -> FrameTree:
         """Return the tree of a frame that another process of the browser shows."""
-        session = await self.page.context.new_cdp_session(frame)
-        async with asyncio.timeout(FRAME_LIMIT_SECONDS):
+        async with asyncio.timeout(FRAME_LIMIT_SECONDS), session_of(self.page.context, frame) as session:
             return await self.tree(session)
+
+
+@asynccontextmanager
+async def session_of(context: BrowserContext, target: Page | Frame) -> AsyncIterator[CDPSession]:
+    """Yield a session of the browser's protocol, and give it up afterwards: the browser keeps it as long as the tab."""
+    session = await context.new_cdp_session(target)
+    try:
+        yield session
+    finally:
+        with suppress(TimeoutError, Error):
+            async with asyncio.timeout(DETACH_LIMIT_SECONDS):
+                await session.detach()
 
 
 async def look(page: Page) -> PageView:
@@ -130,14 +142,9 @@ async def look(page: Page) -> PageView:
     try:
         async with asyncio.timeout(LOOK_LIMIT_SECONDS):
             await looking.mark(page.main_frame, "", 0.0, 0.0)
-            session = await page.context.new_cdp_session(page)
-            try:
+            async with session_of(page.context, page) as session:
                 looking.view.tree = tree_text(await looking.tree(session), frozenset(looking.clickable))
                 looking.view.png = await _picture(session)
-            finally:
-                with suppress(TimeoutError, Error):
-                    async with asyncio.timeout(FRAME_LIMIT_SECONDS):
-                        await session.detach()
     except TimeoutError as error:
         raise PageSilent("The page does not answer.") from error
     looking.view.url = page.url
