@@ -284,6 +284,7 @@ class AgentSpec(Part):
         memory: where it keeps notes for later conversations; None: it keeps none.
         enable_browsing: offer the model a browser; the tool workers have to serve the pool `browser`.
         enable_som_visual_browsing: show pages to models that see, with a mark at each element.
+        enable_browsing_delegate: offer the model a tool that hands tasks to BrowsingAgent; same pool.
         enable_delegation: offer the model a tool that hands tasks to other agents.
         delegates: what those agents are, by name; an agent that is not named here is this one under that name.
         tools: what it may use besides its own tools, as it was offered when the conversation began.
@@ -313,6 +314,7 @@ class AgentSpec(Part):
     plan: PlanSpec | None = None
     output: OutputSpec | None = None
     memory: MemorySpec | None = None
+    enable_browsing_delegate: bool = False
     enable_delegation: bool = False
     delegates: dict[str, AgentSpec] = Field(default_factory=dict)
     tool_concurrency: int = Field(default=1, ge=1, le=16)

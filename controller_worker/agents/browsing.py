@@ -1,7 +1,8 @@
 """BrowsingAgent and VisualBrowsingAgent: act in a web browser and nowhere else (OpenHands 9.4, 9.5).
 
-They are offered no tools: a reply is a thought and, between three backticks, an action. A reply without backticks, and
-`send_msg_to_user`, speak to the person and end the task.
+They act without tools: a reply is a thought and, between three backticks, an action. A reply without backticks, and
+`send_msg_to_user`, speak to the person and end the task. Where the task asks for an output of a certain form, the end
+is a call of `finish` with it, because JSON between backticks would have to be without backticks.
 
 Holds: whatever a model writes leads to something: to a message, to an action in the browser, or to the end.
 Differs: a message to the person goes there at once, because the browser has nothing to do with it. The pages of a
@@ -27,6 +28,8 @@ from broker.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSp
 from broker.tool_specs import ToolSpec
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply
+from controller_worker.agents.tool_schemas import FINISH
+from controller_worker.handing_in import finish_tool
 
 FENCE = "```"
 SPOKEN = ("send_msg_to_user", "report_infeasible")
@@ -46,8 +49,8 @@ class BrowsingAgent:
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        """None: actions are written in the text."""
-        return ()
+        """None, because actions are written in the text; but an output is handed in by a call."""
+        return (finish_tool(FINISH, self._spec.output),) if self._spec.output is not None else ()
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
         """Return the text a conversation begins with."""
@@ -55,13 +58,15 @@ class BrowsingAgent:
             "browsing.j2",
             workspace=workspace,
             sees_pages=self.sees_pages,
+            hands_in=self._spec.output is not None,
             suffix=self._spec.system_prompt_suffix,
         )
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """See `Agent.events_of`."""
         if reply.tool_calls:
-            return events_of_reply(reply, frozenset(), task_list=task_list)
+            names = frozenset(tool.name for tool in self.tools)
+            return events_of_reply(reply, names, task_list=task_list, hands_in=True)
         thought, action = _divided(reply.content)
         if not action:
             return _said(reply.content.strip())

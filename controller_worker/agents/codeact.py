@@ -27,6 +27,7 @@ class CodeActAgent:
             (spec.enable_think, tool_schemas.THINK),
             (spec.enable_finish, finish_tool(tool_schemas.FINISH, spec.output)),
             (spec.enable_delegation, tool_schemas.DELEGATE),
+            (spec.enable_browsing_delegate, tool_schemas.DELEGATE_TO_BROWSING_AGENT),
             (can_condense, tool_schemas.REQUEST_CONDENSATION),
             (spec.enable_browsing, tool_schemas.BROWSER),
             (spec.enable_jupyter, tool_schemas.EXECUTE_IPYTHON_CELL),

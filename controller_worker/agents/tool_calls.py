@@ -238,6 +238,11 @@ def _delegate(arguments: Mapping[str, Any]) -> Action:
     )
 
 
+def _delegate_browsing(arguments: Mapping[str, Any]) -> Action:
+    task = required_text(arguments, "task", "delegate_to_browsing_agent")
+    return AgentDelegateAction(agent="BrowsingAgent", inputs={**arguments, "task": task})
+
+
 def _finish(arguments: Mapping[str, Any]) -> Action:
     return AgentFinishAction(final_thought=required_text(arguments, "message", "finish"))
 
@@ -267,6 +272,7 @@ _CONVERTERS: Mapping[str, Callable[[Mapping[str, Any]], Action]] = {
     "think": _think,
     "finish": _finish,
     "delegate": _delegate,
+    "delegate_to_browsing_agent": _delegate_browsing,
     "propose_plan": _plan,
     "request_condensation": lambda _: CondensationRequestAction(),
     "task_tracker": task_tracking_action,

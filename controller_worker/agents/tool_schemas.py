@@ -113,6 +113,21 @@ DELEGATE = ToolSpec(
     },
 )
 
+DELEGATE_TO_BROWSING_AGENT = ToolSpec(
+    name="delegate_to_browsing_agent",
+    description=(
+        "Hand a task to an agent that acts in a web browser, and get its answer. It has a browser of its own and sees "
+        "nothing of this conversation: the task must say everything it needs, addresses included."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "task": {"type": "string", "description": "What is to be done or found out, in plain words."},
+        },
+        "required": ["task"],
+    },
+)
+
 EXECUTE_IPYTHON_CELL = ToolSpec(
     name="execute_ipython_cell",
     description=(

@@ -112,6 +112,7 @@ def task_options(command: F) -> F:
         click.option(
             "--browser", is_flag=True, help="Let it use a web browser; tool workers have to serve the pool browser."
         ),
+        click.option("--browser-delegate", is_flag=True, help="Let it hand what needs a web browser to BrowsingAgent."),
         sandbox_option,
         click.option("--image", default="", help="Of the container, for --sandbox docker."),
         click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
@@ -220,9 +221,13 @@ def workspace_of(options: dict[str, Any], place: Place, sandbox: str) -> Workspa
             "image": options["image"],
             "network": options["network"],
             "allow": options["allow"],
-            "pool": BROWSER_POOL if options["browser"] or options["agent"] in BROWSING_AGENTS else "bash",
+            "pool": BROWSER_POOL if _needs_browser(options) else "bash",
         }
     )
+
+
+def _needs_browser(options: dict[str, Any]) -> bool:
+    return options["browser"] or options["browser_delegate"] or options["agent"] in BROWSING_AGENTS
 
 
 def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
@@ -240,6 +245,7 @@ def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
         skills=skills_in(Path.home()),
         enable_workspace_skills=True,
         enable_browsing=options["browser"],
+        enable_browsing_delegate=options["browser_delegate"],
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from broker.events import Event, Observation
-from broker.observations import BrowserOutputObservation
+from broker.events import AgentSpec, Event, LLMSpec, Observation
+from broker.observations import AgentDelegateObservation, BrowserOutputObservation
+from broker.specs import OutputSpec
+from controller_worker.delegates import conversation_id_of
 from tests.browser_parts import opened_site
 from tests.faults.harness import FaultCluster
 
@@ -71,6 +74,39 @@ async def test_what_was_clicked_before_a_worker_died_is_not_clicked_again(cluste
         assert isinstance(second, BrowserOutputObservation)
         assert "Thank you." in second.content
         assert len(site.forms) == 1
+
+
+HOURS = OutputSpec(json_schema={"type": "object", "properties": {"opens": {"type": "integer"}}, "required": ["opens"]})
+
+
+async def test_what_a_browsing_delegate_has_found_reaches_its_parent_once(cluster: FaultCluster) -> None:
+    async with opened_site() as site:
+        url = site.page("/library", "<h1>Library</h1><p>Opens at nine.</p>")
+        cluster.start_controller()
+        cluster.start_tool("victim", DECKHANDS_FAILPOINTS="tool.after_result:kill@1", **POOLS)
+        script = cluster.root / "browsing.json"
+        told = [{"tool_calls": [{"name": "finish", "arguments": {"message": "Found.", "output": {"opens": 9}}}]}]
+        script.write_text(json.dumps({"turns": [*turns(f"I look.\n```goto('{url}')```", "At nine."), *told]}))
+        browsing = AgentSpec(name="BrowsingAgent", llm=LLMSpec(model=f"scripted/{script}"), output=HOURS)
+        ask = {"name": "delegate_to_browsing_agent", "arguments": {"task": f"When does {url} say it opens?"}}
+        (conversation_id,) = await cluster.submit(
+            [{"tool_calls": [ask]}], enable_browsing_delegate=True, delegates={"BrowsingAgent": browsing}
+        )
+        assert await cluster.until_ended("victim", limit=START_LIMIT_SECONDS) == -9
+        cluster.start_tool("survivor", **POOLS)
+        await cluster.settle([conversation_id], limit=START_LIMIT_SECONDS)
+        asked, answer = [
+            event for event in await cluster.client.events(conversation_id) if event.kind.endswith(".delegate")
+        ]
+        delegate_id = conversation_id_of(conversation_id, asked.id)
+        (page,) = await pages(cluster, delegate_id)
+        assert isinstance(page, BrowserOutputObservation)
+        assert "heading 'Library'" in page.content
+        assert [path for path in site.asked if path == "/library"] == ["/library"]
+        refused = [e for e in await cluster.client.events(delegate_id) if e.kind == "observation.finish_refused"]
+        assert ["'opens' is missing" in event.content for event in refused] == [True]  # type: ignore[attr-defined]
+        assert isinstance(answer, AgentDelegateObservation)
+        assert answer.outputs == {"opens": 9}
 
 
 async def test_a_worker_without_a_browser_says_so(cluster: FaultCluster) -> None:

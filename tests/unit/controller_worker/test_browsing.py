@@ -7,12 +7,17 @@ import pytest
 from broker.actions import AgentFinishAction, AgentRejectAction, BrowseInteractiveAction, MessageAction
 from broker.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
 from broker.observations import BrowserOutputObservation, ErrorObservation
+from broker.specs import OutputSpec
 from controller_worker.agents.agent import sees_pages
 from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.registry import create_agent
+from controller_worker.agents.tool_schemas import FINISH
+from controller_worker.controller import AwaitTools, CallModel, Rest
+from controller_worker.handing_in import finish_tool
 from controller_worker.memory.conversation_memory import ConversationMemory
-from tests.controller_parts import bash
+from controller_worker.replay import replay
+from tests.controller_parts import bash, call, started
 
 
 def events(text: str) -> list[Event]:
@@ -79,6 +84,52 @@ def test_a_tool_that_nobody_offered_is_refused() -> None:
     (event,) = BrowsingAgent(AgentSpec()).events_of(ModelReply(id=7, tool_calls=(bash(),)))
     assert isinstance(event, ErrorObservation)
     assert event.content.startswith("Tool execute_bash is not registered.")
+
+
+OUTPUT = OutputSpec(json_schema={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+HANDED_IN = call("finish", '{"message": "three", "output": {"n": 3}}')
+
+
+@pytest.mark.parametrize("name", ["BrowsingAgent", "VisualBrowsingAgent"])
+def test_an_output_is_handed_in_by_the_one_tool_there_is_then(name: str) -> None:
+    core = started(agent=AgentSpec(name=name, output=OUTPUT))
+    assert core.agent.tools == (finish_tool(FINISH, OUTPUT),)
+    look = core.reply(text="I look.\n```goto('http://localhost/')```")
+    assert isinstance(look, AwaitTools)
+    assert core.observe(look.action_ids[0]) == CallModel(2, 1)
+    assert core.reply(text="There are three.") == CallModel(3, 1)
+    assert "- /: 'n' is missing" in core.events[-1].content  # type: ignore[attr-defined]
+    assert core.reply(call("finish", '{"message": "", "output": {"n": "3"}}')) == CallModel(4, 1)
+    assert "- /n: has to be of the type integer" in core.events[-1].content  # type: ignore[attr-defined]
+    assert core.reply(HANDED_IN) == Rest()
+    done = core.events[-2]
+    assert isinstance(done, AgentFinishAction)
+    assert (done.outputs, done.final_thought) == ({"n": 3}, "three")
+    assert core.states() == ["running", "finished"]
+    found = replay(core.events)
+    assert found.divergence is None, found.divergence.lines()
+
+
+def test_a_schema_that_words_satisfy_is_satisfied_by_them() -> None:
+    schema = {"type": "object", "properties": {"content": {"type": "string"}}, "required": ["content"]}
+    core = started(agent=AgentSpec(name="BrowsingAgent", output=OutputSpec(json_schema=schema)))
+    assert core.reply(text="It opens at 9.") == Rest()
+    assert core.states() == ["running", "finished"]
+
+
+def test_the_prompt_says_how_an_output_is_handed_in() -> None:
+    plain = BrowsingAgent(AgentSpec()).system_prompt(WorkspaceSpec())
+    assert "send_msg_to_user(text): give the answer" in plain
+    assert "`finish`" not in plain
+    with_output = BrowsingAgent(AgentSpec(output=OUTPUT)).system_prompt(WorkspaceSpec())
+    assert "call the tool `finish`, with the output that it describes" in with_output
+    assert "send_msg_to_user" not in with_output
+
+
+def test_without_an_output_there_is_no_tool_to_finish_with() -> None:
+    assert BrowsingAgent(AgentSpec()).tools == ()
+    (event,) = BrowsingAgent(AgentSpec()).events_of(ModelReply(id=7, tool_calls=(HANDED_IN,)))
+    assert isinstance(event, ErrorObservation)
 
 
 def test_the_prompt_names_the_actions_and_what_can_be_reached() -> None:

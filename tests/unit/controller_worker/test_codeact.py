@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from broker.actions import BrowseInteractiveAction, CondensationRequestAction
+from broker.actions import AgentDelegateAction, BrowseInteractiveAction, CondensationRequestAction
 from broker.errors import UsageError
 from broker.events import ActionSecurityRisk, AgentSpec, ModelReply, WorkspaceSpec
 from broker.observations import ErrorObservation
@@ -40,6 +40,25 @@ def test_a_browser_is_offered_where_it_is_switched_on() -> None:
     )
     assert isinstance(event, BrowseInteractiveAction)
     assert (event.browser_actions, event.security_risk) == (code, ActionSecurityRisk.LOW)
+
+
+def test_a_browsing_delegate_is_offered_where_it_is_switched_on() -> None:
+    agent = CodeActAgent(AgentSpec(enable_browsing_delegate=True))
+    (tool,) = [tool for tool in agent.tools if tool.name == "delegate_to_browsing_agent"]
+    assert (tool.parameters["required"], list(tool.parameters["properties"])) == (["task"], ["task"])
+    asked = ModelReply(id=7, tool_calls=(call("delegate_to_browsing_agent", '{"task": "look", "url": "http://a"}'),))
+    (event,) = agent.events_of(asked)
+    assert isinstance(event, AgentDelegateAction)
+    assert (event.agent, event.inputs, event.background) == (
+        "BrowsingAgent",
+        {"task": "look", "url": "http://a"},
+        False,
+    )
+    (missing,) = agent.events_of(ModelReply(id=7, tool_calls=(call("delegate_to_browsing_agent"),)))
+    assert isinstance(missing, ErrorObservation)
+    assert missing.content == 'Missing required argument "task" in tool call delegate_to_browsing_agent'
+    (refused,) = CodeActAgent(AgentSpec()).events_of(asked)
+    assert isinstance(refused, ErrorObservation)
 
 
 @pytest.mark.parametrize(
