@@ -13,7 +13,7 @@ import pytest
 
 from broker.agent_state import AgentState
 from broker.errors import CorruptEntry, UsageError
-from broker.events import AgentSpec, DelegateEnded, Event, ModelReply, ModelToolCall, with_id
+from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Event, ModelReply, ModelToolCall, with_id
 from broker.export import event_line, events_from_lines
 from broker.observations import AgentStateChangedObservation, SuccessObservation
 from controller_worker.delegation import STARTED, answering
@@ -52,8 +52,14 @@ def test_a_golden_log_is_decided_as_it_was(path: Path) -> None:
     assert not found.is_waiting
 
 
-def test_there_are_golden_logs() -> None:
-    assert len(GOLDEN) >= 3
+def test_the_golden_logs_have_delegates_and_a_plan_among_them() -> None:
+    by_name = {path.stem: {event.kind for event in recorded(path)} for path in GOLDEN}
+    assert len(by_name) >= 8
+    assert {"conversation.delegate_ended", "observation.delegate"} <= by_name["delegates_at_work"]
+    assert {"observation.plan_accepted", "observation.user_rejected"} <= by_name["a_plan_that_is_changed"]
+    (created, *_) = recorded(GOLDEN[0].with_name("a_delegate_that_counts.jsonl"))
+    assert isinstance(created, ConversationCreated)
+    assert created.parent is not None
 
 
 def test_a_decision_that_would_be_another_one_is_named_with_both() -> None:
