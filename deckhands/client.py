@@ -27,7 +27,7 @@ from broker.specs import OutputSpec, Tenancy
 from broker.standing import RECOVERED_TO, Standing
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
-from deckhands.forking import Point, fork_of
+from deckhands.forking import Point, fork_of, taken_over
 from deckhands.secret_keeping import keep_secrets, secrets_of
 from deckhands.summary import Summary, Tally, summarize
 
@@ -152,7 +152,7 @@ class Client:
         fork_id = conversation_id_of(idempotency_key) if idempotency_key else new_conversation_id()
         created = fork_of(events, fork_id, model=model, workspace=workspace, title=title)
         await Parcels(self.store).lend(conversation_id, fork_id, created.workspace.source)
-        await self.log.adopt(created, events[1:], key=f"fork:{created.forked_from}")
+        await self.log.adopt(created, taken_over(events, model=model), key=f"fork:{created.forked_from}")
         return fork_id
 
     async def send_message(self, conversation_id: str, text: str, *, idempotency_key: str | None = None) -> None:

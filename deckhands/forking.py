@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.errors import UsageError
-from broker.events import ConversationCreated, Event, LLMSpec, WorkspaceSpec
+from broker.events import ConversationCreated, Event, LLMSpec, ModelSwitched, WorkspaceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def fork_of(
     Args:
         events: those of the origin that the fork takes over, the first included.
         conversation_id: of the fork.
-        model: another model; the origin's if None.
+        model: another model, for whoever carries a plan out too; the origin's if None.
         workspace: another place to work; as the origin's if None, which is a directory it shares, or an empty one.
         title: the origin's, with the event's number, if empty.
     """
@@ -69,7 +69,8 @@ def fork_of(
     assert isinstance(created, ConversationCreated)
     agent = created.agent
     if model is not None:
-        agent = agent.model_copy(update={"llm": LLMSpec(model=model)})
+        plan = agent.plan.model_copy(update={"llm": None}) if agent.plan is not None else None
+        agent = agent.model_copy(update={"llm": LLMSpec(model=model), "plan": plan})
     changes = {
         "id": 0,
         "timestamp": None,
@@ -81,3 +82,11 @@ def fork_of(
     }
     # A fork of a delegate answers to nobody.
     return created.model_copy(update=changes | ({"parent": None} if "parent" in type(created).model_fields else {}))
+
+
+def taken_over(events: Sequence[Event], *, model: str | None = None) -> list[Event]:
+    """Return the events behind the first as the fork has them: a switch of model does not take back the fork's own."""
+    return [
+        event.model_copy(update={"model": model}) if model is not None and isinstance(event, ModelSwitched) else event
+        for event in events[1:]
+    ]

@@ -6,6 +6,7 @@ replies and observations are the test's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -42,10 +43,12 @@ from controller_worker.controller import (
     next_effect,
 )
 from controller_worker.handing_in import examined
+from controller_worker.llm.messages import Message
+from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from controller_worker.memory.survey import skills_from
 from controller_worker.recalling import recalled
 from controller_worker.security.assessment import assessed
-from controller_worker.state import State
+from controller_worker.state import State, snapshot_of, state_from
 
 CID = "conversation-1"
 WORKSPACE = WorkspaceSpec(path="/srv/project")
@@ -205,6 +208,25 @@ class Core:
 
     def states(self) -> list[str]:
         return [e.agent_state.value for e in self.events if isinstance(e, AgentStateChangedObservation)]
+
+
+def messages_of(events: Iterable[Event], **options: Any) -> list[Message]:
+    """What a model would be shown of a log."""
+    memory = ConversationMemory(PromptOptions(**options))
+    for event in events:
+        memory.add(event)
+    return memory.messages()
+
+
+def check_snapshots(core: Core) -> None:
+    """Make sure that whoever goes on from a snapshot, of whatever event, comes to the same state."""
+    state = State()
+    for event in core.events:
+        after = apply(state, event)
+        restored = state_from(snapshot_of(after))
+        assert restored == after, event.id
+        state = restored
+    assert state == core.state
 
 
 def said(text: str) -> MessageAction:

@@ -15,7 +15,7 @@ from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import RunIsOver, cluster_client, conversation_client, read_events
 from deckhands.client import check_task
-from deckhands.forking import Point, fork_of
+from deckhands.forking import Point, fork_of, taken_over
 from deckhands.headless import check_directory
 from deckhands.settings import FaceSettings
 
@@ -77,7 +77,7 @@ async def _fork(
         for conversation_id in ids:
             created = fork_of(events, conversation_id, model=model, workspace=place, title=title)
             await Parcels(client.store).lend(point.conversation_id, conversation_id, created.workspace.source)
-            await client.log.adopt(created, events[1:], key=f"fork:{created.forked_from}")
+            await client.log.adopt(created, taken_over(events, model=model), key=f"fork:{created.forked_from}")
             if message is not None:
                 await client.send_message(conversation_id, message)
     return ids

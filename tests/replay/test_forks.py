@@ -12,10 +12,10 @@ from broker.events import Observation
 from broker.export import events_from_lines
 from broker.store import Store
 from controller_worker.controller import AwaitTools, CallModel, fold, next_effect
-from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.replay import replay
 from controller_worker.state import State
-from deckhands.forking import fork_of
+from deckhands.forking import fork_of, taken_over
+from tests.controller_parts import messages_of
 from tests.replay.test_replay import GOLDEN, recorded
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -26,7 +26,7 @@ async def test_a_golden_log_forked_at_each_of_its_events(path: Path, memory_stor
     events, log = recorded(path), EventLog(memory_store)
     for at in range(1, len(events) + 1):
         created = fork_of(events[:at], f"fork-{at}", model="acme/large")
-        assert await log.adopt(created, events[1:at], key="fork") == Appended(1, at)
+        assert await log.adopt(created, taken_over(events[:at], model="acme/large"), key="fork") == Appended(1, at)
         assert await log.adopt(created, events[1:at], key="fork") == Duplicate(1, at)
         fork = await log.read(f"fork-{at}")
         assert [event.export() for event in fork[1:]] == [event.export() for event in events[1:at]]
@@ -43,11 +43,8 @@ async def test_a_golden_log_forked_at_each_of_its_events(path: Path, memory_stor
 
 def check_prompt(events: list) -> None:
     """Every call that is shown has a result."""
-    memory = ConversationMemory()
-    for event in events:
-        memory.add(event)
     open_calls: list[str] = []
-    for message in memory.messages():
+    for message in messages_of(events):
         if message.role == "tool":
             open_calls.remove(message.tool_call_id)
         else:

@@ -14,7 +14,6 @@ from broker.actions import AgentFinishAction, MessageAction
 from broker.agent_state import TERMINAL_STATES, AgentState, is_settled
 from broker.events import (
     AgentSpec,
-    Event,
     EventSource,
     Limits,
     ModelCallFailed,
@@ -30,7 +29,7 @@ from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.replay import replay
 from controller_worker.state import State, snapshot_of, state_from
-from tests.controller_parts import CID, Core, answer, bash, call, finish, think
+from tests.controller_parts import CID, Core, answer, bash, call, check_snapshots, finish, messages_of, think
 
 MAX_EFFECTS_TO_SETTLE = 400
 
@@ -51,10 +50,6 @@ calls = st.lists(
 )
 is_prompt = st.sampled_from([True, True, True, False])
 """Whether the worker has acted before the next thing happens."""
-
-
-WHOLE_TAIL_EVERY = 20
-"""From how many of the snapshots the whole rest of the log is folded; from the others, one event."""
 
 
 class History(RuleBasedStateMachine):
@@ -246,7 +241,7 @@ class History(RuleBasedStateMachine):
         assert is_settled(core.state.agent_state), core.trace()
         assert standing(core.events).is_settled
         assert violations(core.events, conversation_id=CID) == []
-        self.check_snapshots()
+        check_snapshots(core)
         self.check_remembering()
         self.check_replay()
 
@@ -256,18 +251,6 @@ class History(RuleBasedStateMachine):
         elif isinstance(effect, Park):
             self.core.now = effect.until
         return isinstance(effect, AwaitTools | Park)
-
-    def check_snapshots(self) -> None:
-        """A state that goes through a snapshot after every event is the same, and so is one that goes on from any."""
-        state = State()
-        for at, event in enumerate(self.core.events, 1):
-            after = fold(state, [event])
-            restored = state_from(snapshot_of(after))
-            assert restored == after
-            state = restored
-            if at % WHOLE_TAIL_EVERY == 0:
-                assert fold(restored, self.core.events[at:]) == self.core.state
-        assert state == self.core.state == fold(State(), self.core.events)
 
     def check_replay(self) -> None:
         """Deciding the log anew leads to the same log."""
@@ -280,14 +263,7 @@ class History(RuleBasedStateMachine):
         for event in self.core.events:
             asked.add(event)
             asked.messages()
-        assert asked.messages() == remembered(self.core.events).messages()
-
-
-def remembered(events: Sequence[Event]) -> ConversationMemory:
-    memory = ConversationMemory()
-    for event in events:
-        memory.add(event)
-    return memory
+        assert asked.messages() == messages_of(self.core.events)
 
 
 TestHistory = History.TestCase

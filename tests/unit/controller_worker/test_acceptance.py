@@ -12,9 +12,8 @@ from broker.observations import (
     OutcomeUnknownObservation,
 )
 from broker.specs import GoalSpec
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, fold
-from controller_worker.state import State, snapshot_of, state_from
-from tests.controller_parts import Core, bash, finish, started
+from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
+from tests.controller_parts import Core, bash, check_snapshots, finish, started
 
 
 def core_with(max_refusals: int = 2) -> Core:
@@ -149,7 +148,4 @@ def test_a_snapshot_at_any_point_goes_on_alike() -> None:
     core = core_with()
     checked(core, 1)
     checked(core, 0)
-    for version in range(1, len(core.events)):
-        restored = state_from(snapshot_of(fold(State(), core.events[:version])))
-        assert restored is not None
-        assert fold(restored, core.events[version:]) == core.state
+    check_snapshots(core)

@@ -15,9 +15,8 @@ from controller_worker.agents.registry import create_agent
 from controller_worker.agents.tool_schemas import FINISH
 from controller_worker.controller import AwaitTools, CallModel, Rest
 from controller_worker.handing_in import finish_tool
-from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.replay import replay
-from tests.controller_parts import bash, call, started
+from tests.controller_parts import bash, call, messages_of, started
 
 
 def events(text: str) -> list[Event]:
@@ -156,10 +155,8 @@ def test_thoughts_and_pages_alternate_in_the_prompt() -> None:
     page = BrowserOutputObservation(
         id=3, url="http://a", trigger_by_action="browse_interactive", content="the page", cause=2
     )
-    memory = ConversationMemory()
-    for event in (reply, doing.model_copy(update={"id": 2}), page):
-        memory.add(event)
-    assert [(message.role, message.content[0].text[:8]) for message in memory.messages()] == [  # type: ignore[union-attr]
+    messages = messages_of((reply, doing.model_copy(update={"id": 2}), page))
+    assert [(message.role, message.content[0].text[:8]) for message in messages] == [  # type: ignore[union-attr]
         ("assistant", "I look.\n"),
         ("user", "the page"),
     ]

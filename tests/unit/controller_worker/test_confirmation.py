@@ -13,9 +13,8 @@ from broker.events import AgentSpec, ConfirmationStatus, EventSource
 from broker.invariants import violations
 from broker.observations import AgentStateChangedObservation, ErrorObservation, UserRejectObservation
 from broker.standing import standing
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, fold
-from controller_worker.state import State, snapshot_of, state_from
-from tests.controller_parts import CID, Core, bash, call, finish, started, think
+from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
+from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
 ALWAYS = ConfirmationPolicy(mode="always", analyzer="none")
 RISKY = ConfirmationPolicy(mode="risky", analyzer="shell")
@@ -230,8 +229,5 @@ def test_the_question_survives_snapshots_and_the_log_is_whole() -> None:
     core.observe(core.state.pending[0].id)
     core.reply(bash("pwd"))
     answer_with(core, "user_rejected")
-    for version in range(1, len(core.events) + 1):
-        snapshot = state_from(snapshot_of(fold(State(), core.events[:version])))
-        assert snapshot is not None
-        assert fold(snapshot, core.events[version:]) == core.state
+    check_snapshots(core)
     assert violations(core.events, conversation_id=CID) == []

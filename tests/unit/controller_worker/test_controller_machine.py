@@ -1,40 +1,48 @@
 """The core against a model of one page: whatever people, tools and models do, in any order, both stand in one place.
 
-The model knows states, what is outstanding, limits and what may be begun. It knows nothing of events, folds or effects.
+The model knows states, what is outstanding, what a call waits for, limits and what may be begun. It knows nothing of
+events, folds or effects.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker.agent_state import AgentState
-from broker.events import AgentSpec, Limits
+from broker.events import AgentSpec, Limits, ModelCallAdmitted, ModelCallDeferred
 from broker.observations import AgentStateChangedObservation
 from controller_worker.controller import AwaitTools, CallModel, Park, Rest
+from controller_worker.gate import BATCH, BUDGET, QUOTA
 from controller_worker.state import snapshot_of, state_from
 from tests.controller_parts import Core, bash, call, finish, think
 
-MAX_ITERATIONS = 2
 RETRY_SECONDS = 8.0
+PASSING_SECONDS = RETRY_SECONDS + 1
+MAX_TIMES = 4
 ENDS = {"question": "awaiting_user_input", "finish": "finished"}
 CLOSED = ("stopped", "error")
 """The shell drops an answer that comes in one of these states."""
+AT_WORK = ("running", "rate_limited")
 
 
 class Model:
     """Where a conversation stands."""
 
-    def __init__(self, *, headless: bool) -> None:
+    def __init__(self, *, headless: bool, iterations: int, seconds: float | None) -> None:
         self.headless = headless
         self.state = "running"
         self.outstanding: list[int] = []
         self.used = 0
-        self.allowed = MAX_ITERATIONS
+        self.allowed = self.step = iterations
+        self.seconds = seconds
+        self.left = seconds
         self.ending = ""
+        self.gate = ""
         self.waits = False
         self.has_spoken_since = False
 
@@ -49,7 +57,9 @@ class Model:
         """A message, or a resume: a wait is over, and after an error a limit that was used up grows if somebody is there."""
         self.waits = False
         if self.state == "error" and not self.headless and self.used >= self.allowed:
-            self.allowed += MAX_ITERATIONS
+            self.allowed += self.step
+        if self.state not in AT_WORK:
+            self.left = self.seconds
         self.state = "running"
         self.settle()
 
@@ -59,12 +69,13 @@ class Model:
 
     def stops(self) -> None:
         self.state = "stopped"
-        self.outstanding, self.ending, self.waits = [], "", False
+        self.waits = False
+        self.settle()
 
     def replies(self, ending: str, calls: list[int], *, is_outdated: bool) -> None:
         """A reply uses up a step; what it wants run is outstanding, and its end counts if it knew all that was said."""
         self.used += 1
-        self.waits = False
+        self.waits, self.gate = False, ""
         self.outstanding += calls
         if ending and not is_outdated:
             self.ending = ending
@@ -74,7 +85,19 @@ class Model:
         self.outstanding.pop(0)
         self.settle()
 
+    def call_has_to_wait(self, gate: str) -> None:
+        """For a quota, a budget or a batch: until that says so, whatever a person says and however long it takes."""
+        self.gate = gate
+        self.settle()
+
+    def call_may_be_made(self) -> None:
+        self.gate = ""
+        if self.state == "rate_limited":
+            self.state = "running"
+        self.settle()
+
     def call_fails(self, *, is_final: bool) -> None:
+        self.gate = ""
         if is_final:
             self.ending = "error"
         else:
@@ -82,31 +105,65 @@ class Model:
         self.settle()
 
     def time_passes(self) -> None:
+        """Time is used up at work only; a pause, and whatever ends the work, is not counted."""
         self.waits = False
-        if self.state == "rate_limited":
+        if self.left is not None:
+            self.left -= PASSING_SECONDS
+        if self.state == "rate_limited" and not self.gate:
             self.state = "running"
         self.settle()
 
     def settle(self) -> None:
-        """Take up what follows by itself: an end, once nothing is outstanding; a wait; a limit."""
+        """Take up what follows by itself: an end, once nothing is outstanding; the end of time; a wait; a limit."""
         if self.ending and self.state in ("running", "paused") and (self.ending == "error" or not self.outstanding):
             self.state, self.ending = self.ending, ""
-            if self.state == "error":
-                self.outstanding = []
+        if self.state in AT_WORK and self.left is not None and self.left <= 0:
+            self.state = "error"
         if self.state == "running" and not self.outstanding:
-            if self.waits:
+            if self.gate == QUOTA or (self.waits and not self.gate):
                 self.state = "rate_limited"
-            elif self.used >= self.allowed:
+            elif self.used >= self.allowed and not self.gate:
                 self.state = "error"
+        if self.state in CLOSED:
+            self.outstanding, self.ending = [], ""
+        if self.state not in AT_WORK:
+            self.gate = ""
 
     @property
     def wants(self) -> type:
         """What is done next."""
+        if self.gate:
+            return CallModel
         if self.state == "rate_limited":
             return Park
         if self.state != "running":
             return Rest
         return AwaitTools if self.outstanding else CallModel
+
+
+def happening(name: str, **values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    """One that is a method of the machine, with its arguments."""
+    return st.tuples(st.just(name), st.fixed_dictionaries(values))
+
+
+work = happening(
+    "work_goes_on",
+    commands=st.integers(0, 3),
+    thinks=st.booleans(),
+    end=st.sampled_from(["", "question", "finish", "finish"]),
+    interrupted=st.sampled_from(["", "", "message", "paused", "stopped", "too late"]),
+)
+happenings = st.one_of(
+    work,
+    work,
+    work,
+    happening("a_person_speaks"),
+    happening("a_person_asks", wanted=st.sampled_from(["running", "running", "paused", "stopped"])),
+    happening("the_call_has_to_wait", gate=st.sampled_from([QUOTA, BUDGET, BATCH])),
+    happening("the_call_fails", is_final=st.booleans()),
+    happening("time_passes", times=st.sampled_from([1, MAX_TIMES])),
+)
+"""As likely as they are listed here: rules of their own would be chosen so that few histories go far."""
 
 
 class ControllerMachine(RuleBasedStateMachine):
@@ -115,13 +172,19 @@ class ControllerMachine(RuleBasedStateMachine):
     core: Core
     model: Model
 
-    @initialize(headless=st.booleans(), concurrency=st.integers(1, 3))
-    def begin(self, headless: bool, concurrency: int) -> None:
+    @initialize(
+        headless=st.booleans(),
+        concurrency=st.integers(1, 3),
+        iterations=st.sampled_from([2, 3, 1000]),
+        seconds=st.sampled_from([None, MAX_TIMES * PASSING_SECONDS]),
+    )
+    def begin(self, headless: bool, concurrency: int, iterations: int, seconds: float | None) -> None:
         # What repeats itself is none of this model's business.
         agent = AgentSpec(tool_concurrency=concurrency, enable_stuck_detection=False)
-        self.core = Core(agent=agent, limits=Limits(max_iterations=MAX_ITERATIONS), headless=headless)
+        limits = Limits(max_iterations=iterations, max_seconds=seconds)
+        self.core = Core(agent=agent, limits=limits, headless=headless)
         self.core.run()
-        self.model = Model(headless=headless)
+        self.model = Model(headless=headless, iterations=iterations, seconds=seconds)
         self.seen_id: int | None = None
         self.number = 0
         self.goes_on()
@@ -130,26 +193,55 @@ class ControllerMachine(RuleBasedStateMachine):
         """Do what the shell does by itself: begin a call that is wanted, and drop one whose conversation has ended."""
         if self.model.state in CLOSED:
             self.seen_id = None
-        elif self.seen_id is None and self.model.wants is CallModel:
+        elif self.seen_id is None and not self.model.gate and self.model.wants is CallModel:
             self.seen_id = self.core.state.version
             self.model.has_spoken_since = False
 
-    @rule()
+    @rule(what=happenings)
+    def happens(self, what: tuple[str, dict[str, Any]]) -> None:
+        name, values = what
+        getattr(self, name)(**values)
+        self.goes_on()
+
     def a_person_speaks(self) -> None:
         self.core.say()
         self.core.run()
         self.model.person_speaks()
-        self.goes_on()
 
-    @rule(wanted=st.sampled_from(["running", "paused", "stopped"]))
     def a_person_asks(self, wanted: str) -> None:
         self.core.ask(wanted)
         self.core.run()
         {"running": self.model.go_on, "paused": self.model.pauses, "stopped": self.model.stops}[wanted]()
-        self.goes_on()
 
-    @precondition(lambda self: self.seen_id is not None)
-    @rule(commands=st.integers(0, 3), thinks=st.booleans(), end=st.sampled_from(["", "question", "finish"]))
+    def work_goes_on(self, commands: int, thinks: bool, end: str, interrupted: str) -> None:
+        """What the conversation waits for comes, or a person begins it anew.
+
+        Of what a reply has begun a person may stop before it is done, and then have the conversation go on.
+        """
+        if self.seen_id is not None:
+            self.the_model_answers(commands, thinks, end)
+            match interrupted:
+                case "":
+                    return
+                case "message":
+                    self.a_person_speaks()
+                case "too late":
+                    self.time_passes(times=MAX_TIMES)
+                case _:
+                    self.a_person_asks(interrupted)
+            self.a_person_asks("running")
+        elif self.model.gate:
+            self.core.append(ModelCallAdmitted())
+            self.model.call_may_be_made()
+        elif self.model.outstanding:
+            for action_id in self.model.outstanding[: commands + 1]:
+                self.core.observe(action_id)
+                self.model.tool_answers()
+        elif self.model.state == "rate_limited":
+            self.time_passes(times=1)
+        else:
+            self.a_person_speaks()
+
     def the_model_answers(self, commands: int, thinks: bool, end: str) -> None:
         calls = [bash(f"true {self.next_number()}", f"c{self.number}") for _ in range(commands)]
         if thinks:
@@ -165,31 +257,26 @@ class ControllerMachine(RuleBasedStateMachine):
         ids = list(range(first_id, first_id + (0 if end == "question" else commands)))
         self.model.replies(ENDS.get(end, ""), ids, is_outdated=self.model.has_spoken_since)
         self.seen_id = None
-        self.goes_on()
 
-    @precondition(lambda self: self.seen_id is not None and self.model.wants is CallModel)
-    @rule(is_final=st.booleans())
+    def the_call_has_to_wait(self, gate: str) -> None:
+        if self.seen_id is not None and self.model.wants is CallModel and not self.model.gate:
+            self.core.append(ModelCallDeferred(code=gate))
+            self.model.call_has_to_wait(gate)
+            if gate != BATCH:  # a batch has the call, and brings its answer some time
+                self.seen_id = None
+
     def the_call_fails(self, is_final: bool) -> None:
-        code = "authentication" if is_final else "rate_limit"
-        self.core.fail(code, retry_in=None if is_final else RETRY_SECONDS)
-        self.model.call_fails(is_final=is_final)
-        self.seen_id = None
-        self.goes_on()
+        if self.seen_id is not None and self.model.wants is CallModel:
+            code = "authentication" if is_final else "rate_limit"
+            self.core.fail(code, retry_in=None if is_final else RETRY_SECONDS)
+            self.model.call_fails(is_final=is_final)
+            self.seen_id = None
 
-    @precondition(lambda self: bool(self.model.outstanding))
-    @rule(is_all=st.booleans())
-    def tools_answer(self, is_all: bool) -> None:
-        for action_id in self.model.outstanding[: None if is_all else 1]:
-            self.core.observe(action_id)
-            self.model.tool_answers()
-        self.goes_on()
-
-    @rule()
-    def time_passes(self) -> None:
-        self.core.pass_time(RETRY_SECONDS + 1)
-        self.core.run()
-        self.model.time_passes()
-        self.goes_on()
+    def time_passes(self, times: int) -> None:
+        for _ in range(times):
+            self.core.pass_time(PASSING_SECONDS)
+            self.core.run()
+            self.model.time_passes()
 
     def next_number(self) -> int:
         self.number += 1
@@ -201,6 +288,7 @@ class ControllerMachine(RuleBasedStateMachine):
         assert state.agent_state == model.state
         assert [pending.id for pending in state.pending] == model.outstanding
         assert (state.iteration, state.max_iterations) == (model.used, model.allowed)
+        assert (state.gate.reason if state.gate else "") == model.gate
         wanted = self.core.wants()
         assert isinstance(wanted, model.wants), wanted
         if isinstance(wanted, AwaitTools):
@@ -225,4 +313,4 @@ class ControllerMachine(RuleBasedStateMachine):
 
 
 TestController = ControllerMachine.TestCase
-TestController.settings = settings(max_examples=80, stateful_step_count=40)
+TestController.settings = settings(max_examples=100, stateful_step_count=30)

@@ -38,17 +38,13 @@ from controller_worker.memory.conversation_memory import (
     GO_ON,
     NO_RESULT,
     ConversationMemory,
-    PromptOptions,
 )
 from controller_worker.memory.recollection import NOT_IN_PROMPTS
-from tests.controller_parts import Core, answer, bash, call, finish, said, started, think
+from tests.controller_parts import Core, answer, bash, call, finish, messages_of, said, started, think
 
 
 def remember(events: Sequence[Event], **options: Any) -> list[Message]:
-    memory = ConversationMemory(PromptOptions(**options))
-    for number, event in enumerate(events, 1):
-        memory.add(with_id(event, number))
-    return memory.messages()
+    return messages_of((with_id(event, number) for number, event in enumerate(events, 1)), **options)
 
 
 def spoken(messages: Sequence[Message]) -> list[tuple[str, str]]:

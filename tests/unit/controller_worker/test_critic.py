@@ -12,13 +12,11 @@ from broker.events import AgentSpec, EventSource, Limits, ModelReply, ModelToolC
 from broker.observations import AgentStateChangedObservation, FinishRefusedObservation, FinishVerdictObservation
 from broker.specs import CriticSpec, GoalSpec
 from controller_worker import critic
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, fold
+from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
 from controller_worker.llm.messages import Message, TextPart
-from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
 from controller_worker.replay import replay
-from controller_worker.state import State, snapshot_of, state_from
-from tests.controller_parts import Core, answer, bash, finish, started
+from tests.controller_parts import Core, answer, bash, check_snapshots, finish, messages_of, started
 
 
 def core_with(*, max_refusals: int = 2, check: str | None = None, limits: Limits | None = None) -> Core:
@@ -79,10 +77,7 @@ def test_a_refused_one_is_told_with_the_reason() -> None:
     refused = core.events[-1]
     assert isinstance(refused, FinishRefusedObservation)
     assert refused.content.startswith("Your finish was not accepted (1 of 2 times): whoever judged your work")
-    memory = ConversationMemory()
-    for event in core.events:
-        memory.add(event)
-    told = [text_of(message).strip() for message in memory.messages()[-2:]]
+    told = [text_of(message).strip() for message in messages_of(core.events)[-2:]]
     assert told == ["Your finish was judged:\nNo test was run.", refused.content]
 
 
@@ -201,10 +196,7 @@ def test_the_log_is_decided_again_offline_and_every_snapshot_goes_on_alike() -> 
     judged(core, accepted=True)
     found = replay(core.events)
     assert found.divergence is None, found.divergence.lines()
-    for version in range(1, len(core.events)):
-        restored = state_from(snapshot_of(fold(State(), core.events[:version])))
-        assert restored is not None
-        assert fold(restored, core.events[version:]) == core.state
+    check_snapshots(core)
     forged = [
         e.model_copy(update={"is_accepted": True}) if e.kind == "observation.finish_verdict" else e for e in core.events
     ]

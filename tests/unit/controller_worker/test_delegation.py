@@ -13,11 +13,11 @@ from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Limits,
 from broker.invariants import violations
 from broker.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
 from controller_worker.control_flags import limit_reached
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, apply, fold
+from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, apply
 from controller_worker.delegates import conversation_id_of, is_over, spec_of
 from controller_worker.effects import AwaitDelegates
-from controller_worker.state import Order, State, snapshot_of, state_from
-from tests.controller_parts import CID, Core, bash, call, finish, started, think
+from controller_worker.state import Order, State
+from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
 ABLE = AgentSpec(enable_delegation=True)
 
@@ -261,10 +261,7 @@ def test_delegates_survive_snapshots() -> None:
     core.ask("paused")
     core.run()
     ended(core, 8)
-    for version in range(1, len(core.events) + 1):
-        snapshot = state_from(snapshot_of(fold(State(), core.events[:version])))
-        assert snapshot is not None
-        assert fold(snapshot, core.events[version:]) == core.state
+    check_snapshots(core)
 
 
 def test_an_end_of_a_delegate_that_is_none_means_nothing() -> None:

@@ -16,9 +16,8 @@ from controller_worker.controller import AwaitTools, CallModel, Rest
 from controller_worker.delegates import spec_of
 from controller_worker.handing_in import finish_tool
 from controller_worker.llm.messages import TextPart
-from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.replay import replay
-from tests.controller_parts import Core, bash, call, finish, started
+from tests.controller_parts import Core, bash, call, finish, messages_of, started
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -59,10 +58,7 @@ def test_one_that_does_not_fit_is_refused_with_its_problems_and_can_be_mended() 
     assert refused.reason == "output"
     assert "- /total: has to be of the type integer" in refused.content
     assert core.states() == ["running"]
-    memory = ConversationMemory()
-    for event in core.events:
-        memory.add(event)
-    last = memory.messages()[-1].content[0]
+    last = messages_of(core.events)[-1].content[0]
     assert isinstance(last, TextPart)
     assert last.text.strip() == refused.content
     assert core.reply(handing_in({"total": 3}, "f2")) == Rest()

@@ -12,9 +12,8 @@ from broker.events import AgentSpec, EventSource, Limits, LLMSpec
 from broker.loop_policy import LoopPolicy
 from broker.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
 from broker.standing import standing
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, fold
-from controller_worker.state import State, snapshot_of, state_from
-from tests.controller_parts import Core, bash, call, finish, started
+from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
+from tests.controller_parts import Core, bash, call, check_snapshots, finish, started
 
 STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
 
@@ -291,10 +290,7 @@ def test_a_loop_is_found_across_a_snapshot() -> None:
     core.say()
     core.run()
     repeat(core, 3)
-    for version in range(1, len(core.events) + 1):
-        snapshot = state_from(snapshot_of(fold(State(), core.events[:version])))
-        assert snapshot is not None
-        assert fold(snapshot, core.events[version:]) == core.state
+    check_snapshots(core)
 
 
 def test_a_finish_ends_it_all() -> None:

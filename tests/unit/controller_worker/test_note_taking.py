@@ -14,13 +14,11 @@ from broker.specs import MemorySpec, Skill
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.note_tool import NOTE
 from controller_worker.agents.readonly import ReadOnlyAgent
-from controller_worker.controller import AwaitTools, CallModel, Rest, TakeNote, fold
+from controller_worker.controller import AwaitTools, CallModel, Rest, TakeNote
 from controller_worker.delegates import spec_of
 from controller_worker.llm.messages import TextPart
-from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.replay import replay
-from controller_worker.state import State, snapshot_of, state_from
-from tests.controller_parts import Core, bash, call, started
+from tests.controller_parts import Core, bash, call, check_snapshots, messages_of, started
 
 MEMORY = AgentSpec(memory=MemorySpec(user="ada", project="engine"))
 ALWAYS = Note(id="a", text="Use make.")
@@ -50,11 +48,8 @@ def recalls(core: Core) -> list[tuple[Note, ...] | None]:
 
 
 def prompt_of(core: Core) -> str:
-    memory = ConversationMemory()
-    for event in core.events:
-        memory.add(event)
     return "\n".join(
-        part.text for message in memory.messages() for part in message.content if isinstance(part, TextPart)
+        part.text for message in messages_of(core.events) for part in message.content if isinstance(part, TextPart)
     )
 
 
@@ -167,10 +162,7 @@ def test_the_log_is_decided_again_offline_without_the_notebook() -> None:
     core.run()
     found = replay(core.events)
     assert found.divergence is None, found.divergence.lines()
-    for version in range(1, len(core.events)):
-        restored = state_from(snapshot_of(fold(State(), core.events[:version])))
-        assert restored is not None
-        assert fold(restored, core.events[version:]) == core.state
+    check_snapshots(core)
     unasked = [_without_keyword(event) for event in core.events]
     assert replay(unasked).divergence is not None
 

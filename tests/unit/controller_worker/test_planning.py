@@ -17,12 +17,12 @@ from broker.observations import ErrorObservation
 from broker.planning import PlanAcceptedObservation
 from broker.specs import PlanSpec
 from controller_worker.agents.registry import create_agent
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, fold
+from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
 from controller_worker.replay import replay
-from controller_worker.state import Plan, State, snapshot_of, state_from
-from tests.controller_parts import CID, Core, bash, call, finish, started
+from controller_worker.state import Plan
+from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started
 
 PLAN = "1. Mend till.py"
 
@@ -48,10 +48,7 @@ def accepted(core: Core) -> PlanAcceptedObservation:
 
 def is_sound(core: Core) -> bool:
     """Say whether a snapshot at every event, a replay and the rules of a log agree with what happened."""
-    for at in range(len(core.events)):
-        state = state_from(snapshot_of(fold(State(), core.events[:at])))
-        assert state is not None
-        assert fold(state, core.events[at:]) == core.state
+    check_snapshots(core)
     replayed = replay(core.events)
     assert replayed.divergence is None, replayed.divergence.lines()
     assert violations(core.events, conversation_id=CID, is_over=False) == []

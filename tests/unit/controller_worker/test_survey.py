@@ -21,7 +21,7 @@ from broker.specs import Skill
 from controller_worker.controller import AwaitTools, CallModel
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from controller_worker.memory.survey import MAX_ATTEMPTS, skills_from
-from tests.controller_parts import Core
+from tests.controller_parts import Core, messages_of
 from tool_worker.tools.survey import SurveyWorkspace
 
 
@@ -105,10 +105,7 @@ def test_a_skill_is_recalled_by_its_word_and_shown_once(workspace: Path) -> None
     assert [(item.name, item.trigger) for item in knowledge.microagent_knowledge] == [("git hub", "github")]
     core.say("GitHub, please.")
     core.run()
-    memory = ConversationMemory(PromptOptions())
-    for event in core.events:
-        memory.add(event)
-    text = "".join(str(message.content) for message in memory.messages())
+    text = "".join(str(message.content) for message in messages_of(core.events))
     assert text.count("Üse the API") == 1
     assert "deckhands-skill" not in text
 

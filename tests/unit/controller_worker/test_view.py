@@ -22,7 +22,7 @@ from broker.observations import (
 )
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
-from tests.controller_parts import Core, bash, said, started, system_message
+from tests.controller_parts import Core, bash, messages_of, said, started, system_message
 
 
 def folded(*events: Event) -> ViewFold:
@@ -46,10 +46,8 @@ def worked(steps: int) -> Core:
 
 
 def prompt(fold: ViewFold) -> list[str]:
-    memory = ConversationMemory()
-    for event in fold.script(fold.view().events):
-        memory.add(event)
-    return [message.role + "".join(f" {call.id}" for call in message.tool_calls) for message in memory.messages()]
+    messages = messages_of(fold.script(fold.view().events))
+    return [message.role + "".join(f" {call.id}" for call in message.tool_calls) for message in messages]
 
 
 def test_events_come_in_order_and_once() -> None:

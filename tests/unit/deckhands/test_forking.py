@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from broker.errors import UsageError
-from broker.events import AgentSpec, ConversationCreated, LLMSpec, WorkspaceSpec, with_id
-from deckhands.forking import Point, fork_of
+from broker.events import AgentSpec, ConversationCreated, LLMSpec, ModelSwitched, WorkspaceSpec, with_id
+from broker.specs import PlanSpec
+from deckhands.forking import Point, fork_of, taken_over
 from tests.controller_parts import said
 
 
@@ -41,3 +42,17 @@ def test_a_fork_is_as_its_origin_but_for_what_is_asked() -> None:
     other = fork_of(events[:1], "new", model="acme/large", workspace=WorkspaceSpec(), title="Another try")
     assert (other.agent.llm, other.agent.tool_concurrency) == (LLMSpec(model="acme/large"), 3)
     assert (other.forked_from, other.title, other.workspace) == ("abc@1", "Another try", WorkspaceSpec())
+
+
+def test_another_model_is_that_of_whoever_carries_a_plan_out_and_outlasts_a_switch() -> None:
+    agent = AgentSpec(name="PlanningAgent", plan=PlanSpec(executor="LocAgent", llm=LLMSpec(model="acme/tiny")))
+    events = [
+        with_id(ConversationCreated(conversation_id="abc", agent=agent), 1),
+        with_id(said("a"), 2),
+        with_id(ModelSwitched(model="acme/small"), 3),
+    ]
+    other = fork_of(events, "new", model="acme/large")
+    assert other.agent.plan == PlanSpec(executor="LocAgent")
+    assert taken_over(events, model="acme/large") == [events[1], ModelSwitched(id=3, model="acme/large")]
+    assert taken_over(events) == events[1:]
+    assert fork_of(events, "new").agent == agent
