@@ -10,6 +10,7 @@ Does not: decide about retries; each class of the family says whether it is retr
 from __future__ import annotations
 
 import email.utils
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC
 from typing import Any
@@ -25,6 +26,7 @@ from controller_worker.llm.errors import (
     MalformedReplyError,
     ModelError,
     ModelTimeoutError,
+    NoResponseError,
     NotFoundError,
     OutOfCreditsError,
     RateLimitError,
@@ -53,6 +55,8 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], type[ModelError]], ...] = (
     (("contentpolicyviolationerror", "content filtering policy"), ContentPolicyError),
     (("could not resolve authentication method", "api_key client option must be set"), AuthenticationError),
     (("empty or invalid response from llm endpoint",), MalformedReplyError),
+    (("closed the responses stream before any terminal event",), MalformedReplyError),
+    (("unknown items in responses api response: []",), NoResponseError),
 )
 """By text in lower case; `&` joins texts that must all be there."""
 
@@ -174,6 +178,8 @@ def _classify(chain: Sequence[BaseException], text: str) -> type[ModelError]:
     status = next((value for link in chain if isinstance(value := getattr(link, "status_code", None), int)), 0)
     if status in _BY_STATUS:
         return _BY_STATUS[status]
+    if 200 <= status < 300:
+        return MalformedReplyError  # it was a reply, and the client could not read it
     if 300 <= status < 400:
         return NotFoundError
     if status >= 500:
@@ -216,10 +222,21 @@ def _provider_codes(chain: Sequence[BaseException]) -> list[str]:
 
 def _in_body(error: BaseException, name: str) -> Any:
     """Return a field of the error reply; Anthropic nests it in `error`, the openai client has unpacked it."""
-    body = getattr(error, "body", None)
+    body = getattr(error, "body", None) or _body_of_text(error)
     if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping):
         body = body["error"]
     return body.get(name) if isinstance(body, Mapping) else None
+
+
+def _body_of_text(error: BaseException) -> Any:
+    """Return the body of an error reply that is all the text of an exception, as litellm's own HTTP client has it."""
+    text = str(error)
+    if not text.startswith("{"):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _retry_after_seconds(chain: Sequence[BaseException]) -> float | None:

@@ -13,6 +13,7 @@ import pytest
 
 from broker.tool_specs import ToolSpec
 from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import OutOfCreditsError
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.llm.registry import create_llm
@@ -138,6 +139,14 @@ async def test_another_provider_than_openai(server: RunningModelServer) -> None:
     reply = await ask(server, model="deepseek/deepseek-chat")
     assert reply.text == "Step 2."
     assert server.requests()[0]["body"]["model"] == "deepseek-chat"
+
+
+async def test_another_way_to_a_provider_keeps_its_words(server: RunningModelServer) -> None:
+    llm = create_llm(LLMConfig.create(model="deepseek/deepseek-chat", api_key="k", base_url=server.url + "/v1"))
+    server.plan({"kind": "no_credits"})
+    with pytest.raises(OutOfCreditsError) as caught:
+        await llm.complete(REQUEST)
+    assert caught.value.provider_text == "You exceeded your current quota."
 
 
 def test_importing_litellm_is_quiet(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ pytestmark = [
 ]
 
 RUN = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
+both = pytest.mark.parametrize("is_streamed", [False, True])
 TASK = Message("user", (TextPart("Do it."), ImagePart("data:image/png;base64,AAAA")))
 
 
@@ -31,8 +33,11 @@ def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningMod
     return shared_model_server("--builtin", "bash:2")
 
 
-async def ask(server: RunningModelServer, *messages: Message, shown: list[Delta] | None = None) -> Completion:
-    llm = create_llm(LLMConfig.create(model="openai/responses/gpt-5", base_url=server.url + "/v1", api_key="k"))
+async def ask(
+    server: RunningModelServer, *messages: Message, shown: list[Delta] | None = None, **settings: Any
+) -> Completion:
+    fields = {"model": "openai/responses/gpt-5", "base_url": server.url + "/v1", "api_key": "k"}
+    llm = create_llm(LLMConfig.create(**fields | settings))
     on_delta = None if shown is None else shown.append
     try:
         return await llm.complete(ModelRequest(messages, (RUN,), "c1", len(messages) // 3, "/w", on_delta=on_delta))
@@ -40,7 +45,7 @@ async def ask(server: RunningModelServer, *messages: Message, shown: list[Delta]
         await llm.aclose()
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
+@both
 async def test_two_steps(server: RunningModelServer, is_streamed: bool) -> None:
     server.clear()
     shown: list[Delta] | None = [] if is_streamed else None
@@ -64,12 +69,55 @@ async def test_two_steps(server: RunningModelServer, is_streamed: bool) -> None:
         assert "".join(delta.text for delta in shown if delta.kind == "text") == "Step 1."
 
 
+@both
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [("rate_limit", "rate_limit"), ("context_overflow", "context_window"), ("overloaded", "service_unavailable")],
+    [
+        ("rate_limit", "rate_limit"),
+        ("server_error", "internal"),
+        ("unavailable", "service_unavailable"),
+        ("overloaded", "service_unavailable"),
+        ("unauthorized", "authentication"),
+        ("context_overflow", "context_window"),
+        ("content_policy", "content_policy"),
+        ("no_credits", "out_of_credits"),
+        ("reset", "service_unavailable"),
+        ("cut", "service_unavailable"),
+        ("truncated", "malformed_reply"),
+        ("empty_body", "malformed_reply"),
+        ("html", "malformed_reply"),
+        ("not_an_object", "malformed_reply"),
+        ("empty_choices", "no_response"),
+    ],
 )
-async def test_errors_are_the_same(server: RunningModelServer, kind: str, code: str) -> None:
+async def test_errors_are_the_same(server: RunningModelServer, is_streamed: bool, kind: str, code: str) -> None:
     server.plan({"kind": kind})
     with pytest.raises(ModelError) as caught:
-        await ask(server, TASK)
+        await ask(server, TASK, shown=[] if is_streamed else None)
     assert caught.value.code == code
+
+
+@both
+@pytest.mark.parametrize(
+    ("kind", "limit"), [("hang", "read_timeout"), ("hang_body", "read_timeout"), ("drip", "timeout")]
+)
+async def test_each_phase_has_its_limit(server: RunningModelServer, is_streamed: bool, kind: str, limit: str) -> None:
+    before = server.counts()["disconnected"]
+    server.plan({"kind": kind})
+    with pytest.raises(ModelError) as caught:
+        await ask(server, TASK, shown=[] if is_streamed else None, **{limit: 0.5})
+    assert caught.value.code == "timeout"
+    await asyncio.to_thread(server.wait, disconnected=before + 1)
+
+
+@both
+async def test_malformed_calls_come_through_as_they_are(server: RunningModelServer, is_streamed: bool) -> None:
+    async def spoilt(kind: str) -> Completion:
+        server.plan({"kind": kind})
+        return await ask(server, TASK, shown=[] if is_streamed else None)
+
+    assert [call.arguments for call in (await spoilt("bad_arguments")).tool_calls] == ['{"command": "ls']
+    assert [call.name for call in (await spoilt("unknown_tool")).tool_calls] == ["no_such_tool"]
+    assert [call.id for call in (await spoilt("duplicate_ids")).tool_calls] == ["call_same"] * 2
+    assert len({call.id for call in (await spoilt("many_calls")).tool_calls}) == 50
+    assert (await spoilt("wrong_usage")).usage == Usage()

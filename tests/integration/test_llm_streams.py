@@ -39,6 +39,7 @@ SCRIPT = {
     ]
 }
 USER = Message("user", (TextPart("hi"),))
+EMPTY_OR_MALFORMED = {"no_response", "malformed_reply"}
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +111,11 @@ async def test_a_streamed_reply_is_the_reply(server: RunningModelServer, make_ll
 async def test_streams_that_are_odd_but_whole(
     server: RunningModelServer, make_llm: Callable[..., LLM], kind: str
 ) -> None:
-    if (make_llm.__name__, kind) == ("litellm", "not_streamed"):
-        return  # to the openai SDK below it, such a reply is an empty stream
     server.plan({"kind": kind, "interval_seconds": 0.0001})
+    if (make_llm.__name__, kind) == ("litellm", "not_streamed"):
+        # To the openai SDK below it, such a reply is an empty stream.
+        assert (await failure(make_llm())).code == "malformed_reply"
+        return
     reply = await make_llm().complete(request(Shown()))
     assert (reply.text, len(reply.tool_calls), reply.stop_reason) == ("I will greet: Grüß Gott, 你好.", 2, "tool_calls")
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (100, 20)
@@ -130,6 +133,9 @@ async def test_streams_that_are_odd_but_whole(
         ("no_finish", "malformed_reply"),
         ("empty_body", "malformed_reply"),
         ("html", "malformed_reply"),
+        ("empty_choices", "no_response"),
+        ("empty_text", "no_response"),
+        ("refusal", "content_policy"),
     ],
 )
 async def test_a_stream_that_fails_brings_one_error_and_no_reply(
@@ -139,9 +145,32 @@ async def test_a_stream_that_fails_brings_one_error_and_no_reply(
     received = server.counts()["received"]
     server.plan({"kind": kind})
     # litellm sees no difference between a reply in another form and one without anything in it.
-    assert (await failure(llm)).code in ({code, "no_response"} if make_llm.__name__ == "litellm" else {code})
+    is_blurred = make_llm.__name__ == "litellm" and code in EMPTY_OR_MALFORMED
+    assert (await failure(llm)).code in (EMPTY_OR_MALFORMED if is_blurred else {code})
     assert server.counts()["received"] == received + 1
     assert (await llm.complete(request(Shown()))).stop_reason == "tool_calls"
+
+
+async def test_malformed_calls_come_through_as_they_are(
+    server: RunningModelServer, make_llm: Callable[..., LLM]
+) -> None:
+    async def spoilt(kind: str) -> Completion:
+        server.plan({"kind": kind})
+        return await llm.complete(request(Shown()))
+
+    llm = make_llm()
+    assert [call.arguments for call in (await spoilt("bad_arguments")).tool_calls] == ['{"command": "ls']
+    assert [call.name for call in (await spoilt("unknown_tool")).tool_calls] == ["no_such_tool"]
+    assert [call.id for call in (await spoilt("duplicate_ids")).tool_calls] == ["call_same"] * 2
+    assert [call.id for call in (await spoilt("many_calls")).tool_calls] == [f"call_0001_{n}" for n in range(50)]
+    cut_off = await spoilt("length")
+    assert (cut_off.text, cut_off.stop_reason) == ("This reply was cut", "length")
+
+
+async def test_negative_counts_and_costs_are_nothing(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+    server.plan({"kind": "wrong_usage"})
+    reply = await make_llm(input_cost_per_token=1.0, output_cost_per_token=1.0).complete(request(Shown()))
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.cost_usd) == (0, 0, 0.0)
 
 
 async def test_an_error_within_a_stream(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:

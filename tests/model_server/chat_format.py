@@ -70,8 +70,11 @@ def reply(turn: Turn, number: int, model: str) -> bytes:
     }).encode()  # fmt: skip
 
 
-def no_choices(number: int, model: str) -> bytes:
+def no_choices(number: int, model: str, *, is_stream: bool) -> bytes:
     """Return a reply without a choice."""
+    if is_stream:
+        chunk = _frame("chat.completion.chunk", number, model) | {"choices": [], "usage": _usage(Turn())}
+        return b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"
     return json.dumps(_frame("chat.completion", number, model) | {"choices": [], "usage": _usage(Turn())}).encode()
 
 

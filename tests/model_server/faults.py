@@ -133,7 +133,7 @@ def spoil_turn(kind: str, turn: Turn) -> Turn:
         "many_calls": {"tool_calls": (call,) * 50},
         "length": {"stop_reason": "length", "tool_calls": (), "text": "This reply was cut"},
         "refusal": {"stop_reason": "content_filter", "tool_calls": (), "text": ""},
-        "empty_text": {"tool_calls": (), "text": ""},
+        "empty_text": {"tool_calls": (), "text": "", "thinking": ""},
         "wrong_usage": {"usage": ScriptedUsage.model_construct(prompt_tokens=-5, completion_tokens=-7)},
     }
     return turn.model_copy(update=changes.get(kind, {}))

@@ -73,9 +73,9 @@ def reply(turn: Turn, number: int, model: str) -> bytes:
     }).encode()  # fmt: skip
 
 
-def no_choices(number: int, model: str) -> bytes:
+def no_choices(number: int, model: str, *, is_stream: bool) -> bytes:
     """Return a reply without a content block."""
-    return reply(Turn(), number, model)
+    return (stream if is_stream else reply)(Turn(), number, model)
 
 
 def stream(turn: Turn, number: int, model: str) -> bytes:

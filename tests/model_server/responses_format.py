@@ -37,9 +37,9 @@ def reply(turn: Turn, number: int, model: str) -> bytes:
     return json.dumps(_response(turn, number, model)).encode()
 
 
-def no_choices(number: int, model: str) -> bytes:
+def no_choices(number: int, model: str, *, is_stream: bool) -> bytes:
     """Return a reply without an output."""
-    return reply(Turn(), number, model)
+    return (stream if is_stream else reply)(Turn(), number, model)
 
 
 def stream(turn: Turn, number: int, model: str) -> bytes:

@@ -172,8 +172,8 @@ class ModelServer:
         if fault is None and asked in self._bodies:
             return self._bodies[asked]
         kind = fault.kind if fault is not None else "none"
-        if kind == "empty_choices" and not asked.is_stream:
-            empty: bytes = wire.no_choices(number, model)
+        if kind == "empty_choices":
+            empty: bytes = wire.no_choices(number, model, is_stream=asked.is_stream)
             return empty
         turn = stopped(spoil_turn(kind, self._script.turn(number)), asked.stops)
         body: bytes = (wire.stream if asked.is_stream else wire.reply)(turn, number, model)

@@ -92,6 +92,19 @@ def test_codes_in_the_body_win_over_the_status(body: dict[str, object], code: st
     assert error.provider_text in ("quota", "pay", "long", "no", "slow")
 
 
+def test_a_body_that_is_all_of_the_text_is_read() -> None:
+    wrapper = StatusError("litellm.RateLimitError: DeepseekException - …", 429)
+    wrapper.__cause__ = StatusError('{"error": {"message": "no money", "code": "insufficient_quota"}}', 429)
+    error = model_error(wrapper)
+    assert (error.code, error.provider_text) == ("out_of_credits", "no money")
+    for text in ("{", '{"error": "no money"}', "{}", '{"a":' * 100_000):
+        assert model_error(StatusError(text, 429)).code == "rate_limit"
+
+
+def test_a_reply_that_the_client_cannot_read_is_malformed() -> None:
+    assert model_error(StatusError("invalid response object", 200)).code == "malformed_reply"
+
+
 def test_the_cause_tells_what_a_wrapper_hides() -> None:
     wrapper = StatusError("internal error", 500)
     wrapper.__cause__ = TimeoutError("read timed out")
