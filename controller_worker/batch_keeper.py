@@ -3,9 +3,11 @@
 Every worker that has settings for batches does it, for all conversations; a lease keeps two from doing the same.
 
 Holds: a batch is in the store with its calls before it is sent; one whose sender died is looked for at the provider
-before it is sent again; a call is delivered once, and its conversation woken at least once.
-Does not: keep a worker that was stopped in the middle of sending, and taken for dead, from sending after all when it
-goes on. What it then sends is bought, and its results are dropped. OpenAI refuses it; see `BatchProvider.revoke`.
+before it is sent again; whoever has not sent it after half of the time after which others do, does not send it any
+more; a call is delivered once, and its conversation woken at least once.
+Does not: keep a worker that is stopped between its last look at the clock and the bytes, a few milliseconds, from
+sending after all when it goes on; nor hold where clocks differ by more than that half. What is then sent is bought, and
+its results are dropped. OpenAI refuses it; see `BatchProvider.revoke`.
 """
 
 from __future__ import annotations
@@ -129,13 +131,20 @@ class BatchKeeper:
         if not await self._batches.note(batch, worker_id, sent_ms=now_ms, uploaded=uploaded, sent=len(bodies)):
             return
         failpoint("controller.batch_before_send")
+        left_seconds = spec.lost_after_seconds / 2 - (self._store.clock.now().timestamp() - now_ms / 1000)
+        if left_seconds <= 0:  # this process stood still: by now, somebody else may be about to send it
+            _log.warning("batch %s was not sent in time", batch.batch_id)
+            await provider.revoke(uploaded)
+            await self._batches.note(batch, worker_id, look_again_seconds=0.0, sent_ms="", uploaded="")
+            return
         try:
-            provider_id = await provider.submit(outgoing, uploaded)
+            async with asyncio.timeout(left_seconds):
+                provider_id = await provider.submit(outgoing, uploaded)
         except RateLimitError:
             await self._batches.note(batch, worker_id, sent_ms="")  # it was refused as a whole
             raise
-        except ModelError as error:
-            if not error.retryable:
+        except (ModelError, TimeoutError) as error:
+            if isinstance(error, ModelError) and not error.retryable:
                 raise
             # Nobody knows whether it has come there.
             await self._batches.note(batch, worker_id, look_again_seconds=LOOK_SOON_SECONDS)

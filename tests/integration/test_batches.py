@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from broker.events import AgentSpec, Event, LLMSpec, ModelCallDeferred, ModelCallFailed, ModelReply, Tenancy
@@ -143,6 +145,27 @@ async def test_a_worker_that_dies_with_a_batch_in_hand(evaluation: Evaluation, p
         assert sum(isinstance(event, ModelReply) for event in log) == 2
         assert not any(isinstance(event, ModelCallFailed) for event in log)
     await evaluation.everything_closed()
+
+
+@anthropic
+@pytest.mark.slow
+async def test_a_worker_that_was_taken_for_dead_sends_nothing_any_more(evaluation: Evaluation) -> None:
+    evaluation.start("zombie", DECKHANDS_FAILPOINTS="controller.batch_before_send:stop@1")
+    ids = await evaluation.begin(3)
+    await evaluation.until(lambda: is_stopped(evaluation.workers["zombie"].pid), what="the worker that stops")
+    evaluation.start("survivor")
+    await evaluation.settle(ids)
+    evaluation.signal("zombie", signal.SIGCONT)
+    await evaluation.until(lambda: "presumed dead" in evaluation.log_of("zombie"), what="the end of the first life")
+    evaluation.kill("survivor")
+    more = await evaluation.begin(1)
+    await evaluation.settle(more)  # by the other one, under a new name, which has nothing left to send then
+    assert sum(evaluation.bought().values()) == 2 * len([*ids, *more])
+
+
+def is_stopped(pid: int) -> bool:
+    """Say whether a process was stopped by a signal."""
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
 @anthropic
