@@ -175,6 +175,9 @@ class CallGate:
         return BatchedCall(self._gates.batches, self._cid, call, spec=spec, config=config, seen_id=state.version)
 
     async def _queue_up(self, pool: Pool | None, config: LLMConfig, tokens: int) -> ModelCallDeferred | None:
+        if self._queue is not None and self._queue is not pool:  # the conversation goes on with another model
+            await self._gates.governor.withdraw(self._queue, self._cid, self._ownership.worker_id)
+            self._queue = None
         if pool is None:
             return None
         answer = await self._ask_for_seat(pool, config, tokens)

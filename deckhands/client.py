@@ -12,27 +12,34 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Self, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from broker.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
 from broker.agent_state import AgentState
 from broker.conversations import ConversationRow, Conversations
 from broker.errors import StoreUnavailable, UsageError
 from broker.event_log import Closed, EventLog
-from broker.events import AgentSpec, ConversationCreated, Event, EventSource, Limits, WorkspaceSpec
+from broker.events import (
+    AgentSpec,
+    ConversationCreated,
+    Event,
+    EventSource,
+    Limits,
+    ModelSwitched,
+    WorkspaceSpec,
+)
 from broker.ids import check_conversation_id, new_conversation_id
 from broker.output_schema import check_output_schema
 from broker.parcels import Parcels
-from broker.specs import OutputSpec, Tenancy
+from broker.specs import Tenancy
 from broker.standing import RECOVERED_TO, Standing
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
 from deckhands.forking import Point, fork_of, taken_over
 from deckhands.secret_keeping import keep_secrets, secrets_of
 from deckhands.summary import Summary, Tally, summarize
+from deckhands.tasks import check_task, output_of, title_of
 
-MAX_TASK_CHARS = 100_000
-MAX_TITLE_CHARS = 80
 OFFERS_LIMIT_SECONDS = 20.0
 """How long a tool may be missing because its worker is still starting."""
 
@@ -155,8 +162,13 @@ class Client:
         await self.log.adopt(created, taken_over(events, model=model), key=f"fork:{created.forked_from}")
         return fork_id
 
-    async def send_message(self, conversation_id: str, text: str, *, idempotency_key: str | None = None) -> None:
+    async def send_message(
+        self, conversation_id: str, text: str, *, model: str | None = None, idempotency_key: str | None = None
+    ) -> None:
         """Say something to the agent; it goes on, whatever state it is in. Its secrets are hidden in the text.
+
+        Args:
+            model: the profile or model that it goes on with; None: the same as before.
 
         Raises:
             UsageError: the text cannot be used, the conversation is unknown or closed.
@@ -164,7 +176,7 @@ class Client:
         """
         check_task(text, name="message")
         message = MessageAction(content=text, source=EventSource.USER)
-        await self._append(conversation_id, message, idempotency_key, log=self._told)
+        await self._append(conversation_id, [*_switch_to(model), message], idempotency_key, log=self._told)
 
     async def pause(self, conversation_id: str) -> None:
         """Ask for a pause: what runs is finished, nothing new is begun.
@@ -175,9 +187,13 @@ class Client:
         await self._refuse_if_over(conversation_id, "paused")
         await self._ask_for(conversation_id, AgentState.PAUSED)
 
-    async def resume(self, conversation_id: str) -> None:
-        """Ask to go on; raises what `pause` does, except that one which was stopped or failed may go on."""
-        await self._ask_for(conversation_id, AgentState.RUNNING)
+    async def resume(self, conversation_id: str, *, model: str | None = None) -> None:
+        """Ask to go on, with another `model` if one is named; one that was stopped or failed may go on too.
+
+        Raises:
+            UsageError: the conversation is unknown or closed.
+        """
+        await self._ask_for(conversation_id, AgentState.RUNNING, *_switch_to(model))
 
     async def confirm(
         self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
@@ -310,8 +326,11 @@ class Client:
                 remedy="Send it a message to go on with it.",
             )
 
-    async def recover(self, conversation_id: str, *, option: int) -> None:
+    async def recover(self, conversation_id: str, *, option: int, model: str | None = None) -> None:
         """Get an agent out of its loop: 1 restart before it and wait, 2 restart and go on, 3 stop.
+
+        Args:
+            model: see `send_message`.
 
         Raises:
             UsageError: the agent is in no loop, or there is no such option.
@@ -321,7 +340,8 @@ class Client:
                 f"The conversation {conversation_id} is in no loop that option {option} leads out of.",
                 remedy="Send it a message to go on with it.",
             )
-        await self._append(conversation_id, LoopRecoveryAction(option=option, source=EventSource.USER), None)
+        choice = LoopRecoveryAction(option=option, source=EventSource.USER)
+        await self._append(conversation_id, [*_switch_to(model), choice], None)
 
     async def _answer(
         self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None
@@ -335,53 +355,23 @@ class Client:
         request = ChangeAgentStateAction(
             agent_state=answer, action_id=stands.asked_id, edited=dict(edited or {}), source=EventSource.USER
         )
-        await self._append(conversation_id, request, None, log=self._told if edited else self.log)
+        await self._append(conversation_id, [request], None, log=self._told if edited else self.log)
 
-    async def _ask_for(self, conversation_id: str, state: AgentState) -> None:
-        await self._append(conversation_id, ChangeAgentStateAction(agent_state=state, source=EventSource.USER), None)
+    async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
+        request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
+        await self._append(conversation_id, [*first, request], None)
 
     async def _append(
-        self, conversation_id: str, event: Event, key: str | None, *, log: EventLog | None = None
+        self, conversation_id: str, events: Sequence[Event], key: str | None, *, log: EventLog | None = None
     ) -> None:
-        """Append an event; `log` is the one that hides secrets, for what holds words of a person."""
-        outcome = await (log or self.log).append(conversation_id, [event], key=key)
+        """Append events; `log` is the one that hides secrets, for what holds words of a person."""
+        outcome = await (log or self.log).append(conversation_id, events, key=key)
         if isinstance(outcome, Closed):
             raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
 
 
-def output_of(output: type[BaseModel] | Mapping[str, Any]) -> OutputSpec:
-    """Return what an agent has to hand in, given as a Pydantic model or a JSON Schema.
-
-    Raises:
-        UsageError: the schema cannot be used.
-    """
-    schema = dict(output) if isinstance(output, Mapping) else output.model_json_schema()
-    check_output_schema(schema)
-    try:
-        return OutputSpec(json_schema=schema)
-    except ValidationError as error:
-        raise UsageError(f"The schema of the output cannot be used: {error.errors()[0]['msg']}.") from error
-
-
-def check_task(task: str, *, name: str = "task") -> None:
-    """Make sure that a text can be given to an agent.
-
-    Raises:
-        UsageError: it is empty or longer than 100,000 characters.
-    """
-    if not task.strip():
-        raise UsageError(f"The {name} is empty.", remedy="Say what is to be done.")
-    if len(task) > MAX_TASK_CHARS:
-        raise UsageError(
-            f"The {name} has {len(task):,} characters; the limit is {MAX_TASK_CHARS:,}.",
-            remedy="Put what is long into a file of the workspace and name the file.",
-        )
-
-
-def title_of(task: str) -> str:
-    """Return a title for a task: its first line, cut to 80 characters."""
-    line = task.strip().splitlines()[0].strip()
-    return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1] + "…"
+def _switch_to(model: str | None) -> tuple[Event, ...]:
+    return (ModelSwitched(model=model, source=EventSource.USER),) if model else ()
 
 
 def conversation_id_of(idempotency_key: str) -> str:

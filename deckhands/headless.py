@@ -23,6 +23,7 @@ from broker.live_text import LiveText, Piece
 from broker.notebooks import Notebooks
 from broker.notes import Notebook
 from broker.specs import MemorySpec
+from broker.standing import Standing
 from broker.workspace_orders import WorkspaceOrders
 from deckhands.client import Client
 from deckhands.cluster import Cluster, ClusterSpec, Notice
@@ -55,6 +56,7 @@ class Task:
         tools, upload, secrets: see `Client.submit`.
         resumed_id: the conversation to go on with; None for a new one.
         recovery: the way out of the loop that a resumed run is in, see `Client.recover`; None: none was chosen.
+        model: what a resumed run goes on with; None: the same model as before.
         time_limit_seconds: None: no limit.
     """
 
@@ -68,6 +70,7 @@ class Task:
     title: str = ""
     resumed_id: str | None = None
     recovery: int | None = None
+    model: str | None = None
     time_limit_seconds: float | None = None
 
 
@@ -290,17 +293,22 @@ async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watc
     for event in await client.events(conversation_id):
         tally.add(event)
     if task.text is not None:
-        await client.send_message(conversation_id, task.text)
+        await client.send_message(conversation_id, task.text, model=task.model)
     elif task.recovery is not None:
-        await client.recover(conversation_id, option=task.recovery)
-    elif tally.standing.state in _GOES_ON_WHEN_ASKED and tally.standing.is_settled:
-        await client.resume(conversation_id)
+        await client.recover(conversation_id, option=task.recovery, model=task.model)
+    elif _is_to_be_asked(tally.standing, task):
+        await client.resume(conversation_id, model=task.model)
     elif tally.standing.is_settled:
         raise UsageError(
             f"The run {conversation_id} has settled ({tally.standing.state}); there is nothing to go on with.",
             remedy="Say by -t what it is to do next.",
         )
     return tally.last_event_id
+
+
+def _is_to_be_asked(standing: Standing, task: Task) -> bool:
+    """Say whether a resumed run is to be asked to go on: one that rests, or one that goes on with another model."""
+    return standing.state in _GOES_ON_WHEN_ASKED if standing.is_settled else task.model is not None
 
 
 def check_directory(path: Path) -> Path:

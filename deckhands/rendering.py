@@ -22,7 +22,7 @@ from broker.actions import (
     SystemMessageAction,
 )
 from broker.agent_state import AgentState
-from broker.events import Action, Event, EventSource, ModelCallFailed, ModelReply, Observation
+from broker.events import Action, Event, EventSource, ModelCallFailed, ModelReply, ModelSwitched, Observation
 from broker.file_events import FileEditObservation, FileReadObservation
 from broker.observations import (
     AgentStateChangedObservation,
@@ -90,6 +90,8 @@ class Renderer:
                 yield from self._state(event)
             case ModelCallFailed():
                 yield from self._block("! ", event.sentence, "red")
+            case ModelSwitched():
+                yield from self._block("", event.sentence, "dim")
             case Observation():
                 yield from self._observation(event)
 

@@ -23,8 +23,8 @@ from broker.agent_state import AgentState
 from broker.codec import event_from_wire
 from broker.errors import CorruptEntry, UnknownKind, UsageError
 from broker.events import ConfirmationStatus, ConversationCreated, Event, EventSource
-from deckhands.client import title_of
 from deckhands.sdk_directory import Fields, SdkDirectory
+from deckhands.tasks import title_of
 
 ORIGIN = "openhands-sdk"
 NO_RESULT = "The recording that this conversation was imported from has no result of this action. It may have run."

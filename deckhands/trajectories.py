@@ -28,8 +28,8 @@ from broker.events import (
     EventSource,
     ModelReply,
 )
-from deckhands.client import title_of
 from deckhands.metrics import Metrics, metrics_of, with_delegate, with_reply
+from deckhands.tasks import title_of
 
 ORIGIN = "openhands"
 # fmt: off

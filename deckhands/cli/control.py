@@ -15,6 +15,7 @@ from deckhands.client import Client
 from deckhands.settings import FaceSettings
 
 CANCEL_WAIT_SECONDS = 30.0
+model_option = click.option("--model", help="The model that it goes on with, if not the same as before.")
 WAYS = {"wait": 1, "go-on": 2, "stop": 3}
 """Ways out of a loop, and OpenHands' numbers for them."""
 
@@ -23,10 +24,11 @@ WAYS = {"wait": 1, "go-on": 2, "stop": 3}
 @click.argument("conversation_id")
 @click.argument("text", required=False)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the message.")
-def message(*, conversation_id: str, text: str | None, file: Path | None) -> None:
+@model_option
+def message(*, conversation_id: str, text: str | None, file: Path | None, model: str | None) -> None:
     """Say something to the agent; it goes on, whatever state it is in. Without TEXT it is read from standard input."""
     content = read_task(text, file=file)
-    _speak(conversation_id, lambda client: client.send_message(conversation_id, content))
+    _speak(conversation_id, lambda client: client.send_message(conversation_id, content, model=model))
     note("The message is in the log.")
 
 
@@ -40,18 +42,20 @@ def pause(*, conversation_id: str) -> None:
 
 @click.command()
 @click.argument("conversation_id")
-def resume(*, conversation_id: str) -> None:
+@model_option
+def resume(*, conversation_id: str, model: str | None) -> None:
     """Ask a conversation that was paused, was stopped or has failed to go on."""
-    _speak(conversation_id, lambda client: client.resume(conversation_id))
+    _speak(conversation_id, lambda client: client.resume(conversation_id, model=model))
     note("The request is in the log.")
 
 
 @click.command()
 @click.argument("conversation_id")
 @click.argument("way", type=click.Choice(list(WAYS)))
-def recover(*, conversation_id: str, way: str) -> None:
+@model_option
+def recover(*, conversation_id: str, way: str, model: str | None) -> None:
     """Get an agent out of a loop: `wait` or `go-on` without what it repeated, or `stop`."""
-    _speak(conversation_id, lambda client: client.recover(conversation_id, option=WAYS[way]))
+    _speak(conversation_id, lambda client: client.recover(conversation_id, option=WAYS[way], model=model))
     note("The choice is in the log.")
 
 

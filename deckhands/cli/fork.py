@@ -14,10 +14,10 @@ from broker.parcels import Parcels
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import RunIsOver, cluster_client, conversation_client, read_events
-from deckhands.client import check_task
 from deckhands.forking import Point, fork_of, taken_over
 from deckhands.headless import check_directory
 from deckhands.settings import FaceSettings
+from deckhands.tasks import check_task
 
 
 @click.command()

@@ -21,8 +21,8 @@ from broker.skills import skills_in
 from broker.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
 from broker.tool_specs import MAX_SCHEMA_CHARS
 from broker.workspace_sources import GitSource, UploadedSource, format_of, git_source
-from deckhands.client import check_task, output_of
 from deckhands.settings import SANDBOXES
+from deckhands.tasks import check_task, output_of
 
 BROWSER_POOL = "browser"
 NAME_REMEDY = "Use up to 64 letters, digits, '.', '_' and '-'."

@@ -28,13 +28,13 @@ from deckhands.cli.options import (
 )
 from deckhands.cli.output import EventPrinter, note
 from deckhands.cli.secret import secret_values
-from deckhands.client import check_task
 from deckhands.headless import Ending, Task, Watcher, check_directory, run_on_cluster, run_privately
 from deckhands.home import Home
 from deckhands.settings import FaceSettings
 from deckhands.summary import ExitCode
+from deckhands.tasks import check_task
 
-OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream", "as_json", "recover"}
+OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream", "as_json", "recover", "model"}
 
 
 @click.command()
@@ -82,6 +82,7 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
             text,
             resumed_id=options["resumed_id"],
             recovery=WAYS.get(options["recover"]),
+            model=options["model"],
             time_limit_seconds=options["timeout"],
         )
     if options["recover"]:

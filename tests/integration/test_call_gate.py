@@ -6,7 +6,16 @@ import asyncio
 import json
 from pathlib import Path
 
-from broker.events import AgentSpec, LLMSpec, ModelCallAdmitted, ModelCallDeferred, ModelReply, Tenancy
+from broker.events import (
+    AgentSpec,
+    EventSource,
+    LLMSpec,
+    ModelCallAdmitted,
+    ModelCallDeferred,
+    ModelReply,
+    ModelSwitched,
+    Tenancy,
+)
 from broker.governor import CallOutcome, Granted
 from broker.ledger import Ledger
 from broker.quotas import Pool, QuotaTable
@@ -150,6 +159,26 @@ async def test_a_pause_leaves_the_queue(hands: Hands) -> None:
     await hands.ask("paused")
     loop.wake()
     await until(lambda: bool(hands.gone), what="release")
+    await free(hands, pool)
+    governor = hands.services.gates.governor
+    answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
+    assert isinstance(answer, Granted)
+
+
+async def test_another_model_leaves_the_queue_of_the_first(hands: Hands, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"turns": [FINISH]}))
+    quotas = QuotaTable.parse('[[quota]]\nmodel = "scripted/*/script.json"\nconcurrency = 1')
+    old, pool = hands.services, quotas.pools[0]
+    hands.services = Services(old.store, old.log, old.owners, old.models, quotas)
+    await occupy(hands, pool)
+    await hands.begin(FINISH)
+    loop = await hands.go()
+    await hands.log.append(CID, [ModelSwitched(model=f"scripted/{other}", source=EventSource.USER)])
+    loop.wake()
+    await is_at_rest(hands, loop)
+    (reply,) = [event for event in await hands.events() if isinstance(event, ModelReply)]
+    assert reply.model == f"scripted/{other}"
     await free(hands, pool)
     governor = hands.services.gates.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)

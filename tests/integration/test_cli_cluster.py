@@ -180,17 +180,19 @@ def test_the_same_key_submits_once(env, tmp_path):
 
 
 def test_pause_message_resume_cancel(env, tmp_path):
-    model = script(tmp_path / "m.json", {"text": "Which one?"}, run_command("sleep 301.7"), finish("Done."))
+    model = script(tmp_path / "m.json", {"text": "Which one?"})
+    other = script(tmp_path / "other.json", {}, run_command("sleep 301.7"), finish("Done."))
     arguments = ["submit", "-t", "Do it.", "--model", model, "--sandbox", "none"]
     cid = deckhands(*arguments, env=env).out.strip()
     with started("logs", "-f", "--json", cid, env=env) as following:
         read_until(following, "awaiting_user_input")
-        assert deckhands("message", cid, "The first.", env=env).code == 0
+        assert deckhands("message", cid, "The first.", "--model", other, env=env).code == 0
         read_until(following, '"command": "sleep 301.7"')
         asyncio.run(until(lambda: is_running("sleep", "301.7"), what="start of the command"))
         assert deckhands("pause", cid, env=env).code == 0
         read_until(following, '"agent_state": "paused"')
-        assert deckhands("resume", cid, env=env).code == 0
+        assert deckhands("resume", cid, "--model", model, env=env).code == 0
+        read_until(following, '"kind": "model.switched"')
         read_until(following, '"agent_state": "running"')
         done = deckhands("cancel", cid, "--json", env=env)
         assert (done.code, done.json[0]["state"]) == (0, "stopped")

@@ -95,9 +95,12 @@ def test_what_a_run_leaves(env, home, workspace, tmp_path):
 
     refused = deckhands("run", "--resume", cid, env=env)
     assert (refused.code, "has settled (finished)" in refused.err, "-t" in refused.err) == (2, True, True)
-    again = deckhands("run", "--resume", cid, "-t", "Once more.", env=env)
-    assert (again.code, again.out.splitlines()[0]) == (0, "You: Once more.")
-    assert deckhands("show", cid, "--json", env=env).json[0]["iterations"] > summary["iterations"]
+    other = script(tmp_path / "other.json", {}, {}, finish("Done by another."))
+    again = deckhands("run", "--resume", cid, "-t", "Once more.", "--model", other, env=env)
+    assert (again.code, again.out.splitlines()[:2]) == (0, [f"The model is now {other}", "You: Once more."])
+    shown = deckhands("show", cid, "--json", env=env).json[0]
+    assert (shown["model"], shown["message"]) == (other, "Done by another.")
+    assert shown["iterations"] > summary["iterations"]
 
 
 def test_an_interrupted_run_stops_in_order_and_can_be_gone_on_with(env, home, workspace, tmp_path):

@@ -12,7 +12,8 @@ from broker.embedded import EmbeddedValkey
 from broker.errors import StoreUnavailable, UnknownConversation, UsageError
 from broker.events import AgentSpec, LLMSpec, WorkspaceSpec
 from deckhands import Client
-from deckhands.client import check_task, conversation_id_of, title_of
+from deckhands.client import conversation_id_of
+from deckhands.tasks import check_task, title_of
 from tests.unit.deckhands.sample_log import command, output, reply, state
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from broker.errors import UsageError
 from broker.output_schema import problems_of
-from deckhands.client import output_of
+from deckhands.tasks import output_of
 
 
 class Part(BaseModel):
