@@ -25,7 +25,7 @@ help: ## Show this list
 
 setup: $(SETUP) ## Create .venv with everything that development needs
 
-run: $(RUNTIME) ## Run the demo: a private store, one controller worker, one tool worker
+run: $(RUNTIME) ## Run the demo: 20 agents, real workers, two of them killed
 	@$(BIN)/deckhands demo
 
 tools:

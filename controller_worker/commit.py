@@ -85,6 +85,7 @@ def index_fields(state: State) -> dict[str, str | int | float]:
         "error_code": state.error_code,
         "iterations": state.iteration,
         "cost_usd": round(state.cost_usd, 8),
+        "has_unknown_cost": int(state.has_unknown_cost),
         "prompt_tokens": state.prompt_tokens,
         "completion_tokens": state.completion_tokens,
     }

@@ -68,10 +68,16 @@ class EventPrinter:
             click.echo(self._renderer.styled(line, style if line.startswith("State") else "dim"), color=True)
 
 
+def cost_text(cost_usd: float, *, is_whole: bool) -> str:
+    """Return what something has cost, and that it is not all of it where a price is not known."""
+    if is_whole:
+        return f"${cost_usd:.4f}"
+    return f"at least ${cost_usd:.4f}" if cost_usd else "unknown"
+
+
 def summary_lines(summary: Summary) -> list[str]:
     """Return a summary as lines, one fact a line."""
-    at_least = "at least " if summary.has_unknown_cost and summary.cost_usd else ""
-    cost = "unknown" if summary.has_unknown_cost and not summary.cost_usd else f"{at_least}${summary.cost_usd:.4f}"
+    cost = cost_text(summary.cost_usd, is_whole=not summary.has_unknown_cost)
     facts = {
         "State": summary.state + (f": {summary.last_error}" if summary.last_error else ""),
         "Details": "" if summary.error_detail in summary.last_error else summary.error_detail,

@@ -15,7 +15,7 @@ from broker.conversations import ConversationRow
 from broker.errors import CorruptEntry, UsageError
 from broker.export import event_line
 from deckhands.cli.options import json_option
-from deckhands.cli.output import EventPrinter, note, print_json, summary_lines, table
+from deckhands.cli.output import EventPrinter, cost_text, note, print_json, summary_lines, table
 from deckhands.cli.reach import NoCluster, RunIsOver, cluster_client, conversation_client, read_events, read_summary
 from deckhands.forking import Point
 from deckhands.home import Home
@@ -37,6 +37,7 @@ class Listed:
     wait_reason: str
     iterations: int
     cost_usd: float
+    has_unknown_cost: bool
     updated: str
     title: str
 
@@ -44,7 +45,8 @@ class Listed:
         """Return the cells of its line in the table."""
         state = f"{self.state} ({self.wait_reason})" if self.wait_reason else self.state
         moment = self.updated[:19].replace("T", " ")
-        return (self.conversation_id, state, str(self.iterations), f"${self.cost_usd:.4f}", moment, self.title)
+        cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
+        return (self.conversation_id, state, str(self.iterations), cost, moment, self.title)
 
 
 @click.command()
@@ -152,6 +154,7 @@ def _listed_row(row: ConversationRow) -> Listed:
         wait_reason=row.wait_reason,
         iterations=int(row.fields.get("iterations", 0)),
         cost_usd=float(row.fields.get("cost_usd", 0)),
+        has_unknown_cost=row.fields.get("has_unknown_cost", "0") == "1",
         updated=row.updated.isoformat(),
         title=row.title,
     )
@@ -175,6 +178,7 @@ def _listed_runs(home: Home, limit: int) -> Iterator[Listed]:
             wait_reason="" if folder.is_over else "under way, or killed",
             iterations=summary.iterations,
             cost_usd=summary.cost_usd,
+            has_unknown_cost=summary.has_unknown_cost,
             updated=summary.updated.isoformat() if summary.updated else "",
             title=summary.title,
         )

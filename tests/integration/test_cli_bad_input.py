@@ -195,7 +195,7 @@ class TestRuns:
     def test_resuming_a_run_that_does_not_exist(self, env):
         refused(deckhands("run", "--resume", "abc", env=env), 2, "No conversation with the id 'abc'")
 
-    @pytest.mark.parametrize("option", [["--model", "m"], ["-i", "3"], ["-w", "."], ["--network"]])
+    @pytest.mark.parametrize("option", [["--agent", "a"], ["-i", "3"], ["-w", "."], ["--network"]])
     def test_changing_what_a_run_was_begun_with(self, env, option):
         name = {"-i": "--max-iterations", "-w": "--workspace"}.get(option[0], option[0])
         done = deckhands("run", "--resume", "abc", *option, env=env)

@@ -165,7 +165,9 @@ def test_submit_logs_show_export_ls(env, workspace, tmp_path):
 
     listed = {row["conversation_id"]: row for row in deckhands("ls", "--json", env=env).json}
     assert (listed[cid]["state"], listed[cid]["title"], listed[cid]["iterations"]) == ("finished", "A title", 2)
-    assert "A title" in deckhands("ls", env=env).out
+    assert listed[cid]["has_unknown_cost"]  # the script names no price
+    (line,) = (line for line in deckhands("ls", env=env).out.splitlines() if cid in line)
+    assert ("A title" in line, "unknown" in line, "$" in line) == (True, True, False)
 
 
 def test_the_same_key_submits_once(env, tmp_path):

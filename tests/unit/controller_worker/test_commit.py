@@ -91,6 +91,7 @@ def test_a_listing_shows_the_state_and_the_numbers() -> None:
         "error_code": "",
         "iterations": 1,
         "cost_usd": 0.25,
+        "has_unknown_cost": 0,
         "prompt_tokens": 100,
         "completion_tokens": 10,
     }
