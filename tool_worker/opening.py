@@ -4,14 +4,17 @@
     <root>/<conversation>/base.git/      what it began with, for `Repositories.difference`
     <root>/<conversation>/opened.json    what the opening found
 
-Holds: a workspace is opened once, whoever asks how often; what failed leaves nothing behind.
+Holds: a workspace is opened once, whoever asks how often; what failed leaves nothing behind, and what a killed worker
+left half filled is removed by the next opening of the conversation, or by the reaper.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Awaitable, Callable
@@ -26,11 +29,13 @@ from broker.workspace_sources import GitSource, UploadedSource
 from tool_worker.beneath import Directory
 from tool_worker.egress.gate import EgressGate
 from tool_worker.file_tree import TreeLimits, measure
+from tool_worker.host_launch import to_its_end
 from tool_worker.repositories import Repositories, is_installed, require_git
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.unpacking import Unpacking
 from tool_worker.workspace_errors import SourceUnusable
 
+DRAFT = ".opening-"
 WORKSPACE, BASE, OPENED = "workspace", "base.git", "opened.json"
 
 
@@ -103,7 +108,8 @@ class Openings:
         if workspace.exists():
             return _opened(folder / OPENED)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = folder / f".opening-{secrets.token_hex(8)}"
+        draft = folder / f"{DRAFT}{secrets.token_hex(8)}"
+        share = await to_its_end(asyncio.to_thread(_share, folder))
         try:
             draft.mkdir(mode=0o700)
             for name in (WORKSPACE, BASE):
@@ -119,7 +125,8 @@ class Openings:
                     (draft / WORKSPACE).rename(workspace)
             return opened
         finally:
-            await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
+            await to_its_end(asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True))
+            os.close(share)
 
     async def _fill(
         self, conversation_id: str, source: GitSource | UploadedSource, workspace: Path, base: Path
@@ -182,6 +189,32 @@ class Openings:
         assert source.format != "bundle"
         with Directory(workspace) as directory:
             Unpacking(directory, self._limits).unpack(content, source.format)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove the half filled workspaces of a conversation's folder, unless one of them is being filled."""
+    if not any(folder.glob(f"{DRAFT}*")):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _clear_if_alone(folder, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _share(folder: Path) -> int:
+    """Return a descriptor that keeps others from removing drafts in this folder; those that are there go."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _clear_if_alone(folder, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def _clear_if_alone(folder: Path, descriptor: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for draft in folder.glob(f"{DRAFT}*"):
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def _opened(file: Path) -> Opened:

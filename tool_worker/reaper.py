@@ -1,5 +1,8 @@
 """The reaper removes what closed conversations have left on a node, when their time to live is over.
 
+What was left by processes that were killed goes at once: processes and temporary files of a host that is gone, and
+workspaces that were half filled.
+
 Holds:
     - Only a conversation that its store says is closed is removed, which none ever is again; one that the store does
       not know may be another store's, and stays.
@@ -21,6 +24,8 @@ from broker.errors import DeckhandsError, UnknownConversation
 from broker.ids import is_conversation_id
 from broker.store import Store
 from tool_worker.host_folder import HostFolder
+from tool_worker.opening import remove_drafts
+from tool_worker.sandbox.none import NoSandbox, temporary_directory
 
 SWEEP_SECONDS = 600.0
 REMOVED = ".removed-"
@@ -61,8 +66,19 @@ class Reaper:
         """
         found = await asyncio.to_thread(self._folders)
         removed = [cid for cid in found if await self._is_due(cid, found) and await self._remove(cid)]
+        for conversation_id in found:
+            await self._clear_after_kills(conversation_id)
         await asyncio.to_thread(self._clear)
         return removed
+
+    async def _clear_after_kills(self, conversation_id: str) -> None:
+        await asyncio.to_thread(remove_drafts, self._root / conversation_id)
+        folder = HostFolder(self._root, conversation_id)
+        host_id = await asyncio.to_thread(_left_by, folder)
+        if host_id:
+            async with folder.opening():
+                if not folder.is_alive:
+                    await asyncio.to_thread(NoSandbox().kill_stragglers, host_id)
 
     async def _is_due(self, conversation_id: str, found: dict[str, Path]) -> bool:
         # From cheap to dear: most are in use, or not closed.
@@ -103,3 +119,11 @@ class Reaper:
     def _clear(self) -> None:
         for doomed in self._root.glob(f"{REMOVED}*"):
             shutil.rmtree(doomed)
+
+
+def _left_by(folder: HostFolder) -> str:
+    """Return the id of a dead host that nothing confined and that has left something, or nothing."""
+    binding = folder.read_binding()
+    if binding is None or binding.sandbox != NoSandbox.name or folder.is_alive:
+        return ""
+    return binding.host_id if temporary_directory(binding.host_id).exists() else ""

@@ -30,7 +30,7 @@ from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.choice import AUTO
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.docker import Containers, DockerSandbox
-from tool_worker.sandbox.none import NoSandbox
+from tool_worker.sandbox.none import NoSandbox, temporary_directory
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
 from tool_worker.sandbox.tried import TriedSandboxes
 from tool_worker.workspace_errors import (
@@ -344,9 +344,10 @@ class Workspaces:
             limits=self._limits,
             entrance=folder.entrance,
         )
+        temporary = "" if sandbox.is_confining else str(temporary_directory(binding.host_id))
         environment = {
             **sandbox.shell_environment(enclosure),
-            **({} if sandbox.is_confining else self._search_path),
+            **({} if sandbox.is_confining else {"TMPDIR": temporary, **self._search_path}),
             **(proxy_environment() if binding.allow else {}),
             **self._environment,
             HOST_ID_VARIABLE: binding.host_id,
@@ -362,6 +363,7 @@ class Workspaces:
             announces_pid=not sandbox.is_confining,
             sessions=self._sessions if sandbox.inherits_descriptors else {},
             egress_port=EGRESS_PORT if binding.allow else 0,
+            temporary=temporary,
         )
         return sandbox, enclosure, configuration
 

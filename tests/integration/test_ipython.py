@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from broker.actions import IPythonRunCellAction
 from broker.events import Observation
 from broker.observations import ErrorObservation, IPythonRunCellObservation
-from tests.integration.workspace_hosts import LIMIT_SECONDS, opened, processes
+from tests.integration.workspace_hosts import LIMIT_SECONDS, gone, main_pid, opened, processes
 from tests.polling import until
 from tool_worker.open_workspace import OpenWorkspace
 from tool_worker.session_programs import session_programs
@@ -48,6 +51,12 @@ class Notebook:
     async def bash(self, command: str) -> str:
         result = await self.workspace.run(next(self.ids), "bash", {"command": command})
         return str(result.value["content"])
+
+
+def kill_program(node: Path) -> None:
+    """Kill the session program, and it alone."""
+    [program] = [found for found in processes(node, CONVERSATION) if "ipython_session" in " ".join(found.cmdline())]
+    program.kill()
 
 
 @pytest.fixture
@@ -144,9 +153,7 @@ async def test_a_restart_is_asked_for(run: Notebook) -> None:
 
 async def test_the_session_program_may_be_killed(run: Notebook, tmp_path: Path) -> None:
     await run.text("lost = 1")
-    for process in processes(tmp_path / "node", CONVERSATION):
-        if "ipython_session" in " ".join(process.cmdline()):
-            process.kill()
+    kill_program(tmp_path / "node")
     answer = await run("2")
     if isinstance(answer, ErrorObservation):  # the call came before its death was noticed
         assert answer.content.startswith("ERROR: ipython ended.")
@@ -160,6 +167,57 @@ async def test_the_kernel_outlives_the_tool_worker(workspaces: Workspaces, run: 
     async with opened(tmp_path / "node", **SETTINGS) as later:
         again = Notebook(await later.open(CONVERSATION), run.ids)
         assert await again.text("kept") == "9"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What the tool worker takes for the directory of temporary files; short, as sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+async def test_what_a_killed_session_program_left_goes_with_it(tmp_path: Path, temporary: Path) -> None:
+    async with opened(tmp_path / "node", **SETTINGS) as workspaces:
+        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        pid = await run.text("import os, tempfile; tempfile.mkdtemp(); os.getpid()")
+        assert len(list(temporary.rglob("kernel-*"))) == 1
+        assert len(list(temporary.rglob("tmp*"))) == 1
+        kill_program(tmp_path / "node")
+        await until(lambda: not list(temporary.rglob("kernel-*")), what="the end of its files")
+        await until(lambda: not psutil.pid_exists(int(pid)), what="the end of its kernel")
+        assert not list(temporary.rglob("tmp*"))
+
+
+async def test_what_a_killed_host_left_goes_when_the_workspace_is_opened_again_or_closed(
+    tmp_path: Path, temporary: Path
+) -> None:
+    async with opened(tmp_path / "node", **SETTINGS) as workspaces:
+        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        for _ in range(2):
+            await run.text("1")
+            assert len(list(temporary.rglob("kernel-*"))) == 1
+            pid = main_pid(tmp_path / "node", CONVERSATION)
+            os.kill(pid, signal.SIGKILL)
+            await gone(pid)
+            run.workspace = await workspaces.open(CONVERSATION)
+            assert not list(temporary.rglob("kernel-*"))
+        await run.text("1")
+        os.kill(main_pid(tmp_path / "node", CONVERSATION), signal.SIGKILL)
+        await workspaces.close(CONVERSATION)
+        assert not list(temporary.iterdir())
+
+
+async def test_a_shell_without_a_sandbox_has_its_temporary_files_where_they_go_with_it(
+    tmp_path: Path, temporary: Path
+) -> None:
+    async with opened(tmp_path / "node") as workspaces:
+        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        made = Path(await run.bash("mktemp"))
+        assert made.is_relative_to(temporary)
+        assert made.exists()
+        await workspaces.close(CONVERSATION)
+        assert not list(temporary.iterdir())
 
 
 async def test_nothing_of_it_is_left_when_the_workspace_is_closed(

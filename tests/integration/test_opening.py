@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import io
 import os
 import subprocess
@@ -24,7 +25,7 @@ from broker.store import Store
 from broker.workspace_sources import GitSource, UploadedSource
 from tool_worker.egress.gate import EgressGate
 from tool_worker.file_tree import TreeLimits
-from tool_worker.opening import Opened, Openings
+from tool_worker.opening import Opened, Openings, remove_drafts
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.workspace_errors import EgressRefused, FileUnfit, SourceUnusable, WorkspaceTooLarge
 
@@ -190,6 +191,26 @@ async def test_what_is_not_there_is_said_and_leaves_nothing(world: World, projec
             await world.open(source)
         assert len(raised.value.message) < 400
         assert world.left() == set()
+
+
+async def test_what_a_killed_worker_left_half_filled_goes_unless_another_fills_one(world: World, project: Path) -> None:
+    source = GitSource(url=f"file://{project}")
+    half = world.root / CID / ".opening-0"
+    (half / "workspace").mkdir(parents=True)
+    filling = os.open(world.root / CID, os.O_RDONLY)
+    fcntl.flock(filling, fcntl.LOCK_SH)  # as a worker does that fills it
+    remove_drafts(world.root / CID)
+    await world.open(source, cid=CID)
+    assert half.exists()
+    os.close(filling)
+    await world.open(source)
+    assert half.exists()  # it was open already, and nothing was filled
+    remove_drafts(world.root / CID)
+    assert world.left() == {"workspace", "base.git", "opened.json"}
+    half.mkdir()
+    world.workspace.rename(world.workspace.with_name("elsewhere"))
+    await world.open(source)
+    assert not half.exists()
 
 
 async def test_what_is_too_large_is_not_kept(world: World, project: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from broker import codec
@@ -15,13 +17,15 @@ from broker.event_log import EventLog
 from broker.events import ConversationCreated, WorkspaceSpec
 from broker.observations import CmdOutputObservation
 from broker.store import Store
-from tests.integration.workspace_hosts import opened
+from tests.integration.workspace_hosts import alive, gone, main_pid, opened, sleeping
+from tests.polling import until
 from tool_worker.binding import Binding
 from tool_worker.executor import Executor
 from tool_worker.file_tree import TreeLimits
 from tool_worker.host_folder import HostFolder
 from tool_worker.quota import Quota
 from tool_worker.reaper import Reaper
+from tool_worker.sandbox.none import temporary_directory
 
 CID = "conversation"
 LIMIT_BYTES = 100_000
@@ -95,7 +99,9 @@ async def left(store: Store, root: Path, conversation_id: str, *, is_closed: boo
     folder.create()
     folder.workspace.mkdir()
     (folder.workspace / "file").write_text(conversation_id)
-    folder.write_binding(Binding(str(path or folder.workspace), "/workspace", "none", False, "0" * 32))
+    folder.write_binding(
+        Binding(str(path or folder.workspace), str(folder.workspace), "none", False, secrets.token_hex(16))
+    )
     return folder.workspace
 
 
@@ -122,3 +128,30 @@ async def test_only_what_closed_conversations_have_left_is_removed(memory_store:
     assert (live / "file").exists()
     assert (working / "file").exists()
     assert await Reaper(memory_store, root / "nowhere", 0.0).sweep() == []
+
+
+async def test_what_killed_hosts_and_workers_left_goes_although_the_conversation_is_not_closed(
+    memory_store: Store, tmp_path: Path
+) -> None:
+    root = tmp_path / "node"
+    workspace = await left(memory_store, root, "live", is_closed=False)
+    (root / "live" / ".opening-half" / "workspace").mkdir(parents=True)
+    async with opened(root) as workspaces:
+        await (await workspaces.open("live")).run(1, "bash", {"command": "mktemp; setsid sleep 1000 & disown"})
+        await until(lambda: sleeping(root, "live") == ["1000"], what="the program")
+        host = psutil.Process(main_pid(root, "live"))
+        [orphan] = [found for found in host.children(recursive=True) if found.name() == "sleep"]
+        binding = HostFolder(root, "live").read_binding()
+        assert binding is not None
+        temporary = temporary_directory(binding.host_id)
+        assert len(list(temporary.iterdir())) == 1
+        assert await Reaper(memory_store, root, 0.0).sweep() == []
+        assert len(list(temporary.iterdir())) == 1
+        host.kill()
+        await gone(host.pid)
+        assert orphan.is_running()
+        assert await Reaper(memory_store, root, 0.0).sweep() == []
+        assert not temporary.exists()
+        assert not alive([orphan])
+    assert {path.name for path in (root / "live").iterdir()} == {"workspace", "host"}
+    assert (workspace / "file").exists()

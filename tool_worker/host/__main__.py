@@ -36,6 +36,8 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     seclude()
+    if configuration.temporary:
+        os.makedirs(configuration.temporary, 0o700, exist_ok=True)
     if configuration.writable:
         from tool_worker.host.landlock import restrict_writes
 
@@ -56,6 +58,10 @@ def main() -> None:
         loop.run()
     finally:
         server.end()
+        if configuration.temporary:
+            from shutil import rmtree
+
+            rmtree(configuration.temporary, ignore_errors=True)
 
 
 if __name__ == "__main__":

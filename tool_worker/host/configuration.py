@@ -39,6 +39,7 @@ class HostConfiguration:
         sessions: Tools that a program of their own carries out, by name, and how it is started.
         egress_port: Where on the loopback a proxy is lent a socket; 0: the workspace has no way out.
         announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that in its place.
+        temporary: A directory that the host makes when it starts and removes with all in it when it ends; empty: none.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class HostConfiguration:
         announces_pid: bool = False,
         sessions: dict[str, list[str]] | None = None,
         egress_port: int = 0,
+        temporary: str = "",
     ) -> None:
         self.workspace = workspace
         self.environment = environment
@@ -67,6 +69,7 @@ class HostConfiguration:
         self.announces_pid = announces_pid
         self.sessions = sessions or {}
         self.egress_port = egress_port
+        self.temporary = temporary
 
     @property
     def programs(self) -> dict[str, list[str]]:

@@ -52,6 +52,18 @@ def kill_descendants(root: int) -> bool:
     return bool(victims)
 
 
+def kill_marked(root: int, variable: str) -> None:
+    """Send SIGKILL to all below `root` that began with this variable (`NAME=value`), whoever their parent is now."""
+    for entry in live_descendants(root):
+        try:
+            with open(f"/proc/{entry.pid}/environ", "rb") as file:
+                is_marked = variable.encode() in file.read().split(b"\0")
+        except OSError:
+            continue
+        if is_marked:
+            kill(entry.pid)
+
+
 def started_since(root: int, tick: int, spared: frozenset[int]) -> list[int]:
     """Return the processes below `root` that began at this tick or later.
 

@@ -6,7 +6,8 @@ It is started by the first call and lives on between calls. It finds a socket at
     it → us   {"call": n, "result": {…}}
 
 Holds: one call at a time, in the order in which they were asked; each is answered exactly once, whatever becomes of the
-program: it may end, be silent beyond its call's limit, or speak nonsense, and the next call gets a new one.
+program: it may end, be silent beyond its call's limit, or speak nonsense, and the next call gets a new one. Its
+temporary files are in a directory of its own (`TMPDIR`), which goes with it.
 Does not: look into arguments, `timeout` apart, or results.
 """
 
@@ -18,7 +19,7 @@ from collections import deque
 
 from tool_worker.host import protocol
 from tool_worker.host.compiled import signal
-from tool_worker.host.descendants import kill, kill_descendants
+from tool_worker.host.descendants import kill, kill_descendants, kill_marked
 from tool_worker.host.loop import Loop, Outlet
 from tool_worker.host.shell import lower_limits
 
@@ -73,6 +74,7 @@ class SessionProgram:
         self._name = name
         self._command = command
         self._pid = 0
+        self._folder = ""
         self._connection: socket.socket | None = None
         self._outlet: Outlet | None = None
         self._lines = protocol.Lines()
@@ -131,7 +133,11 @@ class SessionProgram:
 
     def _is_started(self) -> bool:
         ours, theirs = socket.socketpair()
+        temporary = self._configuration.environment.get("TMPDIR", "/tmp")  # noqa: S108  (the sandbox's own)
+        folder = os.path.join(temporary, f"{self._name}-{os.urandom(4).hex()}")
         try:
+            os.mkdir(folder, 0o700)
+            self._folder = folder
             self._pid = os.fork()
         except OSError as error:
             ours.close()
@@ -139,7 +145,7 @@ class SessionProgram:
             self._answer(f"ERROR: {self._name} cannot be started: {error.strerror}.")
             return False
         if self._pid == 0:
-            _become(self._command, theirs, self._configuration)
+            _become(self._command, theirs, self._configuration, folder)
         theirs.close()
         ours.setblocking(False)
         self._connection = ours
@@ -210,6 +216,11 @@ class SessionProgram:
             kill_descendants(self._pid)
             kill(self._pid)
             self._pid = 0
+        if self._folder:
+            # One that was killed has left its children to us, and they may be anywhere among ours.
+            kill_marked(os.getpid(), f"TMPDIR={self._folder}")
+            _remove(self._folder)
+            self._folder = ""
 
     def _answer(self, text: str) -> None:
         self._finish({"content": text, "is_error": True})
@@ -222,7 +233,16 @@ class SessionProgram:
         self._begin_next()
 
 
-def _become(command: list[str], connection: socket.socket, configuration: HostConfiguration) -> None:
+def _remove(folder: str) -> None:
+    """Remove a directory by a program of its own: there may be much in it, and others wait for the host."""
+    nowhere = [(os.POSIX_SPAWN_OPEN, target, os.devnull, os.O_RDWR, 0) for target in (0, 1, 2)]
+    try:
+        os.posix_spawn("/bin/rm", ["rm", "-rf", "--", folder], {}, file_actions=nowhere)
+    except OSError:
+        return  # it goes with the host
+
+
+def _become(command: list[str], connection: socket.socket, configuration: HostConfiguration, temporary: str) -> None:
     """Turn the forked child into the program; never returns."""
     try:
         os.setsid()
@@ -236,6 +256,6 @@ def _become(command: list[str], connection: socket.socket, configuration: HostCo
         lower_limits(configuration)
         if os.path.isdir(configuration.workspace):
             os.chdir(configuration.workspace)
-        os.execve(command[0], command, configuration.environment)  # noqa: S606  (a program of our own)
+        os.execve(command[0], command, {**configuration.environment, "TMPDIR": temporary})  # noqa: S606  (a program of our own)
     finally:
         os._exit(127)

@@ -1,7 +1,7 @@
 """No sandbox: programs run as the tool worker's user, with all that this user can reach.
 
 Holds: it is used only where somebody asked for it by name; orphans of a dead host are found by a mark in their
-environment and killed.
+environment and killed; `TMPDIR` names a directory that goes with the host.
 Does not: protect anything, the host's own journal and socket included, or find an orphan that dropped its environment.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import pwd
 import select
+import shutil
 import signal
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -27,6 +29,11 @@ from tool_worker.sandbox.sandbox import (
 
 DEATH_LIMIT_SECONDS = 5.0
 """How long to wait for one that was killed."""
+
+
+def temporary_directory(host_id: str) -> Path:
+    """Return where programs of a host have their temporary files: short, because sockets are among them."""
+    return Path(tempfile.gettempdir(), f"deckhands-{host_id[:16]}")
 
 
 class NoSandbox:
@@ -85,3 +92,4 @@ class NoSandbox:
                         signal.pidfd_send_signal(killed[-1], signal.SIGKILL)
             for process in killed:
                 select.select([process], [], [], DEATH_LIMIT_SECONDS)
+        shutil.rmtree(temporary_directory(host_id), ignore_errors=True)

@@ -175,7 +175,10 @@ class Sandbox(Protocol):
         ...
 
     def kill_stragglers(self, host_id: str) -> None:
-        """Kill what outlived the host with this id, and wait until it is gone; may take a while."""
+        """Kill what outlived the host with this id, wait until it is gone, and remove its temporary files.
+
+        May take a while.
+        """
         ...
 
 

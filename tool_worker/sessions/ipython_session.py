@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -44,8 +45,9 @@ class KernelDied(Exception):
 class Kernel:
     """One kernel process and the connection to it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, client: AsyncKernelClient) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, client: AsyncKernelClient, folder: str) -> None:
         self._process = process
+        self._folder = folder
         self._client = client
 
     @classmethod
@@ -72,7 +74,7 @@ class Kernel:
         client = AsyncKernelClient(connection_file=path)
         client.load_connection_file()
         client.start_channels(hb=False)  # its process tells whether it lives; a heartbeat fails on a busy machine
-        kernel = cls(process, client)
+        kernel = cls(process, client, folder)
         try:
             async with asyncio.timeout(READY_LIMIT_SECONDS):
                 await kernel._answers()
@@ -119,6 +121,7 @@ class Kernel:
         self._client.stop_channels()
         self.kill()
         await self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def run(self, code: str, output: Output) -> None:
         """Run a cell to its end, taking in what it shows.
