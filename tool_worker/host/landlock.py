@@ -9,8 +9,10 @@ Does not: exist on kernels before 5.19, whose version of it would forbid moving 
 
 from __future__ import annotations
 
-import ctypes
 import os
+from _struct import pack
+
+from tool_worker.host.compiled import c_library
 
 MINIMUM_ABI = 2
 
@@ -25,20 +27,9 @@ _TRUNCATE = 1 << 14  # from version 3 on
 _OUTSIDE_ABSTRACT_SOCKETS, _OUTSIDE_SIGNALS = 1, 2  # from version 6 on
 
 
-class _Ruleset(ctypes.Structure):
-    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scopes", ctypes.c_uint64))
-
-
-class _PathBeneath(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"
-    _fields_ = (("allowed", ctypes.c_uint64), ("directory", ctypes.c_int32))
-
-
 def landlock_version() -> int:
     """Return the version of the kernel's Landlock, 0 if there is none."""
-    version = _libc().syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
-    return max(0, int(version))
+    return max(0, c_library("syscall", _CREATE_RULESET, None, 0, _ASK_VERSION))
 
 
 def restrict_writes(directories: list[str]) -> bool:
@@ -58,30 +49,24 @@ def restrict_writes(directories: list[str]) -> bool:
         return False
     handled = _WRITE_FILE | _CHANGE_DIRECTORIES | _MOVE_BETWEEN_DIRECTORIES | (_TRUNCATE if version >= 3 else 0)
     scopes = _OUTSIDE_ABSTRACT_SOCKETS | _OUTSIDE_SIGNALS if version >= 6 else 0
-    ruleset = _Ruleset(handled, 0, scopes)
-    # An older kernel refuses a structure with fields that it does not know.
-    size = 24 if version >= 6 else 8
-    rules = _checked(_libc().syscall(_CREATE_RULESET, ctypes.byref(ruleset), size, 0))
+    # An older kernel refuses a structure with fields that it does not know: files, network, scopes.
+    ruleset = pack("=QQQ", handled, 0, scopes)[: 24 if version >= 6 else 8]
+    rules = _checked(c_library("syscall", _CREATE_RULESET, ruleset, len(ruleset), 0))
     try:
         for directory in directories:
             opened = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                beneath = _PathBeneath(handled & ~_MAKE_DEVICES, opened)
-                _checked(_libc().syscall(_ADD_RULE, rules, _PATH_BENEATH, ctypes.byref(beneath), 0))
+                beneath = pack("=Qi", handled & ~_MAKE_DEVICES, opened)
+                _checked(c_library("syscall", _ADD_RULE, rules, _PATH_BENEATH, beneath, 0))
             finally:
                 os.close(opened)
-        _checked(_libc().syscall(_RESTRICT_SELF, rules, 0))
+        _checked(c_library("syscall", _RESTRICT_SELF, rules, 0))
     finally:
         os.close(rules)
     return True
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _checked(answer: int) -> int:
     if answer < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"Landlock: {os.strerror(number)}")
+        raise OSError("the kernel refuses to bind this process by Landlock")
     return answer

@@ -8,7 +8,7 @@ what was running is unknown, and said to be.
 
 from __future__ import annotations
 
-import ctypes
+from tool_worker.host.compiled import c_library
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -20,7 +20,6 @@ def seclude() -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((_PR_SET_DUMPABLE, 0), (_PR_SET_CHILD_SUBREAPER, 1)):
-        if libc.prctl(option, value, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), f"prctl {option}")
+        if c_library("prctl", option, value, 0, 0):
+            raise OSError(f"prctl {option} is refused")

@@ -7,6 +7,7 @@ Does not: start anything; `host_launch` does.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -182,11 +183,13 @@ class Sandbox(Protocol):
         ...
 
 
+@functools.cache
 def interpreter() -> str:
     """Return the real path of the running Python, outside any virtual environment."""
     return os.path.realpath(sys.executable)
 
 
+@functools.cache
 def interpreter_prefixes() -> tuple[Path, ...]:
     """Return the directories that this Python needs to start, as they are written and as they really are."""
     found = [Path(sys.base_prefix), Path(sys.base_exec_prefix), Path(interpreter()).parent.parent]
