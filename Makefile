@@ -15,7 +15,7 @@ RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools test check bench faults security clean
+.PHONY: help setup run tools test check bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -44,6 +44,9 @@ bench: $(SETUP) tools ## Run the benchmarks
 
 faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones too
 	$(BIN)/python -m pytest tests/faults tests/simulation $(PYTEST_ARGS)
+
+orphans: $(SETUP) tools ## Kill a tool worker 1,000 times and look for what it left running
+	$(BIN)/python -m pytest -s tests/faults/test_orphans.py $(PYTEST_ARGS)
 
 security: $(SETUP) tools ## Run every security test, the slow ones too
 	$(BIN)/python -m pytest tests/security $(PYTEST_ARGS)
