@@ -10,7 +10,9 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+from collections.abc import Iterable
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from tool_worker.sandbox.sandbox import interpreter
@@ -21,19 +23,46 @@ _LINKED = re.compile(r"(/\S+) \(0x")
 
 
 @cache
-def image() -> str:
-    """Return the image's name; the first time on a machine this makes it, in some seconds."""
+def image(*packages: str) -> str:
+    """Return the image's name; the first time on a machine this makes it, in some seconds.
+
+    Args:
+        packages: of our Python that it has, with what they need.
+    """
     python = Path(interpreter())
-    name = f"deckhands-test:{hashlib.sha256(f'{python}{sys.version}'.encode()).hexdigest()[:12]}"
+    told = f"{python}{sys.version}{' '.join(packages)}"
+    name = f"deckhands-test:{hashlib.sha256(told.encode()).hexdigest()[:12]}"
     if not subprocess.run(["docker", "image", "ls", "-q", name], capture_output=True, check=True).stdout.strip():
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
-            _pack(tar, python)
+            _pack(tar, python, packages)
         subprocess.run(["docker", "import", "-", name], input=packed.getvalue(), capture_output=True, check=True)
     return name
 
 
-def _pack(tar: tarfile.TarFile, python: Path) -> None:
+def _files_of(packages: Iterable[str]) -> dict[str, Path]:
+    """Return the files of packages and of what they need, by where the image's Python looks for them."""
+    folder = Path(sysconfig.get_path("stdlib"), "site-packages")
+    files: dict[str, Path] = {}
+    waiting, seen = list(packages), set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # for another platform or another Python
+        for file in found.files or ():
+            if ".." not in file.parts and file.suffix != ".pyc":
+                files[str(folder / file)] = Path(str(found.locate_file(file)))
+        needed = [need for need in found.requires or () if "extra ==" not in need]
+        waiting += [match[0] for need in needed if (match := re.match(r"[\w.-]+", need))]
+    return files
+
+
+def _pack(tar: tarfile.TarFile, python: Path, packages: Iterable[str]) -> None:
     standard = Path(sysconfig.get_path("stdlib"))
     programs = {f"/bin/{name}": shutil.which(name) for name in PROGRAMS}
     files = {target: Path(found).resolve() for target, found in programs.items() if found}
@@ -41,6 +70,7 @@ def _pack(tar: tarfile.TarFile, python: Path) -> None:
     for path in standard.rglob("*"):
         if path.is_file() and not LEFT_OUT & set(path.relative_to(standard).parts) and path.suffix != ".a":
             files[str(path)] = path.resolve()
+    files |= _files_of(packages)
     linked = [
         str(path) for target, path in files.items() if path.suffix == ".so" or not target.startswith(str(standard))
     ]

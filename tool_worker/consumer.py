@@ -49,7 +49,7 @@ class ToolConsumer:
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
         self._offered = OfferedTools(found_tools(settings.tools, settings.pools))
-        self._programs = session_programs(settings.pools, chromium=settings.chromium)
+        self._programs = session_programs(settings.pools, chromium=settings.chromium, sandbox=settings.sandbox)
         self._incarnation: Incarnation | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -64,6 +64,7 @@ class ToolConsumer:
             environment=settings.environment,
             search_path=settings.search_path,
             sessions=self._programs.commands,
+            container_sessions=self._programs.in_containers,
             read_only=self._programs.read_only,
             limits=settings.limits,
             gate=settings.gate,

@@ -22,7 +22,8 @@ from tool_worker.sandbox.docker import Containers
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.sandbox.seccomp import system_call_filter
 from tool_worker.sandbox.selftest import run_self_test
-from tool_worker.session_programs import PROGRAMS, session_programs
+from tool_worker.session_programs import session_programs
+from tool_worker.sessions.programs import PROGRAMS
 from tool_worker.settings import ToolSettings, tool_settings
 from tool_worker.workspace_errors import SandboxUnavailable
 
@@ -63,7 +64,7 @@ def examine_programs(settings: ToolSettings) -> list[Finding]:
     findings = []
     for pool in (pool for pool in settings.pools if pool in PROGRAMS):
         try:
-            session_programs([pool], chromium=settings.chromium)
+            session_programs([pool], chromium=settings.chromium, sandbox=settings.sandbox)
             finding = Finding(f"pool {pool}", is_good=True, is_needed=True, detail="can be served")
         except UsageError as error:
             finding = Finding(f"pool {pool}", is_good=False, is_needed=True, detail=str(error))

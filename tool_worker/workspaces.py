@@ -77,7 +77,7 @@ class Workspaces:
         environment: Variables for every shell, over those that the sandbox sets.
         search_path: `PATH` of shells without a sandbox; None: the system's.
         read_only: Further paths that programs in a sandbox may read.
-        sessions: See `HostConfiguration`.
+        sessions, container_sessions: See `HostConfiguration`; the latter are for the sandbox `docker`.
         limits: Bounds for every shell and what it starts.
         gate: What of the network workspaces may be given.
         containers: What they may be, for the sandbox `docker`.
@@ -96,6 +96,7 @@ class Workspaces:
         search_path: str | None = None,
         read_only: tuple[Path, ...] = (),
         sessions: Mapping[str, Sequence[str]] | None = None,
+        container_sessions: Mapping[str, Sequence[str]] | None = None,
         limits: ResourceLimits | None = None,
         gate: EgressGate | None = None,
         containers: Containers | None = None,
@@ -109,6 +110,7 @@ class Workspaces:
         self._search_path = {"PATH": search_path} if search_path else {}
         self._read_only = read_only
         self._sessions = {name: list(command) for name, command in (sessions or {}).items()}
+        self._container_sessions = {name: list(command) for name, command in (container_sessions or {}).items()}
         self._limits = limits or ResourceLimits()
         self._gate = gate or EgressGate()
         self._room = room or NodeRoom()
@@ -361,7 +363,7 @@ class Workspaces:
             resource_limits=self._limits.by_name(are_processes_counted_apart=sandbox.name == BubblewrapSandbox.name),
             writable=list(sandbox.writable(enclosure)),
             announces_pid=not sandbox.is_confining,
-            sessions=self._sessions if sandbox.inherits_descriptors else {},
+            sessions=self._sessions if sandbox.inherits_descriptors else self._container_sessions,
             egress_port=EGRESS_PORT if binding.allow else 0,
             temporary=temporary,
         )

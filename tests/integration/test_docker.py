@@ -20,6 +20,7 @@ from tool_worker.examination import examine
 from tool_worker.sandbox.docker import Containers, DockerSandbox
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.sandbox.selftest import run_self_test
+from tool_worker.session_programs import session_programs
 from tool_worker.settings import tool_settings
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp_launch import SandboxedLaunch
@@ -226,3 +227,36 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path: Path) -> None:
     workspaces = Workspaces(tmp_path, sandbox="docker", containers=Containers(("x",), engine="unix:///nobody"))
     with pytest.raises(SandboxUnavailable, match="no docker engine answers"):
         asyncio.run(workspaces.open("nobody"))
+
+
+async def test_cells_run_in_a_container_whose_image_has_a_kernel(tmp_path: Path) -> None:
+    containers = Containers((image("ipykernel", "jupyter_client"),), cpus=1.0)
+    sessions = session_programs(["ipython"], sandbox="docker").in_containers
+    async with docked(tmp_path, containers, container_sessions=sessions) as workspaces:
+        workspace = await workspaces.open("cells")
+        await workspace.run(1, "ipython", {"code": "import os, socket; kept = 41", "timeout": 60})
+        code = "kept + 1, socket.gethostname(), os.getcwd()"
+        shown = await workspace.run(2, "ipython", {"code": code, "include_extra": False})
+        assert shown.value["content"] == "(42, 'workspace', '/workspace')"
+        # A new tool worker finds the kernel as it was.
+        await workspaces.aclose()
+        async with opened(tmp_path, sandbox="docker", containers=containers) as later:
+            again = await later.open("cells")
+            kept = await again.run(3, "ipython", {"code": "kept", "include_extra": False})
+            assert kept.value["content"] == "41"
+
+
+async def test_what_an_image_lacks_is_said(tmp_path: Path, containers: Containers) -> None:
+    sessions = session_programs(["ipython", "browser"], sandbox="docker").in_containers
+    async with docked(tmp_path, containers, container_sessions=sessions) as workspaces:
+        workspace = await workspaces.open("lacking")
+        for number, (tool, lacking) in enumerate(
+            [
+                ("ipython", "the Python package ipykernel and the Python package jupyter_client"),
+                ("browser", "the Python package playwright and the Python package PIL and a program chromium or"),
+                ("ipython", "the Python package ipykernel"),
+            ]
+        ):
+            said = await workspace.run(number, tool, {"code": "1", "actions": "noop(0)"})
+            assert said.value["is_error"]
+            assert f"{tool} cannot run in this container: its image has not {lacking}" in said.value["content"]

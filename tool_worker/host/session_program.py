@@ -62,7 +62,7 @@ class SessionProgram:
 
     Args:
         name: For people.
-        command: Its command line, by absolute path.
+        command: Its command line; a name without a slash is looked for in the `PATH` of the shell.
     """
 
     def __init__(
@@ -256,6 +256,6 @@ def _become(command: list[str], connection: socket.socket, configuration: HostCo
         lower_limits(configuration)
         if os.path.isdir(configuration.workspace):
             os.chdir(configuration.workspace)
-        os.execve(command[0], command, {**configuration.environment, "TMPDIR": temporary})  # noqa: S606  (a program of our own)
+        os.execvpe(command[0], command, {**configuration.environment, "TMPDIR": temporary})  # noqa: S606  (a program of our own)
     finally:
         os._exit(127)

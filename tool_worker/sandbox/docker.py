@@ -181,8 +181,8 @@ def _mounts(enclosure: Enclosure) -> Iterator[str]:
     package = PACKAGE_ROOT / "tool_worker"
     code = f"{DockerSandbox.code_root}/tool_worker"
     yield from _mount(enclosure.workspace, enclosure.mount_at, is_writable=True)
-    yield from _mount(package / "host", f"{code}/host")
-    yield from _mount(package / "__init__.py", f"{code}/__init__.py")
+    for name in ("__init__.py", "host", "sessions", "browser"):
+        yield from _mount(package / name, f"{code}/{name}")
     for path in enclosure.read_only:
         yield from _mount(path, str(path))
     if enclosure.entrance is not None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.errors import UsageError
-from tool_worker.session_programs import PROGRAMS, Program, session_programs
+from tool_worker.session_programs import session_programs
+from tool_worker.sessions.programs import PROGRAMS, Program
 
 
 def test_a_worker_that_serves_no_such_pool_shows_its_sandboxes_nothing() -> None:
@@ -30,6 +31,13 @@ def test_a_missing_package_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(PROGRAMS, "ipython", Program("sessions/ipython_session.py", ("no_such_package",)))
     with pytest.raises(UsageError, match=r'needs the package no_such_package.*Install "deckhands\[ipython\]"'):
         session_programs(["ipython"])
+
+
+def test_what_containers_need_is_for_their_images_to_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROGRAMS, "ipython", Program("sessions/ipython_session.py", ("no_such_package",)))
+    programs = session_programs(["ipython"], sandbox="docker")
+    assert programs.commands == {}
+    assert programs.in_containers["ipython"][-1] == "ipython"
 
 
 def test_the_browser_is_told_where_chromium_is(tmp_path: Path) -> None:
