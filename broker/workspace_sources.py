@@ -30,6 +30,12 @@ FORMATS: dict[str, Format] = {
 }
 """What the end of a file's name says of its format."""
 
+_ADDRESS_WITHOUT_PREFIX = re.compile(r"(ssh|git|https?)://|[\w.-]+@[\w.-]+:")
+_REMEDY = (
+    "Write git+https://HOST/PATH#BRANCH, or git+http:// or git+file://. Nothing is cloned over ssh: use https with a "
+    "token (--clone-secret), or clone it yourself and name the directory or a `git bundle`."
+)
+
 _REF = r"^([A-Za-z0-9._/@+][A-Za-z0-9._/@+-]{0,199})?$"
 
 
@@ -99,9 +105,11 @@ def git_source(text: str, *, depth: int | None = None, secret: str = "") -> GitS
     """Read `git+https://host/path#ref`; None for what does not begin so.
 
     Raises:
-        UsageError: it begins so and is no repository's address.
+        UsageError: it begins so and is no repository's address, or it is one that is not written so.
     """
     if not text.startswith(PREFIX):
+        if _ADDRESS_WITHOUT_PREFIX.match(text):
+            raise UsageError(f"{text!r} is no directory, and no address of a repository as we read it.", remedy=_REMEDY)
         return None
     url, _, ref = text.removeprefix(PREFIX).partition("#")
     if urlsplit(url).password is not None:
@@ -114,7 +122,7 @@ def git_source(text: str, *, depth: int | None = None, secret: str = "") -> GitS
     except ValueError as error:
         raise UsageError(
             f"{text!r} is not the address of a repository.",
-            remedy="Write git+https://HOST/PATH#BRANCH, or git+http:// or git+file://; for ssh, clone it yourself.",
+            remedy=_REMEDY,
         ) from error
 
 

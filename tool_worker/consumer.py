@@ -106,6 +106,7 @@ class ToolConsumer:
             "worker_id": incarnation.worker_id if incarnation else "",
             "running": len(incarnation.running) if incarnation else 0,
             "actions": incarnation.progress if incarnation else 0,
+            "refused_by_proxies": incarnation.refusals if incarnation else 0,
         }
 
 
@@ -183,6 +184,11 @@ class Incarnation:
             await self._store.persist(self._store.check_generation)
             await self._workspaces.let_go_of_idle()
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    @property
+    def refusals(self) -> int:
+        """How often proxies have refused a host to a workspace."""
+        return self._executor.refusals
 
     async def _read(self, queue: ActionQueue) -> None:
         while True:

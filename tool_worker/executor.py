@@ -68,7 +68,11 @@ _log = logging.getLogger(__name__)
 
 
 class Executor:
-    """Carries out what a tool worker is handed."""
+    """Carries out what a tool worker is handed.
+
+    Attributes:
+        refusals: how often proxies have refused a host to a workspace, the same one once for each action.
+    """
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class Executor:
         self._porter = porter
         self._calls = RunningCalls(log.is_answered)
         self._quota = quota
+        self.refusals = 0
 
     async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome) -> None:
         """Run a claimed action and append its observation.
@@ -201,7 +206,8 @@ class Executor:
         failpoint("tool.after_result")
         if result.is_unknown:
             return OutcomeUnknownObservation(content=LOST_WITH_HOST)
-        observation = _with_refusals(tool.observe(action, result.value), result.value)
+        observation = _with_refusals(tool.observe(action, result.value), refused := _refused(result.value))
+        self.refusals += len(refused)
         if quota is None or observation.kind not in MUTATING:
             return observation
         notice = await quota.notice(delivery.conversation_id)
@@ -266,10 +272,15 @@ async def _within(
         watching.cancel()
 
 
-def _with_refusals(observation: Observation, result: Mapping[str, Any]) -> Observation:
-    """Add what the workspace's proxy refused meanwhile: most programs do not say why they were."""
+def _refused(result: Mapping[str, Any]) -> list[object]:
+    """Return what the workspace's proxy refused meanwhile."""
     refused = result.get("refused")
-    if not isinstance(refused, list) or not refused:
+    return refused if isinstance(refused, list) else []
+
+
+def _with_refusals(observation: Observation, refused: list[object]) -> Observation:
+    """Add what was refused: most programs do not say why they were."""
+    if not refused:
         return observation
     listed = "".join(f"\n- {text}" for text in refused)
     return observation.model_copy(

@@ -15,15 +15,20 @@ from typing import Any
 import psutil
 import pytest
 
+from broker import codec
+from broker.action_queue import ActionClaimed, ActionDelivery
 from broker.actions import CmdRunAction
 from broker.errors import UsageError
+from broker.event_log import EventLog
+from broker.events import ConversationCreated, WorkspaceSpec
+from broker.observations import CmdOutputObservation
+from broker.store import Store
 from tests.integration.test_mcp import offering, program
 from tests.integration.workspace_hosts import Terminal, answer, client, gone, opened
 from tests.polling import until
 from tool_worker.egress.gate import EgressGate
-from tool_worker.executor import _with_refusals
+from tool_worker.executor import Executor
 from tool_worker.settings import tool_settings
-from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.workspace_errors import EgressRefused, WorkspaceConflict
 
@@ -96,15 +101,31 @@ async def test_a_command_reaches_what_is_on_the_list_and_is_told_what_is_not(tmp
     await gone(process.pid)
 
 
-def test_what_was_refused_stands_in_the_observation() -> None:
-    result = {"content": "curl: (56)", "metadata": {}, "refused": ["a.test:443 is not …", "b.test:80 is not …"]}
-    observed = RunCommand().observe(CmdRunAction(command="curl"), result)
-    told = _with_refusals(observed, result)
-    assert (
-        told.content
-        == "curl: (56)\n[The proxy of this workspace refused:\n- a.test:443 is not …\n- b.test:80 is not …]"
-    )
-    assert _with_refusals(observed, {}) is observed
+async def test_what_was_refused_stands_in_the_observation_and_is_counted(tmp_path: Path, memory_store: Store) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="told"))
+    async with opened(tmp_path, sandbox="bwrap", gate=GATE) as workspaces:
+        executor = Executor(log, workspaces, worker_id="tool-1")
+
+        async def run(command: str) -> str:
+            await log.append("told", [CmdRunAction(command=command, blocking=True, timeout=30)])
+            action = (await log.read("told"))[-1]
+            spec = WorkspaceSpec(allow=("mirror.test",))
+            delivery = ActionDelivery("told", action.id, codec.encode(action.wire()), spec, "")
+            await executor.execute(delivery, ActionClaimed(1))
+            observed = (await log.read("told"))[-1]
+            assert isinstance(observed, CmdOutputObservation)
+            return observed.content
+
+        told = await run("curl -s https://a.test/; curl -s http://b.test/; curl -s http://b.test/")
+        assert told.endswith(
+            "[The proxy of this workspace refused:"
+            "\n- a.test:443 is not among the hosts that this workspace may reach (its `allow`)."
+            "\n- b.test:80 is not among the hosts that this workspace may reach (its `allow`).]"
+        )
+        assert executor.refusals == 2
+        assert await run("echo on") == "on"
+        assert executor.refusals == 2
 
 
 async def test_a_download_goes_on_when_its_tool_worker_is_killed(tmp_path: Path, site: Site) -> None:

@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 
 from broker.allowed_hosts import host_rules
+from broker.errors import UsageError
 from broker.event_log import EventLog
 from broker.events import ConversationCreated
 from broker.parcels import Parcels
 from broker.secrets import Secrets
 from broker.store import Store
-from broker.workspace_sources import GitSource, UploadedSource
+from broker.workspace_sources import GitSource, UploadedSource, git_source
 from tool_worker.egress.gate import EgressGate
 from tool_worker.file_tree import TreeLimits
 from tool_worker.opening import Opened, Openings, remove_drafts
@@ -286,6 +287,19 @@ async def test_an_archive(world: World) -> None:
 def test_addresses_that_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="address"):
         GitSource(url=url)
+
+
+@pytest.mark.parametrize(
+    "text", ["ssh://git@host/x.git", "git@host:x/y.git", "git+ssh://host/x", "https://host/x.git", "git://host/x"]
+)
+def test_addresses_that_are_not_cloned_are_told_how_they_would_be(text: str) -> None:
+    with pytest.raises(UsageError, match=r"Write git\+https://.* Nothing is cloned over ssh: use https with a token"):
+        git_source(text)
+
+
+@pytest.mark.parametrize("text", ["shop", "./git@host:x", "/srv/shop", "shop.tar.gz", "C:/x"])
+def test_directories_and_files_are_no_addresses(text: str) -> None:
+    assert git_source(text) is None
 
 
 @pytest.mark.parametrize("ref", ["--upload-pack=touch x", "-b", "a b", "a;b"])
