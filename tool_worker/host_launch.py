@@ -30,6 +30,7 @@ from tool_worker.host.configuration import (
 from tool_worker.host_folder import HostFolder
 from tool_worker.host_handover import start_and_hand_over
 from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, Sandbox, interpreter
+from tool_worker.sandbox.seccomp import system_call_filter
 from tool_worker.spawning import in_memory, opened, spawn
 from tool_worker.workspace_errors import WorkspaceUnavailable
 
@@ -57,6 +58,8 @@ def start_host(
     program = [interpreter(), "-I", "-S", main_module, folder.conversation_id]
     options = sandbox.options(enclosure)
     command = list(sandbox.command(program, options, HostDescriptors(PID_FD, OPTIONS_FD, FILTER_FD)))
+    # What has to come for its descriptors binds itself: of an engine's own filter we know nothing.
+    calls_refused = sandbox.system_call_filter if sandbox.inherits_descriptors else system_call_filter()
     folder.forget_pids()
     with ExitStack() as closing:
         listener = closing.enter_context(folder.listen())
@@ -67,7 +70,7 @@ def start_host(
             LISTENER_FD: listener.fileno(),
             JOURNAL_FD: opened(closing, folder.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND),
             PID_FD: opened(closing, folder.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-            FILTER_FD: in_memory(closing, sandbox.system_call_filter),
+            FILTER_FD: in_memory(closing, calls_refused),
             OPTIONS_FD: in_memory(closing, b"".join(option.encode() + b"\0" for option in options)),
         }
         if not sandbox.inherits_descriptors:

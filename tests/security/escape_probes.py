@@ -121,9 +121,8 @@ def read(path: str, _: dict[str, str]) -> str | None:
     if Path(path).is_dir():
         return f"{path}: {os.listdir(path)[:3]}" if os.listdir(path) else None
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if path.startswith("/proc/"):
-        os.read(opened, 1)  # what is there is made, or refused, when it is read
-    return path
+    # What is in /proc is made, or refused, when it is read; one that an engine has covered has nothing in it.
+    return None if path.startswith("/proc/") and not os.read(opened, 1) else path
 
 
 def open_to_write(path: str, _: dict[str, str]) -> str | None:

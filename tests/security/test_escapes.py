@@ -12,11 +12,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security import escape_probes
+from tool_worker.sandbox.docker import Containers
 from tool_worker.sandbox.sandbox import interpreter
 
 PROBES = list(escape_probes.probes())
@@ -59,21 +61,23 @@ def targets(folder: Path) -> Iterator[dict[str, str]]:
 def prepared(workspace: Path, settings: dict[str, str]) -> None:
     shutil.copy(escape_probes.__file__, workspace)
     (workspace / "settings.json").write_text(json.dumps(settings))
+    for file in workspace.iterdir():
+        file.chmod(0o644)  # in a container a program is not who made them
 
 
 @pytest.fixture(scope="module")
 def reached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     root = tmp_path_factory.mktemp("node")
     with targets(root / "targets") as settings:
-        return asyncio.run(tried(root / "node", settings))
+        return asyncio.run(tried(root / "node", settings, interpreter(), sandbox="bwrap"))
 
 
-async def tried(root: Path, settings: dict[str, str]) -> dict[str, str | None]:
-    async with opened(root, sandbox="bwrap") as workspaces:
+async def tried(root: Path, settings: dict[str, str], python: str, **sandbox: Any) -> dict[str, str | None]:
+    async with opened(root, **sandbox) as workspaces:
         run = Terminal(await workspaces.open("conversation"))
         workspace = root / "conversation" / "workspace"
         prepared(workspace, settings)
-        command = f"{interpreter()} escape_probes.py settings.json > found.json"
+        command = f"{python} escape_probes.py settings.json > found.json"
         answer = await run(command, blocking=True, timeout=60)
         assert (answer.content, answer.exit_code) == ("", 0)
         return json.loads((workspace / "found.json").read_text())
@@ -82,6 +86,17 @@ async def tried(root: Path, settings: dict[str, str]) -> dict[str, str | None]:
 @pytest.mark.parametrize("name", PROBES)
 def test_it_leads_nowhere(reached: dict[str, str | None], name: str) -> None:
     assert reached[name] is None
+
+
+@pytest.mark.docker
+def test_none_of_them_leads_out_of_a_container(tmp_path: Path) -> None:
+    from tests.docker_image import image
+
+    with targets(tmp_path / "targets") as settings:
+        containers = Containers((image(),))
+        found = asyncio.run(tried(tmp_path / "node", settings, "python3", sandbox="docker", containers=containers))
+    assert len(found) == len(PROBES)
+    assert {name: reached for name, reached in found.items() if reached is not None} == {}
 
 
 def test_there_are_many_of_them() -> None:

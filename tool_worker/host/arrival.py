@@ -1,11 +1,13 @@
 """How a host gets its descriptors where none can be inherited: `python3 -I -S arrival.py ENTRANCE MAIN [ARGUMENT…]`.
 
-It takes them from the socket at ENTRANCE, puts each in its place, and becomes the host, without an environment.
+It takes them from the socket at ENTRANCE, puts each in its place, has the kernel refuse what the filter of system calls
+among them refuses, and becomes the host, without an environment.
 """
 
 from __future__ import annotations
 
 import _socket as socket
+import ctypes
 import fcntl
 import os
 import struct
@@ -13,6 +15,14 @@ import sys
 
 _OUT_OF_THE_WAY = 64
 _MOST = 16
+_FILTER_FD = 7
+_FILTER_LIMIT_BYTES = 1 << 16
+_INSTRUCTION_BYTES = 8
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("instructions", ctypes.c_ushort), ("beginning", ctypes.c_char_p))
 
 
 def main() -> None:
@@ -29,7 +39,26 @@ def main() -> None:
     for descriptor, target in zip(given, numbers, strict=True):
         os.dup2(descriptor, target)
         os.close(descriptor)
+    refuse_calls(os.read(_FILTER_FD, _FILTER_LIMIT_BYTES))
     os.execve(sys.executable, [sys.executable, "-I", "-S", *host], {})  # noqa: S606  (the host's own module)
+
+
+def refuse_calls(program: bytes) -> None:
+    """Have the kernel apply a filter to this process and all that it starts; an empty one refuses nothing.
+
+    Raises:
+        OSError: the kernel does not take it.
+    """
+    if not program:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    filtered = _Program(len(program) // _INSTRUCTION_BYTES, program)
+    for arguments in (
+        (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+        (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(filtered), 0, 0),
+    ):
+        if libc.prctl(*arguments):
+            raise OSError(ctypes.get_errno(), "the kernel does not take the filter of system calls")
 
 
 if __name__ == "__main__":

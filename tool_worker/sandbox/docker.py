@@ -79,7 +79,7 @@ class DockerSandbox:
     is_confining = True
     inherits_descriptors = False
     reach = "their own workspace and container; where a conversation was given the network, that of the engine's bridge"
-    system_call_filter = b""  # the engine brings its own
+    system_call_filter = b""  # the engine brings its own; a host adds ours (see `host/arrival`)
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
@@ -170,6 +170,7 @@ class DockerSandbox:
             yield from ("--pids-limit", str(limits.processes))
         if self._containers.cpus is not None:
             yield from ("--cpus", f"{self._containers.cpus:g}")
+        yield from ("--tmpfs", "/sys:ro")  # the machine's devices, and in it those of its groups
         size = f"rw,exec,nosuid,nodev,size={enclosure.temporary_bytes}"
         yield from ("--tmpfs", f"/tmp:{size},mode=1777", "--tmpfs", f"{HOME}:{size},uid={user},gid={group},mode=700")  # noqa: S108
         yield from ("--shm-size", str(enclosure.temporary_bytes))
