@@ -34,6 +34,7 @@ def targets(folder: Path) -> Iterator[dict[str, str]]:
     folder.mkdir()
     secret = folder / "secret"
     secret.write_text("canary")
+    name = f"deckhands-escape-probe-{os.getpid()}"  # the machine has one space of such names
     waiting = [interpreter(), "-I", "-S", "-c", "import sys; sys.stdin.read()", "argument-canary"]
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -43,13 +44,13 @@ def targets(folder: Path) -> Iterator[dict[str, str]]:
     ):
         named.bind(str(folder / "socket"))
         named.listen()
-        abstract.bind("\0deckhands-escape-probe")
+        abstract.bind(f"\0{name}")
         abstract.listen()
         yield {
             "secret": str(secret),
             "folder": str(folder),
             "socket": str(folder / "socket"),
-            "abstract": "deckhands-escape-probe",
+            "abstract": name,
             "port": str(listener.getsockname()[1]),
             "pid": str(somebody.pid),
             "argument": "argument-canary",

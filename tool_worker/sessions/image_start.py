@@ -43,10 +43,10 @@ async def _refuse(tool: str, lacking: str) -> None:
     async def refuse(_: object) -> Result:
         return {"content": text, "is_error": True}
 
-    async def nothing() -> None:
-        pass
+    async def interrupt() -> None:
+        """Nothing runs that could be stopped."""
 
-    await serve(refuse, nothing)
+    await serve(refuse, interrupt)
 
 
 if __name__ == "__main__":
