@@ -18,7 +18,7 @@ from broker.specs import GoalSpec
 from controller_worker.announcement import announce
 from controller_worker.control_flags import cost_limit_reached
 from controller_worker.effects import Append, CallModel, Effect
-from controller_worker.state import Acceptance, PendingAction, State, replace
+from controller_worker.state import Acceptance, State, replace, with_pending
 
 NOT_REACHED = "GoalNotReachedError: The check of the goal failed each time the agent finished"
 NOT_REACHED_CODE = "goal_not_reached"
@@ -73,15 +73,12 @@ def ask_critic(state: State) -> Effect:
     return CallModel(state.iteration + 1, state.attempt + 1)
 
 
-def is_check(state: State, action: Action) -> bool:
-    """Say whether an action is the check of the finish that waits for it."""
-    return wants_check(state) and isinstance(action, CmdRunAction) and action.source is EventSource.ENVIRONMENT
-
-
-def after_start(state: State, action: Action) -> State:
-    """Return the state after the check was begun; it is no step of the agent's, so not one of a loop either."""
-    acceptance = changed(state.acceptance, check_id=action.id)
-    return replace(state, pending=(*state.pending, PendingAction(action.id)), acceptance=acceptance)
+def after_start(state: State, action: Action) -> State | None:
+    """Return the state after the check of a finish was begun; None if the action is not the one that is wanted."""
+    is_check = isinstance(action, CmdRunAction) and action.source is EventSource.ENVIRONMENT
+    if not (is_check and wants_check(state)):
+        return None
+    return replace(with_pending(state, action.id), acceptance=changed(state.acceptance, check_id=action.id))
 
 
 def after_finish(state: State) -> State:

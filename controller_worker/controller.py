@@ -246,12 +246,10 @@ def next_effect(state: State, now: datetime) -> Effect:
 
 
 def _after_action(state: State, action: Action) -> State:
-    if opening.is_opening(state, action):
-        return opening.after_start(state, action)
-    if survey.is_survey(state, action):
-        return survey.after_start(state, action)
-    if acceptance.is_check(state, action):
-        return acceptance.after_start(state, action)
+    begun = opening.after_start(state, action) or survey.after_start(state, action)
+    begun = begun or acceptance.after_start(state, action)
+    if begun is not None:  # no step of the agent's, so none of a loop either
+        return begun
     trace = None
     if state.agent.enable_stuck_detection:
         metadata = action.tool_call_metadata

@@ -14,7 +14,7 @@ from broker.events import Action, EventSource, Observation
 from broker.observations import OutcomeUnknownObservation
 from broker.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from controller_worker.effects import Append, AwaitTools
-from controller_worker.state import Opening, PendingAction, State, replace
+from controller_worker.state import Opening, State, replace, with_pending
 
 MAX_ATTEMPTS = 3
 FAILED_CODE = "workspace_not_opened"
@@ -36,15 +36,12 @@ def opening(state: State) -> Append | AwaitTools:
     return AwaitTools((asked,)) if asked else Append((OpenWorkspaceAction(),))
 
 
-def is_opening(state: State, action: Action) -> bool:
-    """Say whether an action is the opening that is wanted."""
-    return isinstance(action, OpenWorkspaceAction) and wants_opening(state)
-
-
-def after_start(state: State, action: Action) -> State:
-    """Return the state after the opening was begun."""
+def after_start(state: State, action: Action) -> State | None:
+    """Return the state after the opening was begun; None if the action is not the one that is wanted."""
+    if not (isinstance(action, OpenWorkspaceAction) and wants_opening(state)):
+        return None
     begun = Opening(action_id=action.id, attempts=state.opening.attempts + 1)
-    return replace(state, pending=(*state.pending, PendingAction(action.id)), opening=begun)
+    return replace(with_pending(state, action.id), opening=begun)
 
 
 def after_answer(state: State, answer: Observation) -> State:

@@ -310,6 +310,11 @@ def state_from(snapshot: bytes | None) -> State | None:
         return None
 
 
+def with_pending(state: State, action_id: int) -> State:
+    """Return the state with an action of the controller's own, which no loop and no confirmation is about."""
+    return replace(state, pending=(*state.pending, PendingAction(action_id)))
+
+
 def without_pending(state: State, action_id: int) -> State:
     """Return the state with one action settled."""
     left = tuple(pending for pending in state.pending if pending.id != action_id)

@@ -11,7 +11,7 @@ from typing import Any
 
 from broker.code_search import CodeSearchAction
 from broker.tool_specs import ToolSpec
-from controller_worker.agents.call_arguments import ToolCallError
+from controller_worker.agents.call_arguments import refuse_unknown, require
 
 _NAMES = "Directories and files are named by their path, such as `shop/till.py`; classes and functions by that and "
 _NAMES += "their name, such as `shop/till.py:Till.open`. A part of a name is enough where only one thing has it."
@@ -108,14 +108,6 @@ def code_search_action(tool: ToolSpec, arguments: Mapping[str, Any]) -> CodeSear
     Raises:
         ToolCallError: an argument is missing, or there is none of that name.
     """
-    known = tool.parameters["properties"]
-    for name in tool.parameters["required"]:
-        if name not in arguments:
-            raise ToolCallError(f'Missing required argument "{name}" in tool call {tool.name}')
-    unknown = sorted(set(arguments) - set(known))
-    if unknown:
-        raise ToolCallError(
-            f"Unexpected argument {unknown[0][:100]!r} in tool call {tool.name}. Allowed arguments are: "
-            f"{', '.join(known)}."
-        )
+    require(arguments, tool.parameters["required"], tool.name)
+    refuse_unknown(arguments, tool.parameters["properties"], tool.name)
     return CodeSearchAction(question=tool.name, arguments=dict(arguments))

@@ -14,9 +14,8 @@ from controller_worker.agents.agent import Agent
 from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.dummy import DummyAgent
-from controller_worker.agents.loc import LocAgent
+from controller_worker.agents.looking import LocAgent, ReadOnlyAgent
 from controller_worker.agents.planning import PlanningAgent
-from controller_worker.agents.readonly import ReadOnlyAgent
 
 AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
     "BrowsingAgent": BrowsingAgent,

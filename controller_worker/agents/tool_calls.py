@@ -45,7 +45,7 @@ from broker.file_events import FileEditAction, FileEditSource, FileReadAction, F
 from broker.observations import AgentThinkObservation, ErrorObservation
 from broker.planning import PlanAction
 from broker.tool_specs import ToolOffer
-from controller_worker.agents.call_arguments import ToolCallError, required_text
+from controller_worker.agents.call_arguments import ToolCallError, refuse_unknown, required_text
 from controller_worker.agents.locating import (
     EXPLORE_TREE_STRUCTURE,
     GET_ENTITY_CONTENTS,
@@ -188,12 +188,7 @@ def _edit(arguments: Mapping[str, Any]) -> Action:
             security_risk=_risk(arguments),
         )
     ignored = {"command", "path", "view_range", "security_risk"}
-    unknown = sorted(set(arguments) - EDITOR_ARGUMENTS - ignored)
-    if unknown:
-        raise ToolCallError(
-            f"Unexpected argument {unknown[0][:100]!r} in tool call str_replace_editor. "
-            f"Allowed arguments are: {', '.join(sorted(EDITOR_ARGUMENTS | ignored))}."
-        )
+    refuse_unknown(arguments, sorted(EDITOR_ARGUMENTS | ignored), "str_replace_editor")
     return FileEditAction(
         path=path,
         command=command,

@@ -20,7 +20,7 @@ from broker.observations import OutcomeUnknownObservation, SurveyObservation
 from broker.skills import FILE_MARK, skills_of
 from broker.specs import Skill
 from controller_worker.effects import Append, AwaitTools
-from controller_worker.state import PendingAction, State, Survey, replace
+from controller_worker.state import State, Survey, replace, with_pending
 
 MAX_ATTEMPTS = 3
 
@@ -43,15 +43,12 @@ def survey(state: State) -> Append | AwaitTools:
     return AwaitTools((asked,)) if asked else Append((SurveyAction(),))
 
 
-def is_survey(state: State, action: Action) -> bool:
-    """Say whether an action is the survey that is wanted."""
-    return isinstance(action, SurveyAction) and wants_survey(state)
-
-
-def after_start(state: State, action: Action) -> State:
-    """Return the state after the survey was begun."""
+def after_start(state: State, action: Action) -> State | None:
+    """Return the state after the survey was begun; None if the action is not the one that is wanted."""
+    if not (isinstance(action, SurveyAction) and wants_survey(state)):
+        return None
     begun = Survey(action_id=action.id, attempts=state.survey.attempts + 1)
-    return replace(state, pending=(*state.pending, PendingAction(action.id)), survey=begun)
+    return replace(with_pending(state, action.id), survey=begun)
 
 
 def after_answer(state: State, answer: Observation) -> State:

@@ -151,6 +151,7 @@ work = happening(
     commands=st.integers(0, 3),
     thinks=st.booleans(),
     end=st.sampled_from(["", "question", "finish", "finish"]),
+    is_outdated=st.sampled_from([False, False, True]),
     interrupted=st.sampled_from(["", "", "message", "paused", "stopped", "too late"]),
 )
 happenings = st.one_of(
@@ -159,7 +160,8 @@ happenings = st.one_of(
     work,
     happening("a_person_speaks"),
     happening("a_person_asks", wanted=st.sampled_from(["running", "running", "paused", "stopped"])),
-    happening("the_call_has_to_wait", gate=st.sampled_from([QUOTA, BUDGET, BATCH])),
+    happening("the_call_has_to_wait", gate=st.sampled_from([QUOTA, BUDGET, BATCH, BATCH])),
+    happening("the_call_fails", is_final=st.booleans()),
     happening("the_call_fails", is_final=st.booleans()),
     happening("time_passes", times=st.sampled_from([1, MAX_TIMES])),
 )
@@ -213,12 +215,14 @@ class ControllerMachine(RuleBasedStateMachine):
         self.core.run()
         {"running": self.model.go_on, "paused": self.model.pauses, "stopped": self.model.stops}[wanted]()
 
-    def work_goes_on(self, commands: int, thinks: bool, end: str, interrupted: str) -> None:
+    def work_goes_on(self, commands: int, thinks: bool, end: str, is_outdated: bool, interrupted: str) -> None:
         """What the conversation waits for comes, or a person begins it anew.
 
-        Of what a reply has begun a person may stop before it is done, and then have the conversation go on.
+        A person may speak before a reply comes, and may stop what it has begun, to have the conversation go on then.
         """
         if self.seen_id is not None:
+            if is_outdated:
+                self.a_person_speaks()
             self.the_model_answers(commands, thinks, end)
             match interrupted:
                 case "":

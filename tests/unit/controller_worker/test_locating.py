@@ -18,7 +18,7 @@ from broker.events import (
 )
 from broker.observations import ErrorObservation
 from broker.tool_specs import OutcomePolicy, ToolOffer, outcome_policy
-from controller_worker.agents.loc import LocAgent
+from controller_worker.agents.looking import LocAgent
 from controller_worker.security.assessment import risk_of
 from deckhands.trajectories import trajectory_of
 

@@ -12,8 +12,8 @@ from broker.notes import Note, NoteAction, NoteObservation
 from broker.observations import ErrorObservation, RecallObservation
 from broker.specs import MemorySpec, Skill
 from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.looking import ReadOnlyAgent
 from controller_worker.agents.note_tool import NOTE
-from controller_worker.agents.readonly import ReadOnlyAgent
 from controller_worker.controller import AwaitTools, CallModel, Rest, TakeNote
 from controller_worker.delegates import spec_of
 from controller_worker.llm.messages import TextPart

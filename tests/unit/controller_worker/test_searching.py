@@ -15,7 +15,7 @@ from broker.events import AgentSpec, Event, ModelReply, ModelToolCall, Workspace
 from broker.file_events import FileReadAction
 from broker.observations import ErrorObservation
 from broker.tool_specs import ToolOffer
-from controller_worker.agents.readonly import ReadOnlyAgent
+from controller_worker.agents.looking import ReadOnlyAgent
 from tool_worker.tools.shell_syntax import top_level_commands
 
 HOSTILE = ["a b", "$(touch hacked)", "`touch hacked`", "'; touch hacked; '", "-rf", "--pre=touch", '"', "*", "a\nb"]

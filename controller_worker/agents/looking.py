@@ -1,0 +1,64 @@
+"""Agents that only look: ReadOnlyAgent reads and answers, LocAgent finds the code a task is about (OpenHands 9.2, 9.3).
+
+Holds: they are given no other tools, whatever they were offered, because those might change something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from broker.actions import TaskItem
+from broker.events import AgentSpec, Event, ModelReply, WorkspaceSpec
+from broker.tool_specs import ToolSpec
+from controller_worker.agents.locating import EXPLORE_TREE_STRUCTURE, GET_ENTITY_CONTENTS, SEARCH_CODE_SNIPPETS
+from controller_worker.agents.prompt import rendered
+from controller_worker.agents.searching import GLOB, GREP, VIEW
+from controller_worker.agents.tool_calls import events_of_reply
+from controller_worker.agents.tool_schemas import FINISH, THINK
+from controller_worker.handing_in import finish_tool
+
+
+class LookingAgent:
+    """What an agent with tools of its own and no others is; a class of it says which, and its prompt."""
+
+    prompt: ClassVar[str]
+    own_tools: ClassVar[tuple[ToolSpec, ...]]
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+        self._tools = tuple(finish_tool(FINISH, spec.output) if tool is FINISH else tool for tool in self.own_tools)
+        self._tool_names = frozenset(tool.name for tool in self._tools)
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """The tools offered to the model, in order."""
+        return self._tools
+
+    def system_prompt(self, workspace: WorkspaceSpec) -> str:
+        """Return the text a conversation begins with."""
+        return rendered(
+            self.prompt, workspace=workspace, suffix=self._spec.system_prompt_suffix, **self._prompt_values()
+        )
+
+    def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
+        """See `Agent.events_of`."""
+        return events_of_reply(reply, self._tool_names, task_list=task_list, hands_in=self._spec.output is not None)
+
+    def _prompt_values(self) -> dict[str, Any]:
+        """Return what the prompt names besides workspace and suffix."""
+        return {}
+
+
+class ReadOnlyAgent(LookingAgent):
+    """The agent that only reads."""
+
+    prompt = "readonly.j2"
+    own_tools = (THINK, FINISH, GREP, GLOB, VIEW)
+
+
+class LocAgent(LookingAgent):
+    """The agent that locates."""
+
+    prompt = "loc.j2"
+    own_tools = (FINISH, SEARCH_CODE_SNIPPETS, GET_ENTITY_CONTENTS, EXPLORE_TREE_STRUCTURE)
