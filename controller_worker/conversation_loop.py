@@ -219,8 +219,9 @@ class ConversationLoop:
         if claimed.is_closed:
             await services.owners.release(self.ownership, seen_id=claimed.last_id)
             raise _Gone
-        if claimed.crashes >= MAX_CRASHES:
-            raise DeckhandsError(f"The conversation crashed its worker {claimed.crashes} times in a row.")
+        crashes = DeckhandsError(f"The conversation crashed its worker {claimed.crashes} times in a row.")
+        if claimed.crashes > MAX_CRASHES:
+            raise crashes  # to read it may be what kills
         failpoint("controller.after_claim")
         state = state_from(await services.owners.load_snapshot(self.conversation_id)) or State()
         if state.version > claimed.last_id:
@@ -230,9 +231,11 @@ class ConversationLoop:
         tail = await self._news(after=state.version)
         self._snapshot_version = state.version
         self.state = fold(state, tail)
+        self._is_restored = True
+        if claimed.crashes == MAX_CRASHES:
+            raise crashes  # now that it is known what is pending and has to be settled
         self._agent = create_agent(self.state.agent)
         await self._gate.catch_up(self.state)
-        self._is_restored = True
 
     async def _news(self, *, after: int) -> list[Event]:
         news = await self._services.log.news(self.ownership, after=after)
