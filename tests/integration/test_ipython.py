@@ -184,7 +184,7 @@ async def test_what_a_killed_session_program_left_goes_with_it(tmp_path: Path, t
         assert len(list(temporary.rglob("kernel-*"))) == 1
         assert len(list(temporary.rglob("tmp*"))) == 1
         kill_program(tmp_path / "node")
-        await until(lambda: not list(temporary.rglob("ipython-*")), what="end of its files")
+        await until(lambda: not list(temporary.glob("*/ipython-*")), what="end of its files")
         await until(lambda: not psutil.pid_exists(int(pid)), what="end of its kernel")
 
 

@@ -89,6 +89,8 @@ class DockerSandbox:
         if not self._containers.images:
             return "no image is named (DECKHANDS_DOCKER_IMAGES)"
         image = self._containers.images[0]
+        if set(image) & set("*?["):
+            return f"the first of DECKHANDS_DOCKER_IMAGES has to be the name of an image, and {image} is a pattern"
         try:
             self._ask("version", "--format", "{{.Server.Version}}")
             if not self._ask("image", "ls", "--quiet", image).strip():
