@@ -90,6 +90,17 @@ async def test_pictures_come_out(run: Notebook) -> None:
     assert observation.content == "<IPython.core.display.Image object>"
 
 
+async def test_what_has_no_plain_text_is_shown_as_its_source(run: Notebook) -> None:
+    shown = await run.text(
+        "from IPython.display import HTML, JSON, Latex, Markdown\ndisplay(Markdown('# *One*'))\nHTML('<b>2</b>')"
+    )
+    assert shown == "# *One*\n<b>2</b>"
+    assert await run.text("display(Latex('$x^2$'), JSON({'a': [1]}))") == '$x^2$\n{"a": [1]}'
+    assert await run.text("display({'text/html': '<i>only</i>'}, raw=True)") == "<i>only</i>"
+    table = "class T:\n    _repr_html_ = lambda self: '<table>'\n    __repr__ = lambda self: 'a b'\nT()"
+    assert await run.text(table) == "a b"
+
+
 async def test_where_the_kernel_is_and_which_python(run: Notebook, tmp_path: Path) -> None:
     text = await run.text("1", include_extra=True)
     first, place, interpreter = text.splitlines()

@@ -173,6 +173,22 @@ async def test_the_hard_limit_holds_for_noisy_and_for_blocking_commands(run: Ter
     assert answer.state == "hard_timeout"
 
 
+async def test_a_limit_begins_when_the_command_does_and_not_while_it_waits_for_its_turn(
+    run: Terminal, workspace: Path
+) -> None:
+    gate = Gate(workspace, "gate")
+    first = asyncio.create_task(run("read x < gate"))
+    second = asyncio.create_task(run("echo begun > begun; sleep 100", timeout=0.5))
+    while (await run.workspace.connection.ping()).running != (1, 2):
+        await asyncio.sleep(0)
+    assert (await run("sleep 0.7", is_static=True)).exit_code == 0  # longer than the second one may take
+    assert not second.done()
+    gate.open()
+    assert (await first).exit_code == 0
+    assert (await second).state == "hard_timeout"
+    assert (workspace / "begun").exists()
+
+
 async def test_a_new_command_is_refused_while_one_is_running(run: Terminal, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     await run("echo one; read x < gate", no_change_timeout=0.1)

@@ -7,6 +7,7 @@ its time is interrupted, and its kernel killed only if that does not help.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -34,7 +35,10 @@ MAX_IMAGES = 10
 MAX_IMAGE_CHARS = 8_000_000
 RESTART = "%restart"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+SOURCES = ("text/markdown", "text/latex", "application/json", "text/html", "image/svg+xml")
+"""Rich output that is text, the best to read first."""
 
+_NO_TEXT = re.compile(r"<IPython\.core\.display\.\w+ object>|")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -172,13 +176,23 @@ class Output:
             encoded = shown.get(kind)
             if isinstance(encoded, str) and len(encoded) <= MAX_IMAGE_CHARS and len(self.images) < MAX_IMAGES:
                 self.images.append(f"data:{kind};base64,{''.join(encoded.split())}")
-        self._add(str(shown.get("text/plain", "")) + "\n")
+        self._add(_readable(shown) + "\n")
 
     def _add(self, text: str) -> None:
         room = MAX_TEXT_CHARS - self._chars
         if room > 0:
             self.texts.append(_ESCAPES.sub("", text)[:room])
             self._chars += len(self.texts[-1])
+
+
+def _readable(shown: dict[str, Any]) -> str:
+    """Return the text of an output; where that only names a wrapper, what is wrapped."""
+    # Differs: the original shows the wrapper's name, of which a model learns nothing.
+    plain = str(shown.get("text/plain", ""))
+    sources = [shown[kind] for kind in SOURCES if kind in shown]
+    if not sources or not _NO_TEXT.fullmatch(plain):
+        return plain
+    return sources[0] if isinstance(sources[0], str) else json.dumps(sources[0], ensure_ascii=False)
 
 
 class IPythonSession:

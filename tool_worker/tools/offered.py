@@ -30,6 +30,7 @@ from broker.observations import (
 )
 from broker.plugins import entry_points
 from broker.tool_specs import OutcomePolicy, ToolOffer
+from tool_worker.tools.own_thread import in_own_thread
 
 ENTRY_POINTS = "deckhands.tools"
 UNKNOWN_TEXT = (
@@ -109,7 +110,7 @@ class OfferedTools:
             context.cancelled.set()
             text = f"The tool {action.name} did not answer within {tool.timeout_seconds:g} seconds."
             return ErrorObservation(content=text, error_id="tool_timeout")
-        except Exception as error:  # noqa: BLE001  (the outer edge: whatever a tool raises is the answer to its call)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a tool raises is its answer)
             _log.warning("the tool %s failed", action.name, exc_info=error)
             text = f"The tool {action.name} failed: {type(error).__name__}: {error}"
             return ErrorObservation(content=text, error_id=ToolFailed.code)
@@ -160,7 +161,7 @@ async def _answer(tool: CustomTool, run: Runner, arguments: Any, context: ToolCo
     async with asyncio.timeout(tool.timeout_seconds):
         if inspect.iscoroutinefunction(run):
             return await run(arguments, context)
-        found = await asyncio.to_thread(run, arguments, context)
+        found = await in_own_thread(run, arguments, context)
         return await found if inspect.isawaitable(found) else found
 
 

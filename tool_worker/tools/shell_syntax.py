@@ -11,6 +11,8 @@ from functools import cache
 import tree_sitter
 import tree_sitter_bash
 
+JOINING = (";", "&")
+
 
 def top_level_commands(text: str) -> list[str]:
     """Return the commands of a text, those on lines of their own apart."""
@@ -19,18 +21,17 @@ def top_level_commands(text: str) -> list[str]:
     if root.has_error:
         return [text]
     groups: list[list[tree_sitter.Node]] = []
-    for node in root.named_children:
-        if node.type == "comment":
-            continue
-        if groups and not _is_new_line(source[groups[-1][-1].end_byte : node.start_byte]):
-            groups[-1].append(node)
-        else:
-            groups.append([node])
+    is_joined = False
+    for node in root.children:
+        if not node.is_named:
+            is_joined = is_joined or node.type in JOINING
+        elif node.type != "comment":
+            if groups and is_joined:
+                groups[-1].append(node)
+            else:
+                groups.append([node])
+            is_joined = False
     return [source[group[0].start_byte : group[-1].end_byte].decode("utf-8", "replace").strip() for group in groups]
-
-
-def _is_new_line(between: bytes) -> bool:
-    return b";" not in between and b"&" not in between
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +184,49 @@ async def test_of_a_long_answer_the_head_and_the_tail_are_kept() -> None:
         assert cut.content.startswith("ab")
         assert "truncated" in cut.content
         assert cut.outputs == {}
+
+
+async def test_functions_that_block_have_a_thread_each_and_hold_nobody_up() -> None:
+    together = threading.Barrier(40 + 1)
+
+    def meet() -> str:
+        """Wait for the others."""
+        together.wait(timeout=30)
+        return "met"
+
+    offered = OfferedTools([custom_tool(meet)])
+    calls = asyncio.gather(*(call(offered, "meet") for _ in range(40)))
+    assert (await asyncio.to_thread(together.wait, 30)) in range(41)
+    assert [answer.content for answer in await calls] == ["met"] * 40
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), StopIteration(3)])
+async def test_a_tool_that_wants_to_end_the_program_ends_its_call(error: BaseException) -> None:
+    def leave() -> None:
+        """Leave."""
+        raise error
+
+    async def leave_later() -> None:
+        """Leave, too."""
+        leave()
+
+    offered = OfferedTools([custom_tool(leave), custom_tool(leave_later)])
+    for name in ("leave", "leave_later"):
+        answer = await call(offered, name)
+        assert isinstance(answer, ErrorObservation)
+        assert answer.content.startswith(f"The tool {name} failed: ")
+
+
+def test_tools_of_installed_packages_are_found_and_broken_ones_keep_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tools_of_a_package.py").write_text("def stock(item: str) -> str:\n    '''Tell.'''\n    return item\n")
+    described = tmp_path / "shop-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text(
+        "[deckhands.tools]\nstock = tools_of_a_package:stock\nlost = tools_of_a_package:nothing\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [tool.offer.key for tool in found_tools([], [])] == ["stock"]
+    assert "the entry point lost of deckhands.tools gives no tool" in caplog.text
