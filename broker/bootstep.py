@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from celery import Celery, bootsteps, signals
 
+from broker.errors import UsageError
 from broker.seclusion import seclude
 
 HAND_BACK_SECONDS = 3.0
@@ -88,8 +89,10 @@ class LoopThread:
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:  # noqa: BLE001  (whatever it is, the process must not outlive its loop)
-            _log.exception("the loop died")
-            for cause in error.exceptions if isinstance(error, BaseExceptionGroup) else (error,):
+            causes = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
+            if not all(isinstance(cause, UsageError) for cause in causes):
+                _log.exception("the loop died")
+            for cause in causes:
                 _log.critical("the worker ends: %s", cause)
             os._exit(EXIT_DEAD_LOOP)
 

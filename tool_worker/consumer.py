@@ -27,6 +27,7 @@ from broker.transfers import Transfers
 from broker.understudy import Understudy
 from tool_worker.checkpoints import BASES, Checkpoints
 from tool_worker.executor import Executor
+from tool_worker.node_identity import identity_of, only_here
 from tool_worker.opening import Openings
 from tool_worker.porter import Porter
 from tool_worker.quota import Quota
@@ -51,6 +52,7 @@ class ToolConsumer:
         self._offered = OfferedTools(found_tools(settings.tools, settings.pools))
         self._programs = session_programs(settings.pools, chromium=settings.chromium, sandbox=settings.sandbox)
         self._incarnation: Incarnation | None = None
+        self._identity = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
@@ -73,6 +75,8 @@ class ToolConsumer:
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )
+        self._identity = identity_of(settings.node_dir)
+        await only_here(store, settings.node, self._identity)
         launch = SandboxedLaunch(
             settings.sandbox, settings.node_dir, gate=settings.gate, containers=settings.containers
         )
@@ -93,7 +97,7 @@ class ToolConsumer:
 
     def begin(self, store: Store, workspaces: Workspaces) -> Incarnation:
         """Begin a life under a new name; `run` does, and simulations do on a store and workspaces of their own."""
-        self._incarnation = Incarnation(store, workspaces, self._offered, self._settings)
+        self._incarnation = Incarnation(store, workspaces, self._offered, self._settings, self._identity)
         return self._incarnation
 
     def report(self) -> Mapping[str, Any]:
@@ -113,7 +117,9 @@ class ToolConsumer:
 class Incarnation:
     """One life of the worker under one name."""
 
-    def __init__(self, store: Store, workspaces: Workspaces, offered: OfferedTools, settings: ToolSettings) -> None:
+    def __init__(
+        self, store: Store, workspaces: Workspaces, offered: OfferedTools, settings: ToolSettings, identity: str
+    ) -> None:
         self.worker_id = new_worker_id("tool")
         self.running: set[asyncio.Task[None]] = set()
         self.progress = 0
@@ -133,6 +139,7 @@ class Incarnation:
             streams=[queue.streams for queue in self._queues],
             about={
                 "node": settings.node,
+                "directory": identity,
                 "pools": ",".join(settings.pools),
                 "node_patience_ms": str(int(settings.node_lost_seconds * 1000)),
             },

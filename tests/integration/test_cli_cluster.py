@@ -207,9 +207,10 @@ def test_pause_message_resume_cancel(env, tmp_path):
 
 def test_cancelling_without_waiting(env, tmp_path):
     model = script(tmp_path / "m.json", finish("Done."), latency_seconds=60)
-    cid = deckhands("submit", "-t", "Do it.", "--model", model, env=env).out.strip()
+    cid = deckhands("submit", "--model", model, env=env, stdin="Do it.\n").out.strip()
     assert deckhands("cancel", cid, "--no-wait", env=env).err == "The request is in the log.\n"
-    assert deckhands("logs", "-f", cid, env=env).out.splitlines()[-1] == "(stopped)"
+    lines = deckhands("logs", "-f", cid, env=env).out.splitlines()
+    assert (lines[0], lines[-1]) == ("You: Do it.", "(stopped)")
 
 
 def test_a_second_cluster_in_the_same_home_is_refused(home, env):

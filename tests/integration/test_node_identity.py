@@ -1,0 +1,55 @@
+"""Two directories under one node's name: the second worker does not begin, and nothing is lost to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.membership import Member
+from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
+from tests.faults.harness import FaultCluster, steps
+from tool_worker.node_identity import identity_of, serves_elsewhere
+
+
+async def test_a_worker_of_another_directory_does_not_begin(cluster: FaultCluster) -> None:  # noqa: F811
+    cluster.start_controller()
+    cluster.start_tool("first")
+    (cid,) = await cluster.submit(steps(1))
+    await cluster.settle([cid])
+    cluster.start_tool("second", DECKHANDS_NODE_DIR=str(cluster.root / "elsewhere"))
+    assert await cluster.until_ended("second") == 70
+    said = cluster.log_of("second")
+    assert "The node 'node1' is served from another directory, by tool-" in said
+    assert "Give this worker a DECKHANDS_NODE of its own, or the same DECKHANDS_NODE_DIR." in said
+    assert "Traceback" not in said
+    cluster.kill("first")
+    cluster.start_tool("successor")  # in the same directory, at once
+    more = await cluster.submit(steps(1))
+    await cluster.settle(more)
+    await cluster.check([cid, *more], commands=1)
+
+
+def test_a_directory_keeps_its_identity(tmp_path: Path) -> None:
+    identity = identity_of(tmp_path / "a")
+    assert identity
+    assert identity_of(tmp_path / "a") == identity != identity_of(tmp_path / "b")
+    (tmp_path / "file").write_text("")
+    assert identity_of(tmp_path / "file") == ""
+
+
+@pytest.mark.parametrize(
+    ("role", "node", "directory", "deadline_ms", "is_double"),
+    [
+        ("tool", "n1", "other", 101, True),
+        ("tool", "n1", "mine", 101, False),
+        ("tool", "n2", "other", 101, False),
+        ("tool", "n1", "other", 99, False),
+        ("tool", "n1", "", 101, False),
+        ("controller", "n1", "other", 101, False),
+    ],
+)
+def test_who_is_a_double(role: str, node: str, directory: str, deadline_ms: int, is_double: bool) -> None:
+    member = Member("tool-1", role, deadline_ms, {"node": node, "directory": directory})
+    assert (serves_elsewhere([member], "n1", "mine", 100) is member) is is_double
+    assert serves_elsewhere([member], "n1", "", 100) is None
