@@ -35,6 +35,7 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "model_client": ("--rounds", "1", "--calls", "2"),
     "in_flight": ("--calls", "20", "--latency", "0.5"),
     "host_round_trip": ("--rounds", "10", "--hosts", "2"),
+    "tool_round_trips": ("--rounds", "5", "--slow-rounds", "2"),
     "neighbours": ("--seconds", "0.5", "--quiet", "1"),
 }
 """Benchmarks that print their own tables and run by themselves too, and with what they only show that they work."""

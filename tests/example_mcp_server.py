@@ -1,4 +1,4 @@
-"""An MCP server by the official SDK: `python tests/example_mcp_server.py`, or with a port for HTTP."""
+"""An MCP server by the official SDK: `python tests/example_mcp_server.py`, or with a port and a transport for HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from mcp.server import MCPServer
-from mcp.server.mcpserver import Image
+from mcp.server.mcpserver import Context, Image
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
@@ -54,6 +54,12 @@ def variable(name: str) -> str:
     return os.environ.get(name, "not there")
 
 
+@server.tool(description="Tell a header of the call.")
+def header(name: str, context: Context) -> str:
+    request = context.request_context.request
+    return request.headers.get(name, "not there") if request is not None else "no request"
+
+
 @server.tool(description="Count a call, and answer when the gate is opened.")
 def count(trace: str, gate: str = "") -> str:
     with Path(trace).open("a") as file:
@@ -84,6 +90,6 @@ def end() -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        server.run("streamable-http", port=int(sys.argv[1]))
+        server.run(sys.argv[2], port=int(sys.argv[1]))
     else:
         server.run("stdio")

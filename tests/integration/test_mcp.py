@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -169,17 +169,19 @@ async def test_after_a_crash_only_what_may_be_repeated_is(tmp_path: Path) -> Non
         assert isinstance(again, MCPObservation)
 
 
-async def test_a_server_over_http(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "transport", "path"), [("http", "streamable-http", "mcp"), ("sse", "sse", "sse")])
+async def test_a_server_over_http(tmp_path: Path, kind: Literal["http", "sse"], transport: str, path: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with (tmp_path / "log").open("wb") as log:
-        running = subprocess.Popen([sys.executable, str(PROGRAM), str(port)], stdout=log, stderr=log)
+        running = subprocess.Popen([sys.executable, str(PROGRAM), str(port), transport], stdout=log, stderr=log)
     try:
         await until(lambda: _listens(port), limit=LIMIT_SECONDS, what="server")
-        spec = McpServerSpec(name="example", url=f"http://127.0.0.1:{port}/mcp", headers={"X-Key": "k"})
+        spec = McpServerSpec(name="example", type=kind, url=f"http://127.0.0.1:{port}/{path}", headers={"X-Key": "k"})
         async with offering(spec, tmp_path) as example:
             assert text_of(await example.result("echo", text="by HTTP")) == "by HTTP"
+            assert text_of(await example.result("header", name="X-Key")) == "k"
             running.kill()
             running.wait()
             lost = await example.call("echo", text="x")
