@@ -132,7 +132,7 @@ class Repositories:
             )
             if ran.code != 0:
                 raise SourceUnusable(
-                    f"{source.title} cannot be cloned: {_reason(ran)}",
+                    f"{source.title} cannot be cloned: {_reason(ran).rstrip('.')}.",
                     remedy="Check the address, the ref and whether a secret is needed.",
                 )
         await asyncio.to_thread(measure, directory, limits)
