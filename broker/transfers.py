@@ -30,14 +30,15 @@ class TransferRequest(BaseModel):
     """What is to be carried.
 
     Attributes:
-        what: `download` and `upload` a file or directory; `diff` is a patch of what was changed since the beginning.
+        what: `download` and `upload` a file or directory; `diff` is a patch of what was changed since the beginning;
+            `checkpoint` saves the workspace where its node saves them.
         path: relative to the workspace.
         is_inside: of an upload: the path is a directory into which it goes, also if it is not there.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    what: Literal["download", "upload", "diff"]
+    what: Literal["download", "upload", "diff", "checkpoint"]
     path: str = "."
     is_inside: bool = False
 
@@ -128,7 +129,7 @@ class Transfers:
             failure.code = answer.code
             raise failure
         brought = b""
-        if request.what != "upload":
+        if request.what in ("download", "diff"):
             brought = await self._parcels.fetch(conversation_id, f"{token}-back")
             await self._parcels.drop(conversation_id, f"{token}-back")
         return Carried(answer, brought)

@@ -73,6 +73,16 @@ class Carrier:
         """
         return (await self._transfers.ask(conversation_id, TransferRequest(what="diff"))).content
 
+    async def checkpoint(self, conversation_id: str) -> tuple[int, int]:
+        """Have a workspace saved now; return how many entries and bytes it has.  Idempotent.
+
+        Raises:
+            UsageError: the conversation has no workspace yet.
+            TransferFailed: its node saves none, the directory is the user's own, or it is too large.
+        """
+        answer = (await self._transfers.ask(conversation_id, TransferRequest(what="checkpoint"))).answer
+        return answer.files, answer.size_bytes
+
 
 def _pack(source: Path) -> bytes:
     target = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The porter carries files in and out of workspaces, for people.
+"""The porter carries files in and out of workspaces, for people, and saves workspaces when they ask for it.
 
 Holds: no path and no link leads out of the workspace, whatever its programs do meanwhile; what is carried is bounded,
 packed and unpacked; whoever asks gets an answer, be it why not.
@@ -87,6 +87,8 @@ class Porter:
             return done, None
         if request.what == "download":
             return await asyncio.to_thread(packed, directory, request.path)
+        if request.what == "checkpoint":
+            return await self._checkpoint(conversation_id, is_ours=directory == folder.workspace), None
         if directory != folder.workspace:
             raise SourceUnusable(
                 f"The workspace is the directory {directory} of yours; how it was is not known here.",
@@ -95,6 +97,20 @@ class Porter:
         patch = await self._patch(conversation_id, directory)
         files = patch.count(b"\ndiff --git ") + patch.startswith(b"diff --git ")
         return TransferAnswer(files=files, size_bytes=len(patch)), patch
+
+    async def _checkpoint(self, conversation_id: str, *, is_ours: bool) -> TransferAnswer:
+        if not is_ours:
+            raise SourceUnusable(
+                "The workspace is a directory of yours, of which no copies are made.",
+                remedy="Save it by what you keep it in, such as git.",
+            )
+        saved = await self._keeping.save(conversation_id)
+        if saved is None:
+            raise SourceUnusable(
+                "The node of this workspace saves no checkpoints.",
+                remedy="Start its tool workers with DECKHANDS_CHECKPOINTS.",
+            )
+        return TransferAnswer(files=saved.files, size_bytes=saved.size_bytes)
 
     async def _patch(self, conversation_id: str, directory: Path) -> bytes:
         require_git()

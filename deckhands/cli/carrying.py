@@ -1,4 +1,4 @@
-"""`deckhands cp` and `deckhands diff`: files of a workspace, in and out."""
+"""`deckhands cp`, `diff` and `checkpoint`: files of a workspace, in and out, and saved."""
 
 from __future__ import annotations
 
@@ -53,6 +53,23 @@ def diff(*, conversation_id: str) -> None:
     click.echo(patch, nl=False)  # as bytes: files may be in any encoding
     if not patch:
         note("Nothing was changed.")
+
+
+@click.command()
+@click.argument("conversation_id")
+@json_option
+def checkpoint(*, conversation_id: str, as_json: bool) -> None:
+    """Save a workspace now, from which another node can restore it and forks begin."""
+    files, size = asyncio.run(_checkpoint(FaceSettings.from_env(), conversation_id))
+    if as_json:
+        print_json({"files": files, "size_bytes": size})
+    else:
+        note(f"Saved: {files:,} files, {size:,} bytes.")
+
+
+async def _checkpoint(settings: FaceSettings, conversation_id: str) -> tuple[int, int]:
+    async with conversation_client(settings, conversation_id) as client:
+        return await Carrier(client.store).checkpoint(conversation_id)
 
 
 def _place(text: str) -> tuple[str, str] | None:

@@ -36,6 +36,7 @@ VERBS = {
     "confirm": ("deckhands.cli.confirming", "Let the action run that a conversation asks about."),
     "reject": ("deckhands.cli.confirming", "Refuse the action that a conversation asks about."),
     "cp": ("deckhands.cli.carrying", "Copy files into a workspace or out of it."),
+    "checkpoint": ("deckhands.cli.carrying", "Save a workspace now."),
     "diff": ("deckhands.cli.carrying", "Show what was changed in a workspace, as a patch."),
     "cancel": ("deckhands.cli.control", "Stop a conversation: what runs is ended."),
     "close": ("deckhands.cli.control", "Close a conversation that is over; its workspace goes after a week."),

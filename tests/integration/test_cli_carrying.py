@@ -126,7 +126,7 @@ def test_what_cannot_be_opened_ends_in_an_error_that_says_why(cli: Cli, home: Pa
     assert "nowhere cannot be cloned: it is not on the tool worker's host" in str(summary["last_error"])
     assert summary["iterations"] == 0
     for workspace, said in (
-        ("git+ssh://host/x", "for ssh, clone it yourself"),
+        ("git+ssh://host/x", "Nothing is cloned over ssh"),
         ("git+https://u:secret@host/x", "--clone-secret"),
         (str(tmp_path / "no.zip"), "cannot be read"),
     ):
@@ -143,6 +143,7 @@ def test_what_cp_cannot_do(cli: Cli, home: Path, tmp_path: Path) -> None:
     model = script(tmp_path / "s.json", command("echo 1 > x"), finish("done"))
     conversation_id = worked(cli, home, model, str(mine))
     assert "directory" in called(home, "diff", conversation_id).err
+    assert "of which no copies are made" in called(home, "checkpoint", conversation_id).err
     assert cli("cp", f"{conversation_id}:x", tmp_path / "x").code == 0
     assert (tmp_path / "x").read_text() == "1\n"
     begun = cli("submit", "-t", "work", "--model", script(tmp_path / "n.json", finish("done"))).out.strip()

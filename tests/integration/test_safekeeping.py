@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +16,16 @@ from broker.event_log import EventLog
 from broker.events import ConversationCreated, Event, WorkspaceSpec
 from broker.observations import CmdOutputObservation, ErrorObservation
 from broker.store import Store
+from broker.transfers import TransferFailed, Transfers
+from deckhands.carrying import Carrier
 from deckhands.forking import fork_of
 from tests.integration.workspace_hosts import opened
+from tests.polling import until
 from tool_worker.checkpoints import Checkpoints
 from tool_worker.executor import Executor
+from tool_worker.porter import Porter
 from tool_worker.safekeeping import LOST, RESTORED, Safekeeping
+from tool_worker.sandbox.sandbox import Sandbox
 
 CID = "conversation"
 
@@ -158,3 +164,35 @@ async def test_a_place_that_does_not_work_fails_no_action(
         assert content(await one.run("echo fine")) == "fine"
         assert content(await one.run("echo still")) == "still"
     assert f"the workspace of {CID} was not saved" in caplog.text
+
+
+async def test_a_workspace_is_saved_when_somebody_asks_for_it(valkey_store: Store, tmp_path: Path) -> None:
+    log = EventLog(valkey_store)
+    await log.create(ConversationCreated(conversation_id=CID))
+    names, call = valkey_store.keys(CID), valkey_store.connection.call
+    await call("HSET", names.meta, "node", "one")
+
+    async def asked(keeping: Safekeeping, root: Path) -> tuple[int, int]:
+        async def nothing() -> Sandbox:
+            raise AssertionError("no sandbox is needed")
+
+        asking = asyncio.create_task(Carrier(valkey_store).checkpoint(CID))
+        stream = names.shard.actions("node:one")
+        await until(lambda: call("XLEN", stream))
+        [(entry, fields)] = await call("XRANGE", stream, "-", "+")
+        await Porter(Transfers(valkey_store), root, keeping, nothing).carry(CID, fields[-1].decode())
+        await call("XDEL", stream, entry)
+        return await asking
+
+    async with node(log, tmp_path / "one", tmp_path / "place", every=100) as one:
+        await one.run("echo first > file; mkdir folder")
+        assert not one.keeping._checkpoints.has(CID)  # type: ignore[union-attr]
+        assert await asked(one.keeping, tmp_path / "one") == (2, 6)
+    async with node(log, tmp_path / "two", tmp_path / "place") as two:
+        await two.run("true")
+        assert content(await two.run("cat file")) == "first"
+    async with node(log, tmp_path / "three", None) as three:
+        await three.run("true")
+        with pytest.raises(TransferFailed, match="saves no checkpoints") as raised:
+            await asked(three.keeping, tmp_path / "three")
+        assert "DECKHANDS_CHECKPOINTS" in (raised.value.remedy or "")
