@@ -7,6 +7,7 @@ Does not: show everything; `logs --json` and `export` do.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -14,16 +15,19 @@ from broker.actions import (
     AgentFinishAction,
     AgentRejectAction,
     AgentThinkAction,
+    BrowseInteractiveAction,
     ChangeAgentStateAction,
     CmdRunAction,
+    IPythonRunCellAction,
     MessageAction,
+    OfferedToolAction,
     RecallAction,
     SurveyAction,
     SystemMessageAction,
 )
 from broker.agent_state import AgentState
 from broker.events import Action, Event, EventSource, ModelCallFailed, ModelReply, ModelSwitched, Observation
-from broker.file_events import FileEditObservation, FileReadObservation
+from broker.file_events import FileEditAction, FileEditObservation, FileReadObservation, FileWriteAction
 from broker.observations import (
     AgentStateChangedObservation,
     CmdOutputObservation,
@@ -40,6 +44,9 @@ from broker.workspace_events import WorkspaceFailedObservation
 MAX_LINES = 20
 MAX_PLAN_LINES = 1_000
 MAX_COLUMNS = 2_000
+MAX_ASKED_LINES = 10_000
+MAX_ASKED_COLUMNS = 100_000
+"""Who agrees to something has to see the whole of it, however much there is to scroll."""
 
 _ESCAPE_SEQUENCES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -77,6 +84,35 @@ class Renderer:
     def lines(self, event: Event) -> list[str]:
         """Return the lines to show for an event; none for what a reader does not need."""
         return list(self._lines(event))
+
+    def asked(self, action: Action) -> list[str]:
+        """Return the lines that show somebody who is asked about an action all that it would do."""
+        return list(self._asked(action))
+
+    def _asked(self, action: Action) -> Iterator[str]:
+        match action:
+            case CmdRunAction():
+                yield from self._all("  < " if action.is_input else "  $ ", action.command, "cyan")
+            case IPythonRunCellAction():
+                yield from self._all("  ", action.code, "cyan")
+            case BrowseInteractiveAction():
+                yield from self._all("  ", action.browser_actions, "cyan")
+            case FileWriteAction():
+                where = "" if (action.start, action.end) == (0, -1) else f", lines [{action.start}, {action.end})"
+                yield from self._all("  ", action.sentence + where, "cyan")
+                yield from self._all("  + ", action.content, "green")
+            case FileEditAction():
+                where = "" if action.insert_line is None else f", after line {action.insert_line}"
+                yield from self._all("  ", action.sentence + where, "cyan")
+                yield from self._all("  - ", action.old_str or "", "red")
+                yield from self._all("  + ", action.file_text or action.new_str or action.content, "green")
+            case OfferedToolAction():
+                yield from self._all("  ", f"{action.sentence} {json.dumps(action.arguments, indent=2)}", "cyan")
+            case _:
+                yield from self._all("  ", action.sentence, "cyan")
+
+    def _all(self, mark: str, text: str, style: str) -> Iterator[str]:
+        return self._block(mark, text, style, max_lines=MAX_ASKED_LINES, max_columns=MAX_ASKED_COLUMNS)
 
     def _lines(self, event: Event) -> Iterator[str]:
         match event:
@@ -148,7 +184,9 @@ class Renderer:
             case _:
                 yield from self._block("  ", event.content, "dim")
 
-    def _block(self, mark: str, text: str, style: str, *, max_lines: int = MAX_LINES) -> Iterator[str]:
+    def _block(
+        self, mark: str, text: str, style: str, *, max_lines: int = MAX_LINES, max_columns: int = MAX_COLUMNS
+    ) -> Iterator[str]:
         """Yield the first and the last lines of a text behind a mark; nothing for an empty text."""
         lines = clean(text).strip("\n").split("\n")
         if lines == [""]:
@@ -157,6 +195,6 @@ class Renderer:
             half = max_lines // 2
             lines = [*lines[:half], f"… {len(lines) - 2 * half} more lines …", *lines[-half:]]
         for number, line in enumerate(lines):
-            shown = line if len(line) <= MAX_COLUMNS else line[:MAX_COLUMNS] + "…"
+            shown = line if len(line) <= max_columns else line[:max_columns] + "…"
             full = (mark if number == 0 else " " * len(mark)) + shown
             yield self.styled(full, style) if style else full

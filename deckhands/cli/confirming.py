@@ -14,6 +14,7 @@ from broker.errors import UsageError
 from broker.planning import PlanAction
 from deckhands.cli.output import note
 from deckhands.cli.reach import conversation_client
+from deckhands.rendering import Renderer
 from deckhands.settings import FaceSettings
 
 QUESTION = "Run it? [y/N] "
@@ -57,7 +58,9 @@ async def ask_at_terminal(action: RiskyAction) -> bool:
     if isinstance(action, PlanAction):  # it stands above, whole
         sys.stderr.write(QUESTION_OF_A_PLAN)
     else:
-        note(f"The agent asks to run action {action.id} (risk {action.security_risk.name}):\n  {action.sentence}")
+        note(f"The agent asks to run action {action.id} (risk {action.security_risk.name}):")
+        for line in Renderer(is_coloured=sys.stderr.isatty()).asked(action):
+            click.echo(line, err=True, color=True)  # the renderer has decided on colour
         sys.stderr.write(QUESTION)
     sys.stderr.flush()
     loop = asyncio.get_running_loop()

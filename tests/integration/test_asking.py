@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from deckhands.headless import Task, Watcher, run_on_cluster
 from deckhands.summary import ExitCode
 from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.faults.harness import FaultCluster, steps
+from tests.integration.command_line import COMMAND, environment, finish, script
 
 ALWAYS = ConfirmationPolicy(mode="always")
 
@@ -59,3 +63,35 @@ async def test_an_answer_to_no_question_is_refused_with_what_is_asked(cluster: F
     (cid,) = await cluster.submit(steps(1))
     with pytest.raises(UsageError, match="asks nothing: it is loading"):
         await cluster.client.confirm(cid)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [(b"y\n", ExitCode.FINISHED), pytest.param(b"\n", ExitCode.NEEDS_PERSON, marks=pytest.mark.slow)],
+)
+def test_a_person_at_a_terminal_sees_what_would_be_written_before_it_is(
+    tmp_path: Path, answer: bytes, code: ExitCode
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    create = {"command": "create", "path": f"{folder}/a.txt", "file_text": "one\ntwo\n"}
+    turn = {"tool_calls": [{"name": "str_replace_editor", "arguments": create}]}
+    model = script(tmp_path / "asking.json", turn, finish("Done."))
+    command = [*COMMAND, "run", "--confirm", "always", "-t", "do it", "-w", str(folder), "--model", model]
+    ours, theirs = pty.openpty()
+    os.write(ours, answer)
+    done = subprocess.run(
+        command,
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(tmp_path / "home"),
+        check=False,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == code, done.stderr
+    question = f"  Editing {folder}/a.txt (create)\n  + one\n    two\nRun it? [y/N] "
+    assert question in done.stderr
+    assert (folder / "a.txt").exists() is (code is ExitCode.FINISHED)

@@ -7,9 +7,16 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.actions import AgentFinishAction, AgentThinkAction, MessageAction
+from broker.actions import (
+    AgentFinishAction,
+    AgentThinkAction,
+    BrowseInteractiveAction,
+    IPythonRunCellAction,
+    MCPAction,
+    MessageAction,
+)
 from broker.events import ModelCallFailed
-from broker.file_events import FileEditAction, FileReadObservation
+from broker.file_events import FileEditAction, FileReadAction, FileReadObservation, FileWriteAction
 from broker.observations import ErrorObservation
 from deckhands.rendering import Renderer, clean, clean_line
 from tests.unit.deckhands.sample_log import command, finished_log, output, state, user
@@ -81,3 +88,17 @@ def test_plain_text_is_left_alone(text):
 def test_one_line_of_a_text():
     assert clean_line("a\n b\t\x1b[0mc") == "a b c"
     assert clean_line("x" * 300, limit=10) == "xxxxxxxxx…"
+
+
+def test_who_is_asked_sees_the_whole_of_what_would_be_done():
+    assert PLAIN.asked(command("a\n" * 5_000 + "b" * 50_000)) == ["  $ a", *["    a"] * 4_999, "    " + "b" * 50_000]
+    assert PLAIN.asked(FileWriteAction(path="a", content="one\ntwo")) == ["  Writing a", "  + one", "    two"]
+    assert PLAIN.asked(FileWriteAction(path="a", content="x", start=2, end=5))[0] == "  Writing a, lines [2, 5)"
+    edit = FileEditAction(path="/a", command="str_replace", old_str="one", new_str="two\x1b[2J")
+    assert PLAIN.asked(edit) == ["  Editing /a (str_replace)", "  - one", "  + two"]
+    insert = FileEditAction(path="/a", command="insert", insert_line=3, new_str="x")
+    assert PLAIN.asked(insert) == ["  Editing /a (insert), after line 3", "  + x"]
+    assert PLAIN.asked(IPythonRunCellAction(code="1\n2")) == ["  1", "  2"]
+    assert PLAIN.asked(BrowseInteractiveAction(browser_actions="click('1')")) == ["  click('1')"]
+    assert PLAIN.asked(MCPAction(name="t", arguments={"a": 1})) == ["  Calling t {", '    "a": 1', "  }"]
+    assert PLAIN.asked(FileReadAction(path="/etc/passwd")) == ["  Reading /etc/passwd"]

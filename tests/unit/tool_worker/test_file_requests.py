@@ -1,0 +1,127 @@
+"""What file actions ask of a workspace host, and what is observed of its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.events import Observation
+from broker.file_events import (
+    FileEditAction,
+    FileEditObservation,
+    FileEditSource,
+    FileReadAction,
+    FileReadObservation,
+    FileReadSource,
+    FileWriteAction,
+    FileWriteObservation,
+)
+from broker.observations import ErrorObservation
+from tool_worker.tools.file_tools import MAX_KEPT_CHARS
+from tool_worker.tools.registry import TOOLS
+from tool_worker.tools.tool import HostRequest
+
+Action = FileEditAction | FileReadAction | FileWriteAction
+OH_ACI = FileReadSource.OH_ACI
+
+
+@pytest.mark.parametrize(
+    ("action", "request_made"),
+    [
+        (FileReadAction(path="a"), HostRequest("read", {"path": "a", "start": 0, "end": -1})),
+        (FileReadAction(path="a", start=2, end=5), HostRequest("read", {"path": "a", "start": 2, "end": 5})),
+        (
+            FileReadAction(path="/a", impl_source=OH_ACI),
+            HostRequest("edit", {"command": "view", "path": "/a", "view_range": None}),
+        ),
+        (
+            FileReadAction(path="/a", view_range=(1, 3)),
+            HostRequest("edit", {"command": "view", "path": "/a", "view_range": [1, 3]}),
+        ),
+        (
+            FileWriteAction(path="a", content="x", start=1, end=1),
+            HostRequest("write", {"path": "a", "content": "x", "start": 1, "end": 1}),
+        ),
+        (
+            FileEditAction(path="/a", command="insert", insert_line="3", new_str="x"),
+            HostRequest(
+                "edit",
+                {
+                    "command": "insert",
+                    "path": "/a",
+                    "file_text": None,
+                    "old_str": None,
+                    "new_str": "x",
+                    "insert_line": "3",
+                },
+            ),
+        ),
+    ],
+)
+def test_every_field_of_an_action_reaches_the_host(action: Action, request_made: HostRequest) -> None:
+    assert TOOLS[action.kind].request(action) == request_made
+
+
+def test_an_edit_by_draft_is_answered_with_the_editor_there_is() -> None:
+    answer = TOOLS["action.edit"].request(FileEditAction(path="/a", impl_source=FileEditSource.LLM_BASED_EDIT))
+    assert isinstance(answer, ErrorObservation)
+    assert "Use str_replace_editor" in answer.content
+
+
+@pytest.mark.parametrize(
+    ("action", "result", "observation"),
+    [
+        (
+            FileReadAction(path="a"),
+            {"content": "text", "is_error": False, "path": "/w/a"},
+            FileReadObservation(content="text", path="/w/a"),
+        ),
+        (
+            FileReadAction(path="a"),
+            {"content": "File not found", "is_error": True, "path": "/w/a"},
+            ErrorObservation(content="File not found"),
+        ),
+        (
+            FileReadAction(path="/a", impl_source=OH_ACI),
+            {"content": "ERROR:\nno", "is_error": True, "path": "/a"},
+            FileReadObservation(content="ERROR:\nno", path="/a", impl_source=OH_ACI),
+        ),
+        (
+            FileReadAction(path="a.png"),
+            {"content": "shown", "is_error": False, "path": "/w/a.png", "image_url": "data:image/png;base64,"},
+            FileReadObservation(content="shown", path="/w/a.png", image_urls=("data:image/png;base64,",)),
+        ),
+        (
+            FileWriteAction(path="a", content="x"),
+            {"content": "", "is_error": False, "path": "/w/a"},
+            FileWriteObservation(path="/w/a"),
+        ),
+        (
+            FileWriteAction(path="a", content="x"),
+            {"content": "no", "is_error": True, "path": "/w/a"},
+            ErrorObservation(content="no"),
+        ),
+        # An edit that fails is no error: as in the original it does not count as one for the stuck detector.
+        (
+            FileEditAction(path="/a", command="create"),
+            {"content": "ERROR:\nno", "is_error": True, "path": "/a", "prev_exist": True},
+            FileEditObservation(content="ERROR:\nno", path="/a", prev_exist=True),
+        ),
+        (
+            FileEditAction(path="/a", command="create"),
+            {
+                "content": "done",
+                "is_error": False,
+                "path": "/a",
+                "prev_exist": False,
+                "old_content": None,
+                "new_content": "x" * (MAX_KEPT_CHARS + 1),
+                "diff": "+x",
+            },
+            FileEditObservation(content="done", path="/a", diff="+x"),
+        ),
+    ],
+)
+def test_what_is_observed(action: Action, result: dict[str, Any], observation: Observation) -> None:
+    assert TOOLS[action.kind].observe(action, result) == observation
