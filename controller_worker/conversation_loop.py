@@ -46,7 +46,7 @@ from controller_worker.effects import (
     Recall,
     TakeNote,
 )
-from controller_worker.gate import is_at_gate
+from controller_worker.gate import asks_again_at
 from controller_worker.memory.recollection import Recollection
 from controller_worker.model_answer import ModelAnswer, asked
 from controller_worker.question import Question, next_question
@@ -54,8 +54,6 @@ from controller_worker.services import Services as Services  # noqa: PLC0414  (w
 from controller_worker.state import State, snapshot_of, state_from
 
 SNAPSHOT_EVERY_EVENTS = 50
-ASK_AGAIN_SECONDS = 60.0
-KNOCK_AGAIN_SECONDS = 300.0
 MAX_CRASHES = 3
 MAX_ROUNDS_A_VERSION = 16
 """A log that does not grow needs one or two; more means that the same thing is wanted again and again."""
@@ -366,13 +364,10 @@ class ConversationLoop:
             await self._save_snapshot()
         await self._delegates.report(self.state)
         failpoint("controller.before_release")
-        due_ms = to_millis(effect.until) + 1 if isinstance(effect, Park) else None
-        # Somebody must ask again for an action whose entry is lost, and for a call whose wake is.
-        if effect is None and (self.state.pending or self._gate.is_shut or is_at_gate(self.state)):
-            again = ASK_AGAIN_SECONDS if self.state.pending else KNOCK_AGAIN_SECONDS
-            due_ms = to_millis(self._services.store.clock.now()) + int(again * 1000)
-            if self.state.deadline is not None:
-                due_ms = min(due_ms, to_millis(self.state.deadline) + 1)
+        due = effect.until if isinstance(effect, Park) else None
+        if effect is None:
+            due = asks_again_at(self.state, self._services.store.clock.now(), is_shut=self._gate.is_shut)
+        due_ms = None if due is None else to_millis(due) + 1
         news = await self._services.owners.release(self.ownership, seen_id=self.state.version, due_ms=due_ms)
         if news is None:
             raise _Gone

@@ -9,6 +9,8 @@ Holds: a wait for a quota shows as `rate_limited`, which OpenHands has; one for 
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from broker.agent_state import AgentState
 from broker.events import ModelCallDeferred
 from controller_worker.announcement import announce
@@ -18,6 +20,9 @@ from controller_worker.state import Gate, State, replace
 QUOTA = "rate_limit"
 BUDGET = "waiting_for_budget"
 BATCH = "batch"
+
+ASK_AGAIN_AFTER = timedelta(minutes=1)
+KNOCK_AGAIN_AFTER = timedelta(minutes=5)
 
 _SHOWN = {QUOTA: AgentState.RATE_LIMITED, BUDGET: AgentState.RUNNING}
 
@@ -39,3 +44,11 @@ def at_gate(state: State) -> Effect:
     if shown is not state.agent_state:
         return announce(state, shown)
     return CallModel(state.iteration + 1, state.attempt + 1)
+
+
+def asks_again_at(state: State, now: datetime, *, is_shut: bool) -> datetime | None:
+    """Say when somebody has to ask again for an action whose entry is lost, or for a call whose wake is."""
+    if not (state.pending or is_shut or is_at_gate(state)):
+        return None
+    again = now + (ASK_AGAIN_AFTER if state.pending else KNOCK_AGAIN_AFTER)
+    return again if state.deadline is None else min(again, state.deadline)

@@ -11,8 +11,9 @@ from broker.agent_state import AgentState
 from broker.events import EventSource, ModelCallAdmitted, ModelCallDeferred, Tenancy
 from controller_worker.commit import index_fields
 from controller_worker.controller import CallModel, Rest
-from controller_worker.state import snapshot_of, state_from
-from tests.controller_parts import START, Core, finish, started, think
+from controller_worker.gate import asks_again_at
+from controller_worker.state import replace, snapshot_of, state_from
+from tests.controller_parts import START, Core, bash, finish, started, think
 
 
 def deferred(code: str) -> Core:
@@ -91,6 +92,21 @@ def test_a_failed_call_ends_the_wait() -> None:
     core = deferred("waiting_for_budget")
     core.fail("internal", retry_in=8)
     assert shown(core) == ("running", "internal")
+
+
+@pytest.mark.parametrize("code", ["rate_limit", "waiting_for_budget"])
+def test_a_call_that_waits_is_asked_for_again_every_five_minutes(code: str) -> None:
+    assert asks_again_at(deferred(code).state, START, is_shut=False) == START + timedelta(minutes=5)
+
+
+def test_a_tool_that_is_waited_for_is_asked_for_again_every_minute_and_nothing_later_than_the_deadline() -> None:
+    core = started()
+    assert asks_again_at(core.state, START, is_shut=False) is None
+    assert asks_again_at(core.state, START, is_shut=True) == START + timedelta(minutes=5)
+    core.reply(bash())
+    assert asks_again_at(core.state, START, is_shut=False) == START + timedelta(minutes=1)
+    hurried = replace(core.state, deadline=START + timedelta(seconds=7))
+    assert asks_again_at(hurried, START, is_shut=False) == START + timedelta(seconds=7)
 
 
 def test_a_snapshot_keeps_the_wait() -> None:
