@@ -1,8 +1,14 @@
 """What every test shares: how Hypothesis runs, and the stores.
 
-Holds: no example is failed for being slow on a busy machine, and a failure prints what reproduces it.
+Holds: no example is failed for being slow on a busy machine, and a failure prints what reproduces it; no test leaves
+a program running that has a file of the tests open.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
 from hypothesis import settings
 
 from tests.stores import (  # noqa: F401  (fixtures)
@@ -18,3 +24,28 @@ from tests.stores import (  # noqa: F401  (fixtures)
 
 settings.register_profile("deckhands", deadline=None, print_blob=True)
 settings.load_profile("deckhands")
+
+ENDING_SECONDS = 5.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield
+    _, left = psutil.wait_procs([*users_of(tmp_path_factory.getbasetemp())], timeout=ENDING_SECONDS)
+    assert not left, "tests left programs running:\n" + "\n".join(map(str, left))
+
+
+def users_of(folder: Path) -> Iterator[psutil.Process]:
+    """The other programs that work below this folder or have one of its files open."""
+    for program in psutil.process_iter(["cmdline"]):
+        links = [Path(f"/proc/{program.pid}/cwd"), *Path("/proc").glob(f"{program.pid}/fd/*")]
+        if program != psutil.Process() and any(folder in target_of(link).parents for link in links):
+            yield program
+
+
+def target_of(link: Path) -> Path:
+    """What a link leads to; nothing when it is gone or somebody else's."""
+    try:
+        return link.readlink()
+    except OSError:
+        return Path()

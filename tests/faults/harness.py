@@ -58,7 +58,7 @@ class FaultCluster:
             for name in list(self.workers):
                 self.signal(name, signal.SIGCONT)
                 self.kill(name)
-            await self.close_workspaces(where.stem for where in self.root.glob("*.where"))
+            await self.close_workspaces()
             await self.client.aclose()
             await self.store.stop()
 
@@ -195,9 +195,9 @@ class FaultCluster:
         self.workers[name] = worker
         return worker
 
-    async def close_workspaces(self, ids: Iterable[str]) -> None:
-        """End workspace hosts, which outlive their tool workers by design."""
+    async def close_workspaces(self, ids: Iterable[str] | None = None) -> None:
+        """End workspace hosts, which outlive their tool workers by design: of these conversations, or all."""
         workspaces = Workspaces(self.root / "n", sandbox="none")
-        for conversation_id in ids:
+        for conversation_id in [found.conversation_id for found in workspaces.list()] if ids is None else ids:
             await workspaces.close(conversation_id)
         await workspaces.aclose()
