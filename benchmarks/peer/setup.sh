@@ -10,7 +10,7 @@ stamp="$venv/.installed"
 [[ -f $stamp && $(<"$stamp") == "${versions[*]}" ]] && exit 0
 
 for python in "${PEER_PYTHON:-}" python3.12 "$HOME"/.pyenv/versions/3.12*/bin/python; do
-    command -v "$python" >/dev/null && break
+    "$python" -c '' 2>/dev/null && break # a version manager's name for it may lead nowhere
     python=
 done
 if [[ -z $python ]]; then
