@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.editor_parts import error, run
 from tool_worker.host.file_editor import FileEditor
-
-
-@pytest.fixture
-def editor(tmp_path: Path) -> FileEditor:
-    return FileEditor(str(tmp_path))
-
-
-@pytest.fixture
-def ten_lines(tmp_path: Path) -> Path:
-    path = tmp_path / "ten.txt"
-    path.write_text("".join(f"line {number}\n" for number in range(1, 11)))
-    return path
-
-
-def run(editor: FileEditor, command: str, path: object, **arguments: object) -> dict[str, Any]:
-    """Run one command; whatever comes back must be fit for the wire."""
-    result = editor.run({"command": command, "path": str(path), **arguments})
-    json.dumps(result, ensure_ascii=False).encode()
-    assert result["is_error"] == result["content"].startswith("ERROR:\n")
-    return result
-
-
-def error(editor: FileEditor, command: str, path: object, **arguments: object) -> str:
-    """Run a command that must fail, and give its message."""
-    result = run(editor, command, path, **arguments)
-    assert result["is_error"]
-    assert (result["old_content"], result["new_content"], result["diff"]) == (None, None, None)
-    return result["content"].removeprefix("ERROR:\n")
 
 
 class TestArguments:
