@@ -69,11 +69,12 @@ class FinishRefusedObservation(Observation):
     """The agent said that it was done, and was not believed; the content tells it why.
 
     Attributes:
-        reason: `output` when what it handed in does not fit its schema; empty for whatever else.
+        reason: `output` when what it handed in does not fit its schema, `hook` when a hook forbade it; empty for
+            whatever else.
     """
 
     kind: Literal["observation.finish_refused"] = "observation.finish_refused"
-    reason: Literal["", "output"] = ""
+    reason: Literal["", "output", "hook"] = ""
 
 
 class FinishVerdictObservation(Observation):

@@ -9,13 +9,16 @@ from broker.notebooks import Notebooks
 from broker.notes import NoteAction
 from controller_worker.confirmation import carried_out
 from controller_worker.effects import Append, CarryOut, Recall, TakeNote
+from controller_worker.hooks import Hooks
 from controller_worker.memory.survey import skills_from
 from controller_worker.note_taking import notebook_of, noted
 from controller_worker.recalling import recalled
 from controller_worker.state import State
 
 
-async def answered(log: EventLog, notebooks: Notebooks, state: State, wanted: Recall | CarryOut | TakeNote) -> Append:
+async def answered(
+    log: EventLog, notebooks: Notebooks, hooks: Hooks, state: State, wanted: Recall | CarryOut | TakeNote
+) -> Append:
     """Return what the answer of a person, of a surveyed workspace or of the notebook leads to.
 
     Raises:
@@ -35,7 +38,9 @@ async def answered(log: EventLog, notebooks: Notebooks, state: State, wanted: Re
     answer = await event_of(log, state.conversation_id, wanted.answer_id)
     assert isinstance(action, RiskyAction)
     assert isinstance(answer, ChangeAgentStateAction)
-    return carried_out(state, action, answer)
+    carried = carried_out(state, action, answer)
+    is_another = bool(answer.edited) and not carried.answers  # hooks have been asked about the action as it was
+    return await hooks.reviewed(state, carried.events) if is_another else carried
 
 
 async def event_of(log: EventLog, conversation_id: str, event_id: int) -> Event:

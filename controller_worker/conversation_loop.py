@@ -182,8 +182,8 @@ class ConversationLoop:
             assert self._agent is not None
             await self._commit(greeting(self._agent, self.state))
         elif isinstance(effect, Recall | CarryOut | TakeNote):
-            services = self._services
-            await self._commit(await answered(services.log, services.notebooks, self.state, effect))
+            services, state = self._services, self.state
+            await self._commit(await answered(services.log, services.notebooks, services.hooks, state, effect))
         elif isinstance(effect, AwaitDelegates):
             wanted = await self._delegates.start(self.state, effect.delegate_ids)
             await (self._commit(wanted) if wanted else self._mark(is_stepping=False))

@@ -13,9 +13,12 @@ Does not: ask once only. After a crash, and when a message comes in between, the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import logging
+import os
+import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +33,8 @@ from controller_worker.state import State
 
 VETO_EXIT_CODE = 2
 MAX_REASON_CHARS = 2_000
+LAST_WORDS_SECONDS = 1.0
+"""How long a command that was killed is waited for."""
 ERROR_ID = "AGENT_ERROR$HOOK_VETO"
 
 _log = logging.getLogger(__name__)
@@ -95,7 +100,7 @@ class Hooks:
                 raise HookVeto(reason, remedy="Ask whoever runs the controller workers.")
 
     async def reviewed(self, state: State, events: Sequence[Event]) -> Append:
-        """Return the events of a turn, each vetoed action followed by what settles it."""
+        """Return the events of a turn, or an edited action, and behind them what settles those that are vetoed."""
         if not self._hooks:
             return Append(tuple(events))
         outcomes: list[Event] = []
@@ -108,7 +113,9 @@ class Hooks:
             if reason is None:
                 continue
             if isinstance(event, AgentFinishAction):
-                outcomes.append(FinishRefusedObservation(content=f"Your finish was not accepted: {reason}"))
+                outcomes.append(
+                    FinishRefusedObservation(content=f"Your finish was not accepted: {reason}", reason="hook")
+                )
                 continue
             answers.append((len(events) + len(outcomes), number))
             outcomes.append(
@@ -204,7 +211,10 @@ def command_hook(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaita
         try:
             _, errors = await process.communicate(json.dumps(told).encode())
         except BaseException:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has begun, which would be nobody's
+            with contextlib.suppress(TimeoutError):  # what has left the group may hold the pipe open
+                await asyncio.wait_for(process.wait(), LAST_WORDS_SECONDS)
             raise
         text = errors.decode(errors="replace").strip()
         if process.returncode == VETO_EXIT_CODE:

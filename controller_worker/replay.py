@@ -241,6 +241,9 @@ class Replay:
             return self._is_start_of_delegate(event)
         if isinstance(event, ModelReply) and event.service == "agent":
             return event.iteration == self._state.iteration + 1
+        if isinstance(event, FinishRefusedObservation) and event.reason == "hook":
+            turn = self._events[self._state.reply_id : event.id - 1]
+            return any(isinstance(decided, AgentFinishAction) for decided in turn)
         is_answer = isinstance(event, Observation) and not isinstance(event, PlanAcceptedObservation)
         if is_answer and event.cause and self._events[event.cause - 1].runnable:
             return any(pending.id == event.cause for pending in self._state.pending)

@@ -9,15 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from broker.actions import ChangeAgentStateAction
+from broker.agent_state import AgentState
+from broker.confirmation_policy import ConfirmationPolicy
 from broker.errors import UsageError
-from broker.events import Event
+from broker.events import AgentSpec, Event, EventSource, LLMSpec
 from broker.invariants import violations
 from broker.observations import ErrorObservation, FinishRefusedObservation
 from controller_worker.hook_table import load_hooks
 from controller_worker.hooks import Hook, HookPoint, Hooks, command_hook, function_hook
+from controller_worker.replay import replay
 from tests.conversation_hands import CID, Hands
+from tests.polling import until
 
 BASH = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "rm -rf /"}}]}
 FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
@@ -42,6 +48,18 @@ def give(hands: Hands, *hooks: Hook) -> Hooks:
     found = Hooks(hooks)
     object.__setattr__(hands.services, "hooks", found)
     return found
+
+
+def asking(hands: Hands) -> AgentSpec:
+    """An agent that follows the script and may do nothing unasked."""
+    llm = LLMSpec(model=f"scripted/{hands.folder / 'script.json'}")
+    return AgentSpec(llm=llm, confirmation=ConfirmationPolicy(mode="always"))
+
+
+def confirmed(action_id: int, **edited: str) -> ChangeAgentStateAction:
+    return ChangeAgentStateAction(
+        agent_state=AgentState.USER_CONFIRMED, action_id=action_id, edited=edited, source=EventSource.USER
+    )
 
 
 async def logged(hands: Hands) -> list[Event]:
@@ -81,7 +99,45 @@ async def test_a_vetoed_finish_sends_the_agent_back_to_work(hands: Hands) -> Non
     (refused,) = [event for event in events if isinstance(event, FinishRefusedObservation)]
     assert refused.content == "Your finish was not accepted: write the changelog first"
     assert [event.kind for event in events].count("action.finish") == 2
-    assert (await hands.events())[-1].wire()["agent_state"] == "finished"
+    assert events[-1].wire()["agent_state"] == "finished"
+    assert replay(events).divergence is None
+
+
+async def test_an_action_that_a_person_has_edited_is_asked_about_as_it_would_run(hands: Hands) -> None:
+    told = Told(None, "not on my machine")
+    give(hands, told.hook(HookPoint.BEFORE_ACTION))
+    await hands.begin(BASH, FINISH, agent=asking(hands))
+    await hands.go()
+    (asked_id,) = [event.id for event in await hands.events() if event.kind == "action.run"]
+    await hands.log.append(CID, [confirmed(asked_id, command="rm -rf ~")])
+    await hands.go()
+    events = await logged(hands)
+    (error,) = [event for event in events if isinstance(event, ErrorObservation)]
+    copy = events[(error.cause or 0) - 1]
+    assert (copy.wire()["command"], error.content) == ("rm -rf ~", "The action was not carried out: not on my machine")
+    assert [call["event"]["command"] for call in told.calls] == ["rm -rf /", "rm -rf ~"]
+    assert events[-1].wire()["agent_state"] == "finished"
+    assert replay(events).divergence is None
+
+
+async def test_what_a_person_confirms_or_rejects_as_it_is_was_asked_about_before(hands: Hands) -> None:
+    told = Told()
+    give(hands, told.hook(HookPoint.BEFORE_ACTION))
+    await hands.begin(BASH, BASH, agent=asking(hands))
+    await hands.go()
+    (first,) = [event.id for event in await hands.events() if event.kind == "action.run"]
+    await hands.log.append(CID, [confirmed(first)])
+    loop = await hands.go()
+    await hands.observe(loop.state.pending[0].id)
+    loop.wake()
+    await hands.at_rest(loop)
+    assert len(told.calls) == 2
+    assert loop.state.asked_id is not None
+    rejected = ChangeAgentStateAction(agent_state=AgentState.USER_REJECTED, source=EventSource.USER)
+    await hands.log.append(CID, [rejected])
+    await hands.go()
+    assert (await logged(hands))[-1].wire()["agent_state"] == "awaiting_user_input"
+    assert len(told.calls) == 2
 
 
 async def test_a_vetoed_call_is_never_made_and_the_conversation_ends_in_an_error(hands: Hands) -> None:
@@ -146,6 +202,25 @@ async def test_a_command_vetoes_by_exit_code_2_and_says_why(hands: Hands, tmp_pa
     await hands.go()
     (error,) = [event for event in await logged(hands) if isinstance(event, ErrorObservation)]
     assert error.content == "The action was not carried out: no rm -rf /"
+
+
+async def test_a_command_that_hangs_is_ended_with_all_that_it_has_begun(hands: Hands, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    hang_once = f"test -e {pid} && exit 0; sleep 600 & echo $! > {pid}; wait"
+    hook = Hook(HookPoint.BEFORE_FINISH, "guard", command_hook(["sh", "-c", hang_once]), timeout_seconds=1.0)
+    give(hands, hook)
+    await hands.begin(FINISH, FINISH)
+    await hands.go()
+    (refused,) = [event for event in await logged(hands) if isinstance(event, FinishRefusedObservation)]
+    assert refused.content == "Your finish was not accepted: the hook guard did not answer in time"
+    await until(lambda: not is_at_work(int(pid.read_text())), limit=10.0, what="the end of what the hook has begun")
+
+
+def is_at_work(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def test_a_synchronous_function_runs_beside_the_loop(hands: Hands) -> None:

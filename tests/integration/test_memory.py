@@ -89,7 +89,7 @@ async def test_a_worker_that_dies_before_the_answer_writes_no_second_note(hands:
     await hands.begin(noting(command="write", text="Use make."), **fields_of(hands))
     loop = await hands.go()
     action = next(event for event in await hands.events() if isinstance(event, NoteAction))
-    again = await answered(hands.log, hands.services.notebooks, loop.state, TakeNote(action.id))
+    again = await answered(hands.log, hands.services.notebooks, hands.services.hooks, loop.state, TakeNote(action.id))
     told = next(event for event in await hands.events() if isinstance(event, NoteObservation))
     assert [event.model_copy(update={"id": told.id, "timestamp": told.timestamp}) for event in again.events] == [told]
     assert len(await Notebooks(hands.store).notes(BOOK)) == 1
