@@ -229,8 +229,8 @@ class CallGate:
         return waits.expected_at is None or waits.expected_at > quiet_until
 
     async def has_other_seat(self, config: LLMConfig, request: ModelRequest) -> bool:
-        """Ask for a seat for a fallback, which is not waited for."""
-        self.seat = Seat()
+        """Ask for a seat for a fallback, which is not waited for; give back what the fallback before it left."""
+        await self._vacate()
         pool = self._gates.governor.pool_of(config.model)
         if pool is None:
             return True

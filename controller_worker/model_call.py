@@ -28,6 +28,7 @@ from broker.events import (
 from broker.ids import jitter
 from controller_worker.call_gate import CallGate
 from controller_worker.gate import BATCH
+from controller_worker.hooks import HookVeto
 from controller_worker.llm.batching import CallBatched
 from controller_worker.llm.config import PRIMARY, Fallback, LLMConfig
 from controller_worker.llm.errors import LLMConfigError, ModelError
@@ -199,9 +200,11 @@ async def ask(
             return await (llm.complete(request) if gate is None else gate.complete(llm, config, request))
         except ModelError as error:
             fallbacks = config.fallbacks if request.carry is None else ()
-            answer = await _ask_fallbacks(models, spec, request, error, fallbacks, gate=gate)
+            answer = await _ask_fallbacks(models, spec, request, error, fallbacks, gate=gate, admit=admit)
             if isinstance(answer, Completion):
                 return answer
+            if not isinstance(answer, ModelError):
+                raise answer from error
             wait = next_wait_seconds(config, attempt, answer, jitter=jitter() - 0.5)
             return _failed(
                 answer.code,
@@ -228,32 +231,35 @@ async def _ask_fallbacks(
     fallbacks: Sequence[Fallback],
     *,
     gate: CallGate | None,
-) -> Completion | ModelError:
-    """Ask each fallback that is for the error of the one before it and whose quota has room.
+    admit: Callable[[str], Awaitable[None]] | None,
+) -> Completion | DeckhandsError:
+    """Ask each fallback that is for the error of the one before it, that may be called and whose quota has room.
 
     Returns:
-        The first reply; or the first error that may pass, because an attempt is worth repeating if any of them is.
+        The first reply; or the first error that may pass, because an attempt is worth repeating if any of them is; or
+        why a fallback could not be used at all; or the model's own error.
     """
-    failures = [failure]
+    failures, obstacles = [failure], list[DeckhandsError]()
     for fallback in fallbacks:
         if not fallback.is_for(failures[-1].code):
             continue
         _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, fallback.use)
         try:
             other = await models.routed(spec.model_copy(update={"model": fallback.use}), request)
-            if gate is None:
-                llm, _ = await models.of(other)
-                _void(request)
-                return await llm.complete(request)
             config = models.settings(other)
-            if config is not None and not await gate.has_other_seat(config, request):
+            if admit is not None and config is not None:
+                await admit(config.model)
+            if gate is not None and config is not None and not await gate.has_other_seat(config, request):
                 continue
-            llm, config = await models.of(other, key_env=gate.seat.key_env)
+            llm, config = await models.of(other, key_env=None if gate is None else gate.seat.key_env)
             _void(request)
-            return await gate.complete(llm, config, request)
+            return await (llm.complete(request) if gate is None else gate.complete(llm, config, request))
         except ModelError as error:
             failures.append(error)
-    return next((error for error in failures if error.retryable), failures[0])
+        except (LLMConfigError, HookVeto) as error:
+            _log.warning("conversation %s: %s cannot be asked: %s", request.conversation_id, fallback.use, error)
+            obstacles.append(error)
+    return next((error for error in failures if error.retryable), (*obstacles, failures[0])[0])
 
 
 def _void(request: ModelRequest) -> None:

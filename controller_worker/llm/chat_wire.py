@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker.tool_specs import ToolSpec
+from controller_worker.llm.call_names import fitting, with_distinct_ids
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
@@ -45,7 +46,7 @@ class ChatWire:
     def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
         """Return the JSON body of a request; `parameters` are its fields besides messages and tools."""
         fields = dict(parameters) | asked_fields(request)
-        shown = self._pictures_apart(request.messages)
+        shown = self._pictures_apart(with_distinct_ids(request.messages))
         marked = self._marked(shown)
         messages = b",".join(
             json_bytes(self._value(message, is_marked=True))
@@ -57,7 +58,7 @@ class ChatWire:
 
     def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages as plain values."""
-        shown = self._pictures_apart(messages)
+        shown = self._pictures_apart(with_distinct_ids(messages))
         marked = self._marked(shown)
         return [self._value(message, is_marked=id(message) in marked) for message in shown]
 
@@ -92,14 +93,14 @@ class ChatWire:
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.name, "arguments": arguments_text(call.arguments)},
+                    "function": {"name": fitting(call.name), "arguments": arguments_text(call.arguments)},
                 }
                 for call in message.tool_calls
             ]
         if message.role == "tool":
             written["tool_call_id"] = message.tool_call_id
             if message.name is not None:
-                written["name"] = message.name
+                written["name"] = fitting(message.name)
             if is_marked:
                 written["cache_control"] = CACHE_MARK
         if self._is_claude and message.thinking_blocks:

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from broker.tool_specs import ToolSpec
+from controller_worker.llm.call_names import fitting, with_distinct_ids
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
@@ -48,9 +49,10 @@ class MessagesWire:
 
     def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
         """Return the JSON body of a request; `parameters` are its fields besides system, tools and messages."""
-        marked = self._marked(request.messages)
+        shown = with_distinct_ids(request.messages)
+        marked = self._marked(shown)
         fields = dict(parameters)
-        system = [block for message in request.messages if message.role == "system" for block in _blocks(message)]
+        system = [block for message in shown if message.role == "system" for block in _blocks(message)]
         if system:
             if self._caching_prompt:
                 system[-1]["cache_control"] = CACHE_MARK
@@ -59,7 +61,7 @@ class MessagesWire:
             fields["tools"] = [_tool(tool) for tool in request.tools]
         if request.stop:
             fields["stop_sequences"] = list(request.stop)
-        spoken = ((message.role, self._bytes(message, marked)) for message in request.messages)
+        spoken = ((message.role, self._bytes(message, marked)) for message in shown)
         turns = groupby(
             (("assistant" if role == "assistant" else "user", written) for role, written in spoken if written),
             key=lambda turn: turn[0],
@@ -105,11 +107,16 @@ def _with_mark(blocks: list[Block]) -> list[Block]:
 def _blocks(message: Message) -> list[Block]:
     parts = [block for part in message.content if (block := _part(part)) is not None]
     if message.role == "tool":
-        result = {"type": "tool_result", "tool_use_id": message.tool_call_id}
+        result = {"type": "tool_result", "tool_use_id": fitting(message.tool_call_id or "")}
         return [result | {"content": parts} if parts else result]
     if message.role == "assistant":
         calls = [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(call.arguments)}
+            {
+                "type": "tool_use",
+                "id": fitting(call.id),
+                "name": fitting(call.name),
+                "input": arguments_object(call.arguments),
+            }
             for call in message.tool_calls
         ]
         thoughts = [dict(block) for block in message.thinking_blocks if "signature" in block or "data" in block]

@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from broker.events import (
     AgentSpec,
     EventSource,
@@ -149,6 +151,31 @@ async def test_a_routed_call_counts_against_the_model_that_is_chosen(hands: Hand
     await occupy(hands, quotas.pools[0], others=10)
     await hands.go()
     assert (await hands.kinds()).count("model.deferred") == 1
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_fallback_is_asked_if_its_quota_has_room(hands: Hands, tmp_path: Path, is_taken: bool) -> None:
+    path = tmp_path / "models.toml"
+    refused = {"error": {"code": "rate_limit", "times": None, "retry_after_seconds": 600}}
+    await hands.begin(refused)
+    (tmp_path / "spare.json").write_text(json.dumps({"turns": [FINISH]}))
+    path.write_text(
+        f'[llm]\nmodel = "scripted/{hands.folder}/script.json"\nfallbacks = ["broken", "spare"]\n'
+        f'[llm.broken]\nmodel = "scripted/{tmp_path}/none.json"\n'
+        f'[llm.spare]\nmodel = "scripted/{tmp_path}/spare.json"\n'
+    )
+    entries = [f'[[quota]]\nmodel = "scripted/*/{name}.json"\nconcurrency = 1' for name in ("none", "spare")]
+    quotas, old = QuotaTable.parse("\n".join(entries)), hands.services
+    hands.services = Services(old.store, old.log, old.owners, Models({"LLM_CONFIG": str(path)}), quotas)
+    if is_taken:
+        await occupy(hands, quotas.pools[1])
+    await is_at_rest(hands, await hands.go())
+    replies = [event.model for event in await hands.events() if isinstance(event, ModelReply)]
+    assert replies == ([] if is_taken else [f"scripted/{tmp_path}/spare.json"])
+    governor = hands.services.gates.governor
+    for number, pool in enumerate(quotas.pools):
+        answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
+        assert isinstance(answer, Granted) is not (is_taken and number == 1)
 
 
 async def test_a_pause_leaves_the_queue(hands: Hands) -> None:

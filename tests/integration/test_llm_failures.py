@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from broker.clock import SystemClock
 from controller_worker.llm.errors import ModelError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
-from controller_worker.llm.messages import Message, TextPart
+from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.llm.registry import create_llm
 from tests.model_server.backends import BACKENDS, KEY, SERVER_ARGUMENTS, settings
 from tests.model_server.running_server import RunningModelServer
@@ -217,6 +218,19 @@ async def test_malformed_calls_come_through_as_they_are(
     assert [call.id for call in (await spoilt_reply(server, llm, "duplicate_ids")).tool_calls] == ["call_same"] * 2
     many = (await spoilt_reply(server, llm, "many_calls")).tool_calls
     assert [call.id for call in many] == [f"call_0001_{number}" for number in range(50)]
+
+
+async def test_a_history_of_odd_names_and_ids_is_taken_back(make_llm: Callable[..., LLM]) -> None:
+    def turn(name: str, call_id: str) -> tuple[Message, Message]:
+        call = ToolCall(call_id, name, "{}")
+        result = Message("tool", (TextPart("No such tool."),), tool_call_id=call_id, name=name)
+        return Message("assistant", tool_calls=(call,)), result
+
+    odd = "functions.execute_bash<|channel|>commentary"
+    turns = [turn(odd, "functions.execute_bash:0"), turn("", "functions.execute_bash:0"), turn("x" * 200, "c1")]
+    messages = (*REQUEST.messages, *(message for pair in turns for message in pair))
+    reply = await make_llm().complete(replace(REQUEST, messages=messages))
+    assert [call.name for call in reply.tool_calls] == ["finish"]
 
 
 async def test_a_cut_off_reply_says_so(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:

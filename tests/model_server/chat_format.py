@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from controller_worker.llm.scripted import Turn, tool_calls
 PATH = "/v1/chat/completions"
 
 _CREATED = 1_760_000_000
+_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 _ERRORS: Mapping[str, tuple[int, str, str | None, str]] = {
     "rate_limit": (429, "requests", "rate_limit_exceeded", "Rate limit reached for requests."),
     "no_credits": (429, "insufficient_quota", "insufficient_quota", "You exceeded your current quota."),
@@ -50,7 +52,12 @@ def replies_so_far(body: Mapping[str, Any]) -> int:
 def complaint(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
     """Return why the provider would refuse the request, or None."""
     open_calls: set[str] = set()
-    for message in body["messages"]:
+    for index, message in enumerate(body["messages"]):
+        if not all(_NAME.fullmatch(call["function"]["name"]) for call in message.get("tool_calls") or ()):
+            return (
+                f"Invalid 'messages[{index}].tool_calls[0].function.name': string does not match pattern. "
+                f"Expected a string that matches the pattern '{_NAME.pattern}'."
+            )
         if message["role"] == "tool":
             if message.get("tool_call_id") not in open_calls:
                 return "messages with role 'tool' must be a response to a preceding message with 'tool_calls'."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ _ERRORS: Mapping[str, tuple[int, str, str]] = {
 }
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 _FIRST_VERSION_WITHOUT_SAMPLING = "2026-10-21"
+_NAME, _ID = re.compile(r"^[a-zA-Z0-9_-]{1,128}$"), re.compile(r"^[a-zA-Z0-9_-]+$")
 
 
 def error(kind: str, text: str | None = None) -> tuple[int, bytes]:
@@ -51,8 +53,17 @@ def complaint(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None
             if name in body:
                 return f"{name}: Extra inputs are not permitted"
     open_calls: set[str] = set()
+    known_calls: set[str] = set()
     for index, message in enumerate(body["messages"]):
         blocks = message["content"] if isinstance(message["content"], list) else []
+        uses = [block for block in blocks if block["type"] == "tool_use"]
+        if not all(_NAME.fullmatch(use["name"]) for use in uses):
+            return f"messages.{index}: tool_use.name: String should match pattern '{_NAME.pattern}'"
+        if not all(_ID.fullmatch(use["id"]) for use in uses):
+            return f"messages.{index}: tool_use.id: String should match pattern '{_ID.pattern}'"
+        if known_calls & {use["id"] for use in uses}:
+            return f"messages.{index}: `tool_use` ids must be unique"
+        known_calls |= {use["id"] for use in uses}
         if any(block["type"] == "text" and not block["text"] for block in blocks):
             return f"messages.{index}: text content blocks must be non-empty"
         results = {block["tool_use_id"] for block in blocks if block["type"] == "tool_result"}
@@ -60,7 +71,7 @@ def complaint(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None
             return f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately after"
         if results - open_calls:
             return f"messages.{index}: unexpected `tool_use_id` found in `tool_result` blocks"
-        open_calls = {block["id"] for block in blocks if block["type"] == "tool_use"}
+        open_calls = {use["id"] for use in uses}
     return "messages: `tool_use` ids were found without `tool_result` blocks immediately after" if open_calls else None
 
 

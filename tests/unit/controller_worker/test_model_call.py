@@ -15,6 +15,7 @@ import pytest
 from broker.clock import ManualClock
 from broker.errors import StoreUnavailable
 from broker.events import LLMSpec, ModelCallFailed, ModelReply, TokenUsage
+from controller_worker.hooks import HookVeto
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart, ToolCall
@@ -379,10 +380,35 @@ async def test_when_all_fail_the_attempt_is_repeated_if_any_error_may_pass(
     assert (result.retry_at is not None) == (told != "authentication")
 
 
-async def test_a_fallback_that_cannot_be_used_is_told(tmp_path: Path) -> None:
-    result = await attempt(with_fallbacks(tmp_path, "rate_limit", {"use": f"scripted/{tmp_path}/none.json"}))
+@pytest.mark.parametrize(("code", "told"), [("rate_limit", "rate_limit"), ("authentication", "llm_config")])
+async def test_a_fallback_that_cannot_be_used_does_not_make_a_failure_final(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, told: str
+) -> None:
+    result = await attempt(with_fallbacks(tmp_path, code, {"use": f"scripted/{tmp_path}/none.json"}))
     assert isinstance(result, ModelCallFailed)
-    assert (result.code, "cannot be read" in result.content) == ("llm_config", True)
+    assert (result.code, result.retry_at is not None) == (told, told == "rate_limit")
+    assert "cannot be read" in caplog.text
+
+
+async def test_a_fallback_behind_one_that_cannot_be_used_is_asked(tmp_path: Path) -> None:
+    bad = {"use": f"scripted/{tmp_path}/none.json"}
+    result = await attempt(with_fallbacks(tmp_path, "rate_limit", bad, {"use": "spare"}, spare={"text": "Here."}))
+    assert isinstance(result, Completion)
+
+
+@pytest.mark.parametrize(("code", "told"), [("rate_limit", "rate_limit"), ("authentication", "hook_veto")])
+async def test_a_fallback_that_may_not_be_called_is_not(tmp_path: Path, code: str, told: str) -> None:
+    asked: list[str] = []
+
+    async def admit(model: str) -> None:
+        asked.append(Path(model).stem)
+        if "spare" in model:
+            raise HookVeto("not this one")
+
+    of = with_fallbacks(tmp_path, code, {"use": "spare"}, spare={"text": "Here."})
+    result = await ask(of, LLMSpec(), REQUEST, attempt=1, clock=ManualClock(), admit=admit)
+    assert isinstance(result, ModelCallFailed)
+    assert (result.code, asked) == (told, ["first", "spare"])
 
 
 async def test_the_model_changes_between_steps(tmp_path: Path) -> None:
