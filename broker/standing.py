@@ -37,7 +37,8 @@ class Standing:
         requested: a state somebody asked for that it has not announced yet.
         has_unread_message: a person's message has not led to anything yet.
         asked_id: the action that a person is asked to confirm.
-        is_in_loop: the agent repeated itself, and a person may choose the way out.
+        is_in_loop: the agent repeated itself, and a person may choose the way out, until the next message.
+        is_recovering: a way out was chosen and has not been taken yet.
     """
 
     state: AgentState = AgentState.LOADING
@@ -46,6 +47,7 @@ class Standing:
     has_unread_message: bool = False
     asked_id: int | None = None
     is_in_loop: bool = False
+    is_recovering: bool = False
 
     def after(self, event: Event) -> Standing:
         """Return the standing after one more event."""
@@ -54,19 +56,22 @@ class Standing:
                 # An error ends whatever was asked for; another state only what it answers.
                 is_answer = state in (self.requested, AgentState.ERROR)
                 is_answer = is_answer or (state in ANSWERS and self.requested in ANSWERS)  # an edit may be refused
+                is_stop = state is AgentState.STOPPED
                 return Standing(
                     state,
                     event.reason,
                     None if is_answer else self.requested,
                     asked_id=event.action_id,
-                    is_in_loop=event.code == STUCK_CODE or (self.is_in_loop and state is not AgentState.STOPPED),
+                    is_in_loop=event.code == STUCK_CODE or (self.is_in_loop and not is_stop),
+                    is_recovering=self.is_recovering and not is_stop,
                 )
             case LoopDetectionObservation(is_over=is_over):
-                return replace(self, is_in_loop=not is_over)
+                return replace(self, is_in_loop=not is_over, is_recovering=self.is_recovering and not is_over)
             case LoopRecoveryAction(option=option) if self.is_in_loop and option in RECOVERED_TO:
-                return self._asked_for(RECOVERED_TO[option])
+                return replace(self._asked_for(RECOVERED_TO[option]), is_recovering=True)
             case MessageAction(source=EventSource.USER):
-                return replace(self._asked_for(AgentState.RUNNING), has_unread_message=True)
+                is_in_loop = self.is_in_loop and self.is_recovering
+                return replace(self._asked_for(AgentState.RUNNING), has_unread_message=True, is_in_loop=is_in_loop)
             case RecallAction():
                 return replace(self, has_unread_message=False)
             case ChangeAgentStateAction(agent_state=state) if state in REQUESTABLE_STATES:

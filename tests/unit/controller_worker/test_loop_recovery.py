@@ -281,6 +281,32 @@ def test_whoever_reads_the_log_knows_whether_the_choice_is_still_to_be_carried_o
     assert standing(core.events).requested is None or option == 4
 
 
+@pytest.mark.parametrize("responses", [("park",), ("fail",), ("nudge",)])
+@pytest.mark.parametrize("option", [1, 2, 3])
+def test_after_a_message_there_is_no_loop_to_get_out_of(responses: tuple[str, ...], option: int) -> None:
+    core = core_with(*responses)
+    repeat(core)
+    core.say()
+    core.run()
+    assert not standing(core.events).is_in_loop
+    choose(core, option)
+    assert core.trace()[-1] == f"{core.state.version} LoopRecoveryAction(user)"
+    assert not standing(core.events).is_unanswered
+
+
+def test_a_message_behind_the_choice_does_not_take_it_back() -> None:
+    core = core_with("nudge")
+    repeat(core)
+    core.reply(bash())
+    core.put(LoopRecoveryAction(option=1, source=EventSource.USER))
+    core.say("and then this")
+    core.run()
+    core.put(LoopRecoveryAction(option=3, source=EventSource.USER))
+    assert standing(core.events).requested == "stopped"
+    assert core.run() == Rest()
+    assert (core.state.agent_state, standing(core.events).is_unanswered) == ("stopped", False)
+
+
 # Snapshots
 
 
