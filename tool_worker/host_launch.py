@@ -27,8 +27,10 @@ from tool_worker.host.configuration import (
     PID_FD,
     HostConfiguration,
 )
+from tool_worker.host.descendants import children
 from tool_worker.host_folder import HostFolder
 from tool_worker.host_handover import start_and_hand_over
+from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, Sandbox, interpreter
 from tool_worker.sandbox.seccomp import system_call_filter
 from tool_worker.spawning import in_memory, opened, spawn
@@ -77,6 +79,24 @@ def start_host(
             assert enclosure.entrance is not None
             return start_and_hand_over(command, enclosure.entrance, sources, sources[2])
         return spawn(command, sources)
+
+
+def bound_host(
+    folder: HostFolder, groups: ControlGroups, host_id: str, limits: GroupLimits, started: int | None = None
+) -> None:
+    """Bound what a host, of which nothing has been asked yet, will ever start.  Idempotent.
+
+    Blocks for milliseconds, unless it is done already: to be called early, while the host comes up, and once more when
+    it has answered, because it may have started its shell in between.
+
+    Args:
+        started: What `start_host` has just returned.
+    """
+    if started is not None:
+        groups.enclose(host_id, [started], limits)
+    main = folder.main_pid()
+    if main is not None:
+        groups.enclose(host_id, [main, *children(main)], limits)
 
 
 async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:

@@ -20,17 +20,16 @@ from broker.ids import check_conversation_id
 from tool_worker.binding import Binding, absolute, check_directory, mount_of
 from tool_worker.egress.gate import EGRESS_PORT, EgressGate, proxy_environment
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.host.descendants import children
 from tool_worker.host_connection import HostConnection
 from tool_worker.host_folder import HostFolder
-from tool_worker.host_launch import end_host, reap, start_host, to_its_end, wait_until_dead
+from tool_worker.host_launch import bound_host, end_host, reap, start_host, to_its_end, wait_until_dead
 from tool_worker.node_room import NodeRoom, end_least_used
 from tool_worker.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.choice import AUTO
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.docker import Containers, DockerSandbox
-from tool_worker.sandbox.none import NoSandbox, temporary_directory
+from tool_worker.sandbox.none import temporary_directory
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
 from tool_worker.sandbox.tried import TriedSandboxes
 from tool_worker.workspace_errors import (
@@ -205,7 +204,7 @@ class Workspaces:
                     binding = folder.read_binding()
                     assert binding is not None
                     await end_host(folder, self._sandboxes.known(binding.sandbox), binding.host_id)
-        self._reap()
+        await self._reap()
 
     def list(self) -> tuple[WorkspaceState, ...]:
         """Return the workspaces that were ever opened on this node, by conversation id."""
@@ -213,7 +212,7 @@ class Workspaces:
 
     async def let_go_of_idle(self, idle_seconds: float = LET_GO_SECONDS) -> None:
         """Detach from hosts that have not been asked for so long; from then on their time to live runs."""
-        self._reap()
+        await self._reap()
         now = asyncio.get_running_loop().time()
         for attached in list(self._attached.values()):
             connection = attached.connection
@@ -230,7 +229,7 @@ class Workspaces:
             if attached.connection is not None:
                 await attached.connection.detach()
                 attached.connection = None
-        self._reap()
+        await self._reap()
 
     def _states(self) -> Iterator[WorkspaceState]:
         if not self._root.is_dir():
@@ -292,13 +291,11 @@ class Workspaces:
             alive_fd = folder.hold_alive()
             try:
                 if alive_fd is None:
-                    return await HostConnection.attach(folder.conversation_id, folder.connect())
+                    return await self._connect(folder, binding)
                 async with self._starting:
                     await self._make_room()
-                    await self._start(folder, binding, alive_fd)
-                    connection = await HostConnection.attach(folder.conversation_id, folder.connect())
-                    self._bound(folder, binding)
-                    return connection
+                    started = await self._start(folder, binding, alive_fd)
+                    return await self._connect(folder, binding, started)
             except (OSError, HostLost) as error:
                 # A host that is ending still holds its lock but takes no connection any more.
                 failure = error
@@ -307,25 +304,45 @@ class Workspaces:
         text = f"The host of {folder.conversation_id} cannot be reached: {failure} {folder.log_tail()}"
         raise WorkspaceUnavailable(text.strip()) from failure
 
-    def _bound(self, folder: HostFolder, binding: Binding) -> None:
-        """Bound what a host, of which nothing has been asked yet, will ever start."""
-        main = folder.main_pid()
-        if self._groups is not None and main is not None and binding.sandbox != NoSandbox.name:
-            limits = GroupLimits(self._limits.memory_bytes, self._limits.processes)
-            self._groups.enclose(binding.host_id, [main, *children(main)], limits)
+    async def _connect(self, folder: HostFolder, binding: Binding, started: int | None = None) -> HostConnection:
+        """Connect to a host, and bound what it will ever start, if nobody has got to that yet.
 
-    async def _start(self, folder: HostFolder, binding: Binding, alive_fd: int) -> None:
-        """Start a host, which takes the lock over, and give up our own hold of it."""
-        self._reap()
+        Args:
+            started: What was just started.
+        """
+        bounding = asyncio.create_task(asyncio.to_thread(self._bound, folder, binding, started))
         try:
+            connection = await HostConnection.attach(folder.conversation_id, folder.connect())
+        finally:
+            await asyncio.wait({bounding})
+        try:
+            await bounding
+            # What it had started in the meantime.
+            await asyncio.to_thread(self._bound, folder, binding)
+        except BaseException:
+            await connection.detach()
+            raise
+        return connection
+
+    def _bound(self, folder: HostFolder, binding: Binding, started: int | None = None) -> None:
+        if self._groups is not None and binding.sandbox == BubblewrapSandbox.name:
+            limits = GroupLimits(self._limits.memory_bytes, self._limits.processes)
+            bound_host(folder, self._groups, binding.host_id, limits, started)
+
+    async def _start(self, folder: HostFolder, binding: Binding, alive_fd: int) -> int:
+        """Start a host, which takes the lock over, give up our own hold of it, and return what was started."""
+        try:
+            await self._reap()
             sandbox, enclosure, configuration = await self._plan(binding, folder)
             if folder.main_pid() is not None:
                 await asyncio.to_thread(sandbox.kill_stragglers, binding.host_id)
             if sandbox.inherits_descriptors:
-                self._started.add(start_host(folder, sandbox, enclosure, configuration, alive_fd))
+                started = start_host(folder, sandbox, enclosure, configuration, alive_fd)
             else:
                 starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
-                self._started.add(await to_its_end(starting))
+                started = await to_its_end(starting)
+            self._started.add(started)
+            return started
         finally:
             os.close(alive_fd)
 
@@ -374,8 +391,9 @@ class Workspaces:
             if self._room.is_short():
                 await end_least_used(HostFolder(self._root, entry.name) for entry in self._root.iterdir())
 
-    def _reap(self) -> None:
+    async def _reap(self) -> None:
         left = {pid for pid in self._started if not reap(pid)}
-        if left != self._started and self._groups is not None:
-            self._groups.drop_empty()
+        have_ended = left != self._started
         self._started = left
+        if have_ended and self._groups is not None:
+            await asyncio.to_thread(self._groups.drop_empty)

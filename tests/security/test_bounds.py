@@ -84,9 +84,26 @@ async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
         assert binding is not None
         groups = [parent / f"deckhands-{binding.host_id}" for parent in GROUPS.parents]
         inside = {int(line) for group in groups for line in (group / "cgroup.procs").read_text().split()}
-        assert inside == {process.pid for process in processes(tmp_path, "conversation")[:-1]}
+        assert inside == {process.pid for process in processes(tmp_path, "conversation")}
         await workspaces.close("conversation")
         assert not any(group.exists() for group in groups)
+
+
+@needs_groups
+async def test_a_host_whose_worker_was_killed_before_it_was_bounded_is_bounded_by_the_next(tmp_path: Path) -> None:
+    assert isinstance(GROUPS, ControlGroups)
+    async with opened(tmp_path, sandbox="bwrap") as first:
+        await first.open("conversation")
+        await first.aclose()
+        host, shell, _ = processes(tmp_path, "conversation")
+        for parent in GROUPS.parents:
+            for process in (host, shell):
+                (parent / "cgroup.procs").write_text(str(process.pid))
+        async with opened(tmp_path, sandbox="bwrap", limits=ResourceLimits(processes=40)) as second:
+            await second.open("conversation")
+            for process in (host, shell):
+                groups = Path(f"/proc/{process.pid}/cgroup").read_text()
+                assert groups.count("/deckhands-") == len(GROUPS.parents)
 
 
 @needs_groups

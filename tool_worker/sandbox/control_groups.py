@@ -77,10 +77,13 @@ class ControlGroups:
     def enclose(self, host_id: str, pids: Iterable[int], limits: GroupLimits) -> None:
         """Put processes, and whatever they start from now on, into the group of a workspace.  Idempotent.
 
+        Blocks for ten milliseconds or so, in which the kernel waits for its processors; not for those that are in it.
+
         Raises:
             OSError: the kernel refuses a bound or a process.
         """
-        for parent in self.parents:
+        pids = [pid for pid in pids if not self._has(host_id, pid)]
+        for parent in self.parents if pids else ():
             group = parent / f"{PREFIX}{host_id}"
             for left in reversed(range(FILL_ATTEMPTS)):
                 try:
@@ -90,6 +93,13 @@ class ControlGroups:
                     # Another worker of this machine may take it away for as long as nothing runs in it.
                     if not left or error.errno not in (errno.ENOENT, errno.ENODEV):
                         raise
+
+    def _has(self, host_id: str, pid: int) -> bool:
+        try:
+            groups = Path(f"/proc/{pid}/cgroup").read_text()
+        except OSError:
+            return False
+        return groups.count(f"/{PREFIX}{host_id}\n") == len(self.parents)
 
     def drop_empty(self) -> None:
         """Take away the groups in which nothing runs any more."""
