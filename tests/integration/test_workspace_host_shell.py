@@ -113,6 +113,7 @@ async def test_what_a_command_does_to_the_shell_does_not_hide_the_end(run: Termi
         "exec </dev/null",
         "printf() { echo mine; }",
         "eval() { echo mine; }",
+        "command() { echo mine; }",
         "PS1='(venv) '; PS2='more '; PROMPT_COMMAND='echo prompt'",
         "trap 'echo debug' DEBUG",
         "set -o posix",
@@ -297,6 +298,23 @@ async def test_a_command_that_ends_the_shell_gets_an_answer_and_a_new_shell(
         f"\n[The shell has ended with it; the next command gets a new one in {workspace}/inner.]"
     )
     assert (await run("pwd; echo <$A>".replace("<", "'<'").replace(">", "'>'"))).content == f"{workspace}/inner\n<>"
+
+
+@pytest.mark.parametrize("command", ["set -r", "ulimit -n 3", "enable -n printf"])
+async def test_a_shell_that_can_no_longer_say_that_a_command_ended_ends_with_it(run: Terminal, command: str) -> None:
+    answer = await run(command)
+    assert answer.state == "completed"
+    assert "[The shell has ended with it; the next command gets a new one in " in answer.suffix
+    assert (await run("echo $((1 + 1)) | cat")).content == "2"
+
+
+@pytest.mark.parametrize("command", ["suspend", "kill -STOP $$"])
+async def test_a_shell_that_stops_itself_goes_on_and_a_daemon_that_is_stopped_does_not(
+    run: Terminal, command: str
+) -> None:
+    assert (await run(command)).exit_code == 0
+    await run("(sleep 100 & echo $! > pid); kill -STOP $(cat pid)")
+    assert (await run("cut -d' ' -f3 /proc/$(cat pid)/stat; kill -9 $(cat pid)")).content == "T"
 
 
 async def test_a_shell_that_ends_between_commands_is_replaced_and_said_to_be(run: Terminal, workspace: Path) -> None:

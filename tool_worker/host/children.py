@@ -1,6 +1,7 @@
 """Ended child processes, reported by the loop.
 
-Holds: every child is reaped, also those of others that the kernel gave to this process.
+Holds: every child is reaped, also those of others that the kernel gave to this process; who is waited for and stops
+goes on, as in a terminal multiplexer, because nobody else could continue a shell that stopped itself.
 Does not: work twice in one process; signal handlers belong to the whole of it.
 """
 
@@ -40,11 +41,16 @@ class Children:
         """Reap who has ended; return whether children remain."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return False
             if pid == 0:
                 return True
+            if os.WIFSTOPPED(status):
+                # Not who wants the terminal from the background: it would stop again at once, and again.
+                if pid in self._callbacks and os.WSTOPSIG(status) in (signal.SIGSTOP, signal.SIGTSTP):
+                    os.kill(pid, signal.SIGCONT)
+                continue
             exit_code = os.waitstatus_to_exitcode(status)
             if callback := self._callbacks.pop(pid, None):
                 callback(exit_code if exit_code >= 0 else 128 - exit_code)

@@ -92,8 +92,8 @@ def begin_line(
     """
     mark = f"\\builtin printf '\\036{nonce}<\\036' >{terminal} 2>/dev/null"
     variables = "".join(f"{name}={quoted(value)} " for name, value in environment.items())
-    # `command` keeps functions called eval out of the way, and unlike `builtin` it exports the variables before it.
-    run = f"{variables}\\command eval {quoted(command)} <{terminal} >{terminal} 2>&1"
+    # Both keep functions of these names out of the way; `builtin` alone would not export the variables before it.
+    run = f"{variables}\\builtin command eval {quoted(command)} <{terminal} >{terminal} 2>&1"
     if cwd is not None:
         run = f"{{ \\builtin cd -- {quoted(cwd)} && {run}; }} >{terminal} 2>&1"
     # The mark has reset $?. The list gives it back without tripping over `set -e`.
@@ -102,10 +102,13 @@ def begin_line(
 
 
 def end_line(nonce: str, terminal: str) -> bytes:
-    """Return the line that makes bash mark the end; it survives an interrupt that discards the line before it."""
+    """Return the line that makes bash mark the end; it survives an interrupt that discards the line before it.
+
+    A shell that cannot write there any more (its terminal, its descriptors or its rights are gone) exits instead.
+    """
     fields = '"$?" "${!-}" "${PWD-}" "${PATH-}"'
     form = f"\\036{nonce}>%s\\037%s\\037%.{FIELD_LIMIT}s\\037%.{FIELD_LIMIT}s\\036"
-    return f"\\builtin printf '{form}' {fields} </dev/null >{terminal} 2>/dev/null\n".encode()
+    return f"\\builtin printf '{form}' {fields} </dev/null >{terminal} 2>/dev/null || \\exit\n".encode()
 
 
 def quoted(text: str) -> str:
