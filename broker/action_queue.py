@@ -60,7 +60,11 @@ class ActionClaimed:
 
 @dataclass(frozen=True, slots=True)
 class ActionReclaimed:
-    """A worker that is dead had claimed it: ask the workspace's journal before running anything."""
+    """A worker that is dead had claimed it: ask the workspace's journal before running anything.
+
+    Attributes:
+        attempt: the first worker that died with it counts, and then only those that died while it acted, see `mark`.
+    """
 
     attempt: int
     previous_worker: str
@@ -134,6 +138,14 @@ class ActionQueue:
             case ["reclaimed", attempt, previous, moves]:
                 return ActionReclaimed(attempt, previous.decode(), moves)
         return NothingToDo(reply[0])
+
+    async def mark(self, delivery: ActionDelivery, *, is_acting: bool) -> bool:
+        """Say that a claimed action acts, so that the death of this worker counts against it. False: not its claim."""
+        names = self._store.keys(delivery.conversation_id)
+        reply = await self._store.function(
+            "deck_mark_action", (names.root, names.shard.root), delivery.action_id, self._worker_id, int(is_acting)
+        )
+        return bool(reply[0] == "marked")
 
     async def acknowledge(self, delivery: ActionDelivery | ControlDelivery) -> None:
         """Take an entry out of this worker's hands without an observation."""

@@ -199,7 +199,7 @@ local function append(keys, args)
     elseif dispatch ~= '' then enqueue(shard, meta, once, cid, last, bytes, dispatch) end
     if answers ~= '' then
       redis.call('HSET', once, 'o:' .. answers, last .. ':' .. last)
-      redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers)
+      redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers)
     end
     at = at + 3
   end
@@ -382,11 +382,23 @@ local function claim_action(keys, args)
   redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, place)
   local moves = tonumber(get(meta, 'moves') or 0)
   if before == worker then return {'reclaimed', tonumber(get(once, 'n:' .. action)), worker, moves} end
-  local attempt = redis.call('HINCRBY', once, 'n:' .. action, 1)
+  -- The first worker that dies with it counts against it, and then only one that died while it acted.
+  local attempt = tonumber(get(once, 'n:' .. action) or 0)
+  if attempt < 2 or get(once, 'm:' .. action) then attempt = redis.call('HINCRBY', once, 'n:' .. action, 1) end
+  redis.call('HDEL', once, 'm:' .. action)
   if not before then return {'claimed', attempt, moves} end
   redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,
     'to', worker, 'at', now_ms())
   return {'reclaimed', attempt, before, moves}
+end
+
+-- mark_action: say that an action on probation acts ('1') or only waits ('0'); a worker that dies between is its victim.
+-- ARGV  action id, worker, '1' or '0'.  returns {'marked'} {'lost'}
+local function mark_action(keys, args)
+  local once, action = keys[1] .. ':once', args[1]
+  if get(once, 'w:' .. action) ~= args[2] then return {'lost'} end
+  if args[3] == '1' then redis.call('HSET', once, 'm:' .. action, '1') else redis.call('HDEL', once, 'm:' .. action) end
+  return {'marked'}
 end
 
 -- register: enter a new incarnation of a worker.
@@ -584,6 +596,7 @@ redis.register_function('deck_requeue', requeue)
 redis.register_function('deck_wake', wake)
 redis.register_function('deck_dispatch', dispatch)
 redis.register_function('deck_claim_action', claim_action)
+redis.register_function('deck_mark_action', mark_action)
 redis.register_function('deck_register', register)
 redis.register_function('deck_tick', tick)
 redis.register_function('deck_leave', leave)

@@ -26,6 +26,7 @@ from broker.event_log import Appended, Closed, Conflict, Duplicate
 from broker.events import Event, ModelCallDeferred
 from broker.failpoints import failpoint
 from broker.ownership import Claimed, DispatchOutcome
+from broker.probation import Probation
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.answering import answered
@@ -90,8 +91,7 @@ class ConversationLoop:
         self._dispatched: set[int] = set()
         self._snapshot_version = 0
         self._shown: dict[str, str | int | float] = {}
-        self._is_on_probation = claimed.crashes > 0
-        self._is_marked = False
+        self._probation = Probation(services.turns, self._note_mark, deaths=claimed.crashes)
 
     @property
     def conversation_id(self) -> str:
@@ -125,6 +125,7 @@ class ConversationLoop:
         for task in (self._task, self._call):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
+        self._probation.end_turn()
         self._gate.abandon(self.state)
         self._on_gone(self)
 
@@ -186,7 +187,7 @@ class ConversationLoop:
             await self._commit(await answered(services.log, services.notebooks, services.hooks, state, effect))
         elif isinstance(effect, AwaitDelegates):
             wanted = await self._delegates.start(self.state, effect.delegate_ids)
-            await (self._commit(wanted) if wanted else self._mark(is_stepping=False))
+            await (self._commit(wanted) if wanted else self._probation.rest())
             return wanted is not None
         elif isinstance(effect, AwaitTools):
             return not await self._has_dispatched(effect)
@@ -203,7 +204,7 @@ class ConversationLoop:
 
     async def _catch_up(self) -> None:
         """Restore at first, then fold in what is new."""
-        await self._mark(is_stepping=True)
+        await self._probation.act()
         if not self._is_restored:
             await self._restore()
         if self._has_news:
@@ -281,7 +282,7 @@ class ConversationLoop:
 
     async def _after_commit(self, commit: Commit) -> None:
         first_id = self.state.version + 1
-        self._is_marked = self._is_on_probation = False  # an append takes the mark and the crashes away
+        self._probation.acquit()  # an append takes the mark and the crashes away
         await self._take_in(commit.events, commit.state)
         self._dispatched |= {first_id + position for position in commit.dispatch}
         if self.state.agent_state in (AgentState.STOPPED, AgentState.ERROR) and self._call is not None:
@@ -306,7 +307,7 @@ class ConversationLoop:
                 return False
             self._dispatched.add(action_id)
         self._dispatched.intersection_update(effect.action_ids)
-        await self._mark(is_stepping=False)
+        await self._probation.rest()
         return True
 
     async def _has_condensed(self, effect: CallModel) -> bool:
@@ -328,7 +329,7 @@ class ConversationLoop:
             return True
         if self._gate.is_shut:
             return self.state.gate is not None
-        await self._mark(is_stepping=False)
+        await self._probation.rest()
         failpoint("controller.model_thinking")
         self._call = asyncio.create_task(self._ask_model(effect, question), name=f"model {self.conversation_id}")
         return False
@@ -380,13 +381,9 @@ class ConversationLoop:
         failpoint("controller.after_snapshot")
         self._snapshot_version = self.state.version
 
-    async def _mark(self, *, is_stepping: bool) -> None:
-        """On probation after a crash, say when a step begins and ends, so that only a culprit is counted."""
-        if not self._is_on_probation or self._is_marked == is_stepping:
-            return
-        if not await self._services.owners.mark(self.ownership, is_stepping=is_stepping):
+    async def _note_mark(self, is_acting: bool) -> None:
+        if not await self._services.owners.mark(self.ownership, is_stepping=is_acting):
             raise _Gone
-        self._is_marked = is_stepping
 
     async def _fail(self, error: Exception) -> None:
         """Record an error that nobody foresaw, and give the conversation up until somebody speaks up."""

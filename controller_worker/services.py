@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from broker.event_log import EventLog
 from broker.notebooks import Notebooks
 from broker.ownership import Owners
+from broker.probation import Turns
 from broker.quotas import QuotaTable
 from broker.store import Store
 from controller_worker.batch_keeper import BatchKeeper
@@ -22,6 +23,7 @@ class Services:
     Attributes:
         quotas: of models, for the whole cluster; empty for none.
         hooks: what the operator does before and after what happens here.
+        turns: of conversations that workers have died with.
         notebooks: of the store.
         gates: made of the quotas, and of the store's budgets.
         keeper: looks after batched calls.
@@ -33,6 +35,7 @@ class Services:
     models: Models
     quotas: QuotaTable = QuotaTable()
     hooks: Hooks = field(default_factory=Hooks)
+    turns: Turns = field(default_factory=Turns)
     notebooks: Notebooks = field(init=False)
     gates: Gates = field(init=False)
     keeper: BatchKeeper = field(init=False)

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from broker.action_queue import ActionDelivery, ActionQueue, ControlDelivery
+from broker.action_queue import ActionDelivery, ActionQueue, ActionReclaimed, ControlDelivery
 from broker.errors import DeckhandsError, OwnershipLost
 from broker.event_log import EventLog
 from broker.failpoints import failpoint
 from broker.ids import new_worker_id
 from broker.membership import HEARTBEAT_SECONDS, Membership
 from broker.parcels import Parcels
+from broker.probation import Probation, Turns
 from broker.secrets import Secrets
 from broker.store import Store, open_store
 from broker.tool_offers import ToolOffers
@@ -124,6 +125,7 @@ class Incarnation:
         self.running: set[asyncio.Task[None]] = set()
         self.progress = 0
         self._in_hand: dict[tuple[str, int], str] = {}
+        self._turns = Turns()
         self._store = store
         self._settings = settings
         self._workspaces = workspaces
@@ -227,7 +229,12 @@ class Incarnation:
             return
         self._in_hand[action] = delivery.place
         try:
-            await self._executor.execute(delivery, await queue.claim(delivery))
+            claim = await queue.claim(delivery)
+            deaths = claim.attempt - 1 if isinstance(claim, ActionReclaimed) else 0
+            probation = Probation(
+                self._turns, lambda is_acting: queue.mark(delivery, is_acting=is_acting), deaths=deaths
+            )
+            await self._executor.execute(delivery, claim, probation)
         finally:
             del self._in_hand[action]
 

@@ -37,6 +37,7 @@ from broker.observations import (
     ErrorObservation,
     OutcomeUnknownObservation,
 )
+from broker.probation import INNOCENT, Probation
 from broker.tool_specs import OutcomePolicy, outcome_policy
 from broker.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from tool_worker.host.protocol import NEVER_STARTED
@@ -97,15 +98,27 @@ class Executor:
         self._quota = quota
         self.refusals = 0
 
-    async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome) -> None:
+    async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome, probation: Probation = INNOCENT) -> None:
         """Run a claimed action and append its observation.
 
         Idempotent: a repeated delivery finds the action settled, in other hands, or its result in the journal.
+
+        Args:
+            probation: Of an action that workers have died with.
         """
         if not isinstance(claim, ActionClaimed | ActionReclaimed):
             return
+        try:
+            await probation.act()
+            await self._carry_out(delivery, claim, probation)
+        finally:
+            probation.end_turn()
+
+    async def _carry_out(
+        self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed, probation: Probation
+    ) -> None:
         failpoint("tool.after_claim")
-        observation = await self._observe(delivery, claim)
+        observation = await self._observe(delivery, claim, probation)
         failpoint("tool.before_append")
         try:
             await self._append(delivery, observation)
@@ -137,7 +150,9 @@ class Executor:
                 self._openings.stop(order.conversation_id)
             await self._workspaces.interrupt(order.conversation_id, order.action_id)
 
-    async def _observe(self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed) -> Observation:
+    async def _observe(
+        self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed, probation: Probation
+    ) -> Observation:
         try:
             action = await self._action(delivery)
         except (CorruptEntry, StoreTooNew, UnknownKind) as error:
@@ -150,7 +165,7 @@ class Executor:
             if claim.attempt > MAX_ATTEMPTS:
                 text = f"The action was given up after {MAX_ATTEMPTS} workers died with it. It may have taken effect."
                 return answering(action, OutcomeUnknownObservation(content=text))
-            return answering(action, await self._run(delivery, action, claim))
+            return answering(action, await self._run(delivery, action, claim, probation))
         except StoreError:
             raise
         except DeckhandsError as error:
@@ -161,7 +176,7 @@ class Executor:
             return answering(action, ErrorObservation(content=text))
 
     async def _run(
-        self, delivery: ActionDelivery, action: Action, claim: ActionClaimed | ActionReclaimed
+        self, delivery: ActionDelivery, action: Action, claim: ActionClaimed | ActionReclaimed, probation: Probation
     ) -> Observation:
         if isinstance(action, OfferedToolAction):
             failpoint("tool.before_run")
@@ -200,9 +215,11 @@ class Executor:
         if isinstance(claim, ActionReclaimed) and not may_repeat and await _may_have_run_before_reboot(host, action):
             return OutcomeUnknownObservation(content=LOST_BY_REBOOT)
         arguments = await self._with_secrets(delivery.conversation_id, request)
+        await probation.rest()  # while the host acts, nothing of it can end this worker
         running = host.run(action.id, request.tool, arguments, may_repeat=may_repeat)
         quota = self._quota if spec.path is None else None
         result = await (_within(quota, host, action.id, running) if quota is not None else running)
+        await probation.act()
         failpoint("tool.after_result")
         if result.is_unknown:
             return OutcomeUnknownObservation(content=LOST_WITH_HOST)

@@ -1,0 +1,90 @@
+"""Probation: what a worker has died with acts under a mark in the store, and one at a time.
+
+A worker that dies takes along all that it held, of which one thing at the most is to blame. So the first death counts
+against each; from then on each is marked while it acts, and the next death counts against what is marked.
+
+Holds: of one process, one suspect acts at a time, so that a death convicts one of them and not all. A suspect that
+takes longer than `TURN_SECONDS` keeps its mark and lets the next one begin. The more deaths count against it, the later
+it begins: whoever kills always at the same moment does not meet the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+TURN_SECONDS = 1.0
+PAUSE_SECONDS = 0.5
+"""For each death but the first."""
+
+
+class Turns:
+    """The turns in which the suspects of a process act."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(1)
+
+    async def take(self) -> Callable[[], None]:
+        """Wait for a turn and return what ends it; it ends by itself when it has lasted too long.  Idempotent."""
+        await self._free.acquire()
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                limit.cancel()
+                self._free.release()
+
+        limit = asyncio.get_running_loop().call_later(TURN_SECONDS, end)
+        return end
+
+
+class Probation:
+    """The probation of one thing; none at all for what no worker has died with.
+
+    Args:
+        mark: Notes in the store that it acts, or that it only waits now.
+        deaths: How many count against it.
+    """
+
+    def __init__(self, turns: Turns, mark: Callable[[bool], Awaitable[object]], *, deaths: int) -> None:
+        self._turns = turns
+        self._mark = mark
+        self._is_suspect = deaths > 0
+        self._pause = PAUSE_SECONDS * (deaths - 1)
+        self._end_turn: Callable[[], None] | None = None
+
+    async def act(self) -> None:
+        """Begin to act, when it is its turn.  Idempotent."""
+        if self._is_suspect and self._end_turn is None:
+            pause, self._pause = self._pause, 0.0
+            if pause > 0.0:
+                await asyncio.sleep(pause)
+            self._end_turn = await self._turns.take()
+            await self._mark(True)
+
+    async def rest(self) -> None:
+        """Only wait: a death that comes now is not its doing.  Idempotent."""
+        if self._end_turn is not None:
+            await self._mark(False)
+            self.end_turn()
+
+    def end_turn(self) -> None:
+        """Let the next one act; the mark was taken away otherwise, or is to stay.  Idempotent."""
+        if self._end_turn is not None:
+            self._end_turn()
+            self._end_turn = None
+
+    def acquit(self) -> None:
+        """End the probation: it got on, and the store has forgotten what it was suspected of."""
+        self._is_suspect = False
+        self.end_turn()
+
+
+async def _never_marked(is_acting: bool) -> None:
+    raise AssertionError(f"nobody is suspected, and yet marked {is_acting}")
+
+
+INNOCENT = Probation(Turns(), _never_marked, deaths=0)
+"""Of what no worker has died with."""

@@ -1,0 +1,115 @@
+"""What a worker has died with acts under a mark, and one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker import probation
+from broker.probation import INNOCENT, Probation, Turns
+
+
+class Suspects:
+    """Suspects that share their turns, and what was noted of them in the store."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[str, bool]] = []
+        self._turns = Turns()
+
+    def suspect(self, name: str, *, deaths: int = 1) -> Probation:
+        async def mark(is_acting: bool) -> None:
+            self.noted.append((name, is_acting))
+
+        return Probation(self._turns, mark, deaths=deaths)
+
+    @property
+    def acting(self) -> list[str]:
+        return [name for name, is_acting in self.noted if is_acting]
+
+
+async def until_all_wait() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_one_acts_at_a_time_and_the_next_when_it_only_waits() -> None:
+    suspects = Suspects()
+    first, second = suspects.suspect("first"), suspects.suspect("second")
+    await first.act()
+    await first.act()
+    waiting = asyncio.create_task(second.act())
+    await until_all_wait()
+    assert suspects.noted == [("first", True)]
+    await first.rest()
+    await waiting
+    assert suspects.noted == [("first", True), ("first", False), ("second", True)]
+    await first.rest()
+    again = asyncio.create_task(first.act())
+    await until_all_wait()
+    assert suspects.acting == ["first", "second"]
+    second.end_turn()
+    await again
+    assert suspects.acting == ["first", "second", "first"]
+    first.end_turn()
+
+
+async def test_what_got_on_is_marked_no_more() -> None:
+    suspects = Suspects()
+    first, second = suspects.suspect("first"), suspects.suspect("second")
+    await first.act()
+    first.acquit()
+    await second.act()
+    await first.act()
+    await first.rest()
+    assert suspects.noted == [("first", True), ("second", True)]
+    second.end_turn()
+
+
+async def test_who_takes_long_keeps_its_mark_and_lets_the_next_one_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probation, "TURN_SECONDS", 0.05)
+    suspects = Suspects()
+    first, second, third = (suspects.suspect(name) for name in ("first", "second", "third"))
+    await first.act()
+    await second.act()
+    assert suspects.noted == [("first", True), ("second", True)]
+    first.end_turn()  # its turn was over: this is not the second one's
+    waiting = asyncio.create_task(third.act())
+    await until_all_wait()
+    assert suspects.acting == ["first", "second"]
+    await waiting
+    third.end_turn()
+
+
+async def test_the_more_deaths_the_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probation, "PAUSE_SECONDS", 0.02)
+    suspects = Suspects()
+
+    async def act(name: str, deaths: int) -> None:
+        suspect = suspects.suspect(name, deaths=deaths)
+        await suspect.act()
+        await suspect.rest()
+
+    await asyncio.gather(act("twice", 3), act("once more", 2), act("once", 1))
+    assert suspects.acting == ["once", "once more", "twice"]
+
+
+async def test_who_gives_up_waiting_takes_no_turn() -> None:
+    suspects = Suspects()
+    first, second, third = (suspects.suspect(name) for name in ("first", "second", "third"))
+    await first.act()
+    waiting = asyncio.create_task(second.act())
+    await until_all_wait()
+    waiting.cancel()
+    await until_all_wait()
+    second.end_turn()
+    first.end_turn()
+    await third.act()
+    assert suspects.acting == ["first", "third"]
+    third.end_turn()
+
+
+async def test_nobody_asks_the_innocent() -> None:
+    await INNOCENT.act()
+    await INNOCENT.rest()
+    INNOCENT.end_turn()
