@@ -1,11 +1,14 @@
 """The tools of agents that only look: grep, glob and view (OpenHands 9.2).
 
-Holds: whatever a model writes as pattern or path is one word for the shell.
-Differs: where ripgrep is not installed, grep and find answer instead, because not every workspace has it.
+Holds: whatever a model writes as pattern or path is one word for the shell, and no option of a program.
+Differs: where ripgrep is not installed, find and grep answer the same, but for what `.gitignore` says, because not
+every workspace has it. Patterns with a slash are looked for anywhere below `path`, because ripgrep would look for them
+below the shell's directory only.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +17,7 @@ from broker.actions import CmdRunAction
 from broker.file_events import FileReadAction, FileReadSource
 from broker.tool_specs import ToolSpec
 from controller_worker.agents.call_arguments import optional_text, required_text
+from controller_worker.agents.path_patterns import extended_regex
 
 MAX_FILES = 100
 
@@ -37,8 +41,8 @@ GREP = ToolSpec(
 GLOB = ToolSpec(
     name="glob",
     description=(
-        "Find files by a pattern of their paths, such as `**/*.py` or `src/*.ts`. Returns the paths in order, at most "
-        "100."
+        "Find files by a pattern of their paths, such as `**/*.py` or `src/*.ts`. Returns the paths, those changed "
+        "last first, at most 100."
     ),
     parameters={
         "type": "object",
@@ -71,23 +75,22 @@ VIEW = ToolSpec(
 def grep_action(arguments: Mapping[str, Any]) -> CmdRunAction:
     """Return the command of a search for content."""
     pattern = shlex.quote(required_text(arguments, "pattern", GREP.name))
-    path = shlex.quote(optional_text(arguments, "path", GREP.name, "."))
-    include = optional_text(arguments, "include", GREP.name, "")
+    path = optional_text(arguments, "path", GREP.name, ".") or "."
+    include = _below(path, optional_text(arguments, "include", GREP.name, ""))
     only = f" -g {shlex.quote(include)}" if include else ""
-    only_of_grep = f" --include={shlex.quote(include)}" if include else ""
     return _search(
-        f"rg -li{only} --sortr=modified -e {pattern} -- {path}", f"grep -rliIE{only_of_grep} -e {pattern} -- {path}"
+        f"rg -li{only} --sortr=modified -e {pattern} -- {shlex.quote(path)}",
+        f"{_found(path, include)} | xargs -0r grep -liIP -e {pattern} --",
     )
 
 
 def glob_action(arguments: Mapping[str, Any]) -> CmdRunAction:
     """Return the command of a search for files."""
-    pattern = required_text(arguments, "pattern", GLOB.name)
-    path = optional_text(arguments, "path", GLOB.name, ".")
-    names = pattern.rpartition("/")[2] or "*"
+    path = optional_text(arguments, "path", GLOB.name, ".") or "."
+    pattern = _below(path, required_text(arguments, "pattern", GLOB.name))
     return _search(
         f"rg --files -g {shlex.quote(pattern)} --sortr=modified -- {shlex.quote(path)}",
-        f"find {shlex.quote(path)} -name {shlex.quote(names)} -type f -not -path '*/.*'",
+        f"{_found(path, pattern)} | tr '\\0' '\\n'",
     )
 
 
@@ -100,7 +103,29 @@ def view_action(arguments: Mapping[str, Any]) -> FileReadAction:
     )
 
 
+def _below(path: str, pattern: str) -> str:
+    """Return a pattern of paths for ripgrep, to which those with a slash begin in the directory of the shell."""
+    if path == "." or "/" not in pattern or pattern.startswith(("/", "!", "**/")):
+        return pattern
+    return f"**/{pattern}"
+
+
+def _found(path: str, pattern: str) -> str:
+    """Return the command that finds what ripgrep would, those changed last first, each ended by a NUL."""
+    start = (path if path.startswith(("/", ".")) else f"./{path}").rstrip("/") or "/"
+    start_only = re.sub(r"([*?\[\\])", r"\\\1", start)
+    is_not, wanted = ("! ", pattern[1:]) if pattern.startswith("!") else ("", pattern)
+    regex = f"{re.escape(start.rstrip('/'))}/{extended_regex(wanted)}"
+    itself = f"-path {shlex.quote(start_only)}"
+    chosen = f"\\( {itself} -o {is_not}-regex {shlex.quote(regex)} \\) " if pattern else ""
+    return (
+        f"find {shlex.quote(start)} -regextype posix-extended \\( -name '.?*' ! {itself} \\) -prune -o "
+        f"-type f {chosen}-printf '%T@\\t%p\\0' | sort -zrn | cut -zf2-"
+    )
+
+
 def _search(by_ripgrep: str, otherwise: str) -> CmdRunAction:
     header = shlex.quote(f"Below are the execution results of the search command: {by_ripgrep}\n")
     either = f"if command -v rg > /dev/null; then {by_ripgrep}; else {otherwise}; fi"
-    return CmdRunAction(command=f"echo {header}; {{ {either}; }} | head -n {MAX_FILES}")
+    # It reads to the end, where `head` would end a search that goes on to write, which would then complain.
+    return CmdRunAction(command=f"echo {header}; {{ {either}; }} | sed -n 1,{MAX_FILES}p")

@@ -18,7 +18,20 @@ from broker.tool_specs import ToolOffer
 from controller_worker.agents.looking import ReadOnlyAgent
 from tool_worker.tools.shell_syntax import top_level_commands
 
-HOSTILE = ["a b", "$(touch hacked)", "`touch hacked`", "'; touch hacked; '", "-rf", "--pre=touch", '"', "*", "a\nb"]
+HOSTILE = [
+    "-delete",
+    "!",
+    "(",
+    "a b",
+    "$(touch hacked)",
+    "`touch hacked`",
+    "'; touch hacked; '",
+    "-rf",
+    "--pre=touch",
+    '"',
+    "*",
+    "a\nb",
+]
 
 
 def called(name: str, **arguments: Any) -> Event:
@@ -33,28 +46,52 @@ def found(name: str, directory: Path, **arguments: Any) -> list[str]:
     run = subprocess.run(["bash", "-c", action.command], cwd=directory, capture_output=True, text=True, check=True)
     header, _, listing = run.stdout.partition("\n\n")
     assert header.startswith("Below are the execution results of the search command: rg ")
-    return sorted(os.path.normpath(line) for line in listing.splitlines())
+    return [os.path.normpath(line) for line in listing.splitlines()]
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    for name, text in {"a.py": "Needle", "b.txt": "needle", "src/c.py": "hay", "src/d.py": "a needle too"}.items():
+    files = {"a.py": "Needle", "b.txt": "needle", "src/c.py": "hay", "src/d.py": "a needle too", "src/in/e.ts": "3 hay"}
+    for age, (name, text) in enumerate({**files, ".hidden/f.py": "needle", "b.bin": "needle\0"}.items()):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
+        os.utime(path, (0, 1e9 - age))
     return tmp_path
 
 
-def test_grep_finds_files_by_content(project: Path) -> None:
+def test_grep_finds_files_by_content_those_changed_last_first(project: Path) -> None:
     assert found("grep", project, pattern="need.e") == ["a.py", "b.txt", "src/d.py"]
     assert found("grep", project, pattern="needle", include="*.py") == ["a.py", "src/d.py"]
+    assert found("grep", project, pattern="needle", include="*.{ts,txt}") == ["b.txt"]
+    assert found("grep", project, pattern="needle", include="!*.py") == ["b.txt"]
     assert found("grep", project, pattern="needle", path="src") == ["src/d.py"]
+    assert found("grep", project, pattern="needle", path="src/d.py") == ["src/d.py"]
+    assert found("grep", project, pattern="needle", path=".hidden") == [".hidden/f.py"]
+    assert found("grep", project, pattern=r"^\d\b", include="src/**/*.ts") == ["src/in/e.ts"]
     assert found("grep", project, pattern="nothing") == []
+    os.utime(project / "src/d.py", (0, 2e9))
+    assert found("grep", project, pattern="needle") == ["src/d.py", "a.py", "b.txt"]
 
 
-def test_glob_finds_files_by_path(project: Path) -> None:
+def test_glob_finds_files_by_path_those_changed_last_first(project: Path) -> None:
     assert found("glob", project, pattern="**/*.py") == ["a.py", "src/c.py", "src/d.py"]
-    assert found("glob", project, pattern="*.py", path="src") == ["src/c.py", "src/d.py"]
+    assert found("glob", project, pattern="src/*") == ["src/c.py", "src/d.py"]
+    assert found("glob", project, pattern="src/**") == ["src/c.py", "src/d.py", "src/in/e.ts"]
+    assert found("glob", project, pattern="{a,[!a-c]}.{py,ts}") == ["a.py", "src/d.py", "src/in/e.ts"]
+    assert found("glob", project, pattern="?.py", path="src/") == ["src/c.py", "src/d.py"]
+    assert found("glob", project, pattern="in/*.ts", path="src") == ["src/in/e.ts"]
+    absolute = [f"{project}/src/c.py", f"{project}/src/d.py"]
+    assert found("glob", project, pattern="*.py", path=f"{project}/src") == absolute
+    os.utime(project / "src/d.py", (0, 2e9))
+    assert found("glob", project, pattern="**/*.py") == ["src/d.py", "a.py", "src/c.py"]
+
+
+def test_names_may_hold_what_patterns_and_expressions_are_made_of(tmp_path: Path) -> None:
+    (tmp_path / "a[1] {x}").mkdir()
+    (tmp_path / "a[1] {x}" / "b+'.(c$").write_text("needle")
+    for arguments in ({"pattern": r"a\[1\] \{x\}/*"}, {"pattern": "b+'.(c$"}, {"pattern": "*", "path": "a[1] {x}"}):
+        assert found("glob", tmp_path, **arguments) == ["a[1] {x}/b+'.(c$"]
 
 
 def test_at_most_a_hundred_files_are_listed(tmp_path: Path) -> None:
@@ -71,8 +108,9 @@ def test_a_pattern_is_one_word_whatever_it_holds(project: Path, name: str, hosti
         action = called(name, **arguments)
         assert isinstance(action, CmdRunAction)
         assert top_level_commands(action.command) == [action.command]
+        before = sorted(project.rglob("*"))
         subprocess.run(["bash", "-c", action.command], cwd=project, capture_output=True, check=False)
-        assert not (project / "hacked").exists()
+        assert sorted(project.rglob("*")) == before
 
 
 def test_view_reads() -> None:
