@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -116,6 +117,32 @@ async def test_a_killed_host_leaves_an_unknown_outcome_that_only_permission_repe
     repeated = await host.run(2, "bash", command, may_repeat=True)
     assert output(dict(repeated.value)).exit_code == 0
     assert (workspace / "effects").read_text() == "effect\neffect\n"
+
+
+async def test_who_has_the_number_of_a_host_of_before_the_reboot_is_left_alone(
+    workspaces: Workspaces, root: Path
+) -> None:
+    run = Terminal(await workspaces.open(CONVERSATION))
+    await run("A=before")
+    os.kill(main_pid(root, CONVERSATION), signal.SIGKILL)
+    folder = HostFolder(root, CONVERSATION)
+    assert await wait_until_dead(folder, LIMIT_SECONDS)
+    journal = folder.journal.read_text()
+    folder.journal.write_text("boot 11111111-2222-3333-4444-555555555555\n" + journal.partition("\n")[2])
+    bystander = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    try:
+        folder.pid.write_text(f'{{"child-pid": {bystander.pid}}}')
+        groups = Path(f"/proc/{bystander.pid}/cgroup").read_text()
+        await workspaces.close(CONVERSATION)
+        folder.pid.write_text(f'{{"child-pid": {bystander.pid}}}')
+        assert (await run("echo $A")).content == ""
+        assert main_pid(root, CONVERSATION) != bystander.pid
+        assert not (await run.workspace.connection.status(1000)).is_certain
+        assert bystander.poll() is None
+        assert Path(f"/proc/{bystander.pid}/cgroup").read_text() == groups
+    finally:
+        bystander.kill()
+        bystander.wait()
 
 
 async def test_close_leaves_no_process(workspaces: Workspaces, root: Path) -> None:
