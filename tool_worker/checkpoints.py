@@ -9,6 +9,7 @@ Holds:
     - A manifest is written after all that it names, and replaces the one before in one step: whoever restores gets a
       whole checkpoint, the last or the one before.
     - What is restored is checked against its hash, and stays below the directory.
+    - An entry is left out only if it changed while it was looked at, never because the place, or we, lack something.
 Does not:
     - Save shells, processes, or what lies outside of the workspace.
     - Take back the space of checkpoints that are gone, except by `drop_unused`.
@@ -22,6 +23,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,8 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from broker.clock import SystemClock
 from broker.ids import check_conversation_id
 from tool_worker.beneath import Directory
-from tool_worker.file_tree import DIRECTORY, FILE, LINK, Entry, TreeLimits, entries
-from tool_worker.workspace_errors import CheckpointCorrupt, FileUnfit
+from tool_worker.file_tree import DIRECTORY, FILE, LINK, Entry, TreeLimits, entries, is_of_the_entry
+from tool_worker.workspace_errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
 
 VERSION = 1
 CHECKPOINTS, BASES = "checkpoints", "bases"
@@ -88,7 +90,8 @@ class Checkpoints:
 
         Raises:
             WorkspaceTooLarge: beyond the limits; the last checkpoint stays.
-            OSError: the workspace or the place cannot be used; the last checkpoint stays.
+            CheckpointsUnavailable: the place cannot be used; the last checkpoint stays.
+            OSError: the workspace cannot be read; the last checkpoint stays.
         """
         began_ns = int(SystemClock().now().timestamp() * 1e9)
         read = written = size = 0
@@ -104,8 +107,12 @@ class Checkpoints:
                     else:
                         try:
                             content, added = self._save_file(directory, entry)
-                        except (OSError, FileUnfit):
-                            continue  # it went away, or became something else
+                        except FileUnfit:
+                            continue  # it became something else
+                        except OSError as error:
+                            if is_of_the_entry(error):
+                                continue  # it went away
+                            raise
                         written += added
                         read += entry.size
                     if entry.ctime_ns < began_ns - UNSETTLED_NS:
@@ -118,8 +125,12 @@ class Checkpoints:
         return Checkpoint(len(rows), size, read, written)
 
     def has(self, conversation_id: str) -> bool:
-        """Say whether there is a checkpoint of a conversation's workspace."""
-        return bool(self._files.exists(self._manifest(conversation_id)))
+        """Say whether there is a checkpoint of a conversation's workspace.
+
+        Raises:
+            CheckpointsUnavailable: the place cannot be asked.
+        """
+        return self._exists(self._manifest(conversation_id))
 
     def restore(self, conversation_id: str, workspace: Path) -> Checkpoint:
         """Make a workspace as the last checkpoint has it; the directory must not be there yet.
@@ -130,6 +141,7 @@ class Checkpoints:
             FileNotFoundError: there is no checkpoint.
             FileExistsError: there is something at its place.
             CheckpointCorrupt: the checkpoint is damaged.
+            CheckpointsUnavailable, OSError: it cannot be fetched, or put there.
         """
         rows = self._rows(conversation_id)
         if workspace.exists():
@@ -184,7 +196,7 @@ class Checkpoints:
                     break
                 digest = hashlib.sha256(piece).hexdigest()
                 pieces.append(digest)
-                if not self._files.exists(self._object(digest)):
+                if not self._exists(self._object(digest)):
                     written += self._write(self._object(digest), piece)
         return pieces, written
 
@@ -225,21 +237,39 @@ class Checkpoints:
             raise CheckpointCorrupt(f"The checkpoint of {conversation_id} has entries that lead out of it.")
         return rows
 
+    @contextmanager
+    def _using(self, *passing: type[Exception]) -> Iterator[None]:
+        """Make one error of whatever the client of the place raises, but for those that are named."""
+        try:
+            yield
+        except passing:
+            raise
+        except Exception as error:
+            raise CheckpointsUnavailable(f"The checkpoints at {self._root} cannot be used: {error}") from error
+
+    def _exists(self, path: str) -> bool:
+        with self._using():
+            if not isinstance(self._files, LocalFileSystem):
+                return bool(self._files.exists(path))
+            try:
+                Path(path).stat()  # what cannot be looked at may be there
+            except FileNotFoundError:
+                return False
+            return True
+
     def _write(self, path: str, content: bytes) -> int:
         packed = zstandard.ZstdCompressor(level=1).compress(content)
-        if isinstance(self._files, LocalFileSystem):
-            folder = Path(path).parent
-            folder.mkdir(parents=True, exist_ok=True)
-            draft = folder / f".{secrets.token_hex(8)}"
-            draft.write_bytes(packed)
-            draft.replace(path)
-        else:
-            self._files.pipe_file(path, packed)  # object stores put whole objects
+        with self._using():
+            if isinstance(self._files, LocalFileSystem):
+                _replace(Path(path), packed)
+            else:
+                self._files.pipe_file(path, packed)  # object stores put whole objects
         return len(packed)
 
     def _read(self, path: str, limit_bytes: int) -> bytes:
-        try:
+        with self._using(FileNotFoundError):
             packed: bytes = self._files.cat_file(path)
+        try:
             return zstandard.ZstdDecompressor().decompress(packed, max_output_size=limit_bytes)
         except zstandard.ZstdError as error:
             raise CheckpointCorrupt(f"{path} is damaged: {error}.") from error
@@ -249,6 +279,17 @@ class Checkpoints:
 
     def _manifest(self, conversation_id: str) -> str:
         return f"{self._root}/{self._folder}/{check_conversation_id(conversation_id)}"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def _pieces(rows: list[list[Any]]) -> Iterator[str]:

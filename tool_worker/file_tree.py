@@ -7,10 +7,10 @@ Does not: see one moment. What changes during the walk is seen as it was before 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from tool_worker.workspace_errors import WorkspaceTooLarge
 
 DIRECTORY, FILE, LINK = "directory", "file", "link"
 MAX_DEPTH = 128
+
+_OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +86,16 @@ def measure(path: Path, limits: TreeLimits | None = None) -> tuple[int, int]:
     return count, total
 
 
+def is_of_the_entry(error: OSError) -> bool:
+    """Say whether an entry cannot be read because of what has become of it, and not for what the machine lacks."""
+    return error.errno not in _OF_THE_MACHINE
+
+
 def _walk(descriptor: int, prefix: str, depth: int) -> Iterator[Entry]:
     with os.scandir(descriptor) as scan:
         found = sorted(scan, key=lambda item: item.name)
     for item in found:
-        # Whoever removes or swaps an entry now has it left out.
-        with suppress(FileNotFoundError, NotADirectoryError, OSError):
+        try:
             status = item.stat(follow_symlinks=False)
             path = f"{prefix}{item.name}"
             if stat.S_ISDIR(status.st_mode):
@@ -104,6 +110,10 @@ def _walk(descriptor: int, prefix: str, depth: int) -> Iterator[Entry]:
                 yield _entry(path, LINK, status, os.readlink(item.name, dir_fd=descriptor))
             elif stat.S_ISREG(status.st_mode):
                 yield _entry(path, FILE, status)
+        except OSError as error:
+            # Whoever removes or swaps an entry now has it left out.
+            if not is_of_the_entry(error):
+                raise
 
 
 def _entry(path: str, kind: str, status: os.stat_result, target: str = "") -> Entry:

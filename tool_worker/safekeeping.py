@@ -26,7 +26,7 @@ from broker.ids import is_conversation_id
 from broker.workspace_sources import GitSource, UploadedSource
 from tool_worker.checkpoints import Checkpoint, Checkpoints, SavedFiles
 from tool_worker.opening import BASE, Openings
-from tool_worker.workspace_errors import CheckpointCorrupt, WorkspaceError
+from tool_worker.workspace_errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
 
 MUTATING = frozenset(
     {"observation.run", "observation.edit", "observation.write", "observation.run_ipython", "observation.download"}
@@ -48,6 +48,9 @@ REOPENED = (
 LOST = (
     "The files of this workspace are gone, and there is no checkpoint of them. The workspace is empty now. "
     "The action was not carried out here."
+)
+OUT_OF_REACH = (
+    "The files of this workspace cannot be brought back now ({error}). The action was not carried out: try again."
 )
 
 _log = logging.getLogger(__name__)
@@ -108,6 +111,9 @@ class Safekeeping:
         Returns:
             None if it is, or what the action is to be answered with instead of being carried out. Said once.
             Idempotent.
+
+        Raises:
+            CheckpointsUnavailable: what was saved cannot be fetched or put there now; the next action tries again.
         """
         directory = self._directory(conversation_id)
         told = directory.with_name("recovery.json")
@@ -144,8 +150,12 @@ class Safekeeping:
         restored = RESTORED.format(of_whom=" of the conversation that this one is a fork of" if source_id else "")
         # What is to be said is noted before anything is there: whoever takes the action over after a crash says it too.
         _note(told, action_id, restored)
-        if await self._restore(conversation_id, source_id):
-            return restored
+        try:
+            if await self._restore(conversation_id, source_id):
+                return restored
+        except CheckpointsUnavailable:
+            if source_id is not None or await self._is_used(conversation_id, action_id):
+                raise
         if source is not None and self._openings is not None:
             _note(told, action_id, REOPENED)
             try:
@@ -154,11 +164,13 @@ class Safekeeping:
                 _log.error("the workspace of %s cannot be opened again: %s", conversation_id, error)
             else:
                 return REOPENED
-        earlier = await self._log.read(conversation_id, until=action_id)
-        is_used = any(isinstance(event, Observation) and event.kind in OF_A_WORKSPACE for event in earlier)
-        notice = LOST if is_used else None
+        notice = LOST if await self._is_used(conversation_id, action_id) else None
         _note(told, action_id, notice)
         return notice
+
+    async def _is_used(self, conversation_id: str, action_id: int) -> bool:
+        earlier = await self._log.read(conversation_id, until=action_id)
+        return any(isinstance(event, Observation) and event.kind in OF_A_WORKSPACE for event in earlier)
 
     async def keep_beginning(self, conversation_id: str) -> None:
         """Save a workspace that was opened, and what it began with; a failure is logged."""
@@ -250,9 +262,11 @@ class Safekeeping:
             return await asyncio.to_thread(_fetched, self._checkpoints, conversation_id, source_id, directory)
         except FileExistsError:
             return True  # another worker of this node was faster
-        except (OSError, CheckpointCorrupt) as error:
+        except (FileNotFoundError, CheckpointCorrupt) as error:
             _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
             return False
+        except (OSError, CheckpointsUnavailable) as error:
+            raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
 
     def _directory(self, conversation_id: str) -> Path:
         return self._root / conversation_id / "workspace"

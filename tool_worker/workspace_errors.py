@@ -10,6 +10,7 @@
     ├── FileUnfit                a file that cannot be taken out of or put into a workspace
     ├── WorkspaceTooLarge        holds more than may be saved or handed out
     ├── CheckpointCorrupt        the saved copy is damaged
+    ├── CheckpointsUnavailable   where copies are saved cannot be used now              [retryable]
     ├── HostRefused              the host did not begin the action; carries the host's code
     ├── EgressRefused            asks for more of the network than the node gives
     └── SandboxError
@@ -90,6 +91,13 @@ class CheckpointCorrupt(WorkspaceError):
     """The saved copy of a workspace is damaged."""
 
     code = "checkpoint_corrupt"
+
+
+class CheckpointsUnavailable(WorkspaceError):
+    """The place of checkpoints cannot be used now, or not for this one; what it held before stays."""
+
+    code = "checkpoints_unavailable"
+    retryable = True
 
 
 class HostRefused(WorkspaceError):

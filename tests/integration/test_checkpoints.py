@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
 import zstandard
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tool_worker.checkpoints import PIECE_BYTES, Checkpoint, Checkpoints, SavedFiles
 from tool_worker.file_tree import TreeLimits
-from tool_worker.workspace_errors import CheckpointCorrupt, WorkspaceTooLarge
+from tool_worker.workspace_errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -67,6 +71,29 @@ def content(path: Path) -> dict[str, object]:
         elif stat.S_ISREG(status.st_mode):
             found[name] = (entry.read_bytes(), stat.S_IMODE(status.st_mode), status.st_mtime_ns)
     return found
+
+
+@contextmanager
+def limited(kind: int, limit: int) -> Iterator[None]:
+    """Let the kernel give this process no more of something."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+class Moody(MemoryFileSystem):
+    """A place whose client raises errors of its own."""
+
+    protocol = "moody"
+    moods: ClassVar[set[str]] = set()
+
+    def exists(self, path: str, **options: Any) -> bool:
+        if "down" in self.moods:
+            raise RuntimeError("no credentials")
+        return super().exists(path, **options)
 
 
 def test_what_is_restored_is_what_was_saved(checkpoints: Checkpoints, workspace: Path, tmp_path: Path) -> None:
@@ -163,6 +190,51 @@ def test_beyond_its_limits_the_last_checkpoint_stays(
     with pytest.raises(WorkspaceTooLarge):
         checkpoints.save("conversation", workspace, SavedFiles())
     assert checkpoints.restore("conversation", tmp_path / "restored") == Checkpoint(1, 5)
+
+
+def test_a_place_without_room_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    workspace, place = tmp_path / "workspace", tmp_path / "checkpoints"
+    workspace.mkdir()
+    (workspace / "file").write_text("small")
+    checkpoints = Checkpoints(f"file://{place}")
+    checkpoints.save("conversation", workspace, SavedFiles())
+    (workspace / "file").unlink()
+    (workspace / "big").write_bytes(os.urandom(100_000))
+    with limited(resource.RLIMIT_FSIZE, 50_000), pytest.raises(CheckpointsUnavailable, match="File too large"):
+        checkpoints.save("conversation", workspace, SavedFiles())
+    assert [path for path in place.rglob(".*") if path.is_file()] == []
+    assert checkpoints.restore("conversation", tmp_path / "restored") == Checkpoint(1, 5)
+
+
+def test_without_descriptors_the_last_checkpoint_stays(url: str, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    deep = workspace.joinpath(*"abcdefghij")
+    deep.mkdir(parents=True)
+    (deep / "file").write_text("deep")
+    checkpoints = Checkpoints(url)
+    checkpoints.save("conversation", workspace, SavedFiles())
+    next_one = os.dup(0)
+    os.close(next_one)
+    for spare in range(2, 24, 4):
+        with limited(resource.RLIMIT_NOFILE, next_one + spare), suppress(OSError, CheckpointsUnavailable):
+            checkpoints.save("conversation", workspace, SavedFiles())
+        checkpoints.restore("conversation", tmp_path / f"restored-{spare}")
+        assert content(tmp_path / f"restored-{spare}") == content(workspace)
+
+
+def test_whatever_the_client_of_a_place_raises_is_one_error(tmp_path: Path) -> None:
+    fsspec.register_implementation("moody", Moody, clobber=True)
+    (tmp_path / "file").write_text("x")
+    checkpoints = Checkpoints(f"moody://{tmp_path.name}")
+    checkpoints.save("conversation", tmp_path, SavedFiles())
+    Moody.moods.add("down")
+    try:
+        with pytest.raises(CheckpointsUnavailable, match="no credentials"):
+            checkpoints.save("conversation", tmp_path, SavedFiles())
+        with pytest.raises(CheckpointsUnavailable, match="no credentials"):
+            checkpoints.has("conversation")
+    finally:
+        Moody.moods.clear()
 
 
 def test_a_damaged_piece_is_not_restored(workspace: Path, tmp_path: Path) -> None:

@@ -91,6 +91,23 @@ async def test_a_node_that_was_given_up_and_comes_back_does_not_go_on_with_older
         assert content(await one.run("cat file", moves=2)) == "first\nsecond"
 
 
+async def test_while_the_place_cannot_be_reached_nothing_is_given_up(log: EventLog, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    async with node(log, tmp_path / "one", place, every=1) as one:
+        await one.run("echo first > file")
+    manifests = place / "checkpoints"
+    away = manifests.rename(tmp_path / "away")
+    manifests.symlink_to(manifests)  # whoever follows it is told ELOOP
+    async with node(log, tmp_path / "two", place, every=1) as two:
+        told = await two.run("touch effect")
+        assert isinstance(told, ErrorObservation)
+        assert (told.error_id, "The action was not carried out" in told.content) == ("checkpoints_unavailable", True)
+        manifests.unlink()
+        away.rename(manifests)
+        assert (await two.run("true")).content == RESTORED.format(of_whom="")
+        assert content(await two.run("cat file; ls")) == "first\nfile"
+
+
 async def test_a_fork_by_the_client_finds_its_source(log: EventLog, tmp_path: Path) -> None:
     async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
         await one.run("echo first > file")
