@@ -48,15 +48,17 @@ def user_worker(cluster: FaultCluster, environment: dict[str, str], *options: st
     with (cluster.root / "shop.log").open("wb") as log:
         worker = subprocess.Popen(
             [*command, "--without-gossip", "--without-mingle"],
-            env=os.environ | environment,
+            env=os.environ | environment | {"TMPDIR": str(cluster.root)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-    yield worker
-    os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
+    try:
+        yield worker
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
 
 
 async def answer_of(cluster: FaultCluster, conversation_id: str) -> Observation:
