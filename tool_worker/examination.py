@@ -105,7 +105,7 @@ def _landlock() -> Finding:
 def _groups() -> Finding:
     found = ControlGroups.find()
     if isinstance(found, str):
-        detail = f"{found}: memory is not bounded, nor is the number of processes if the tool worker is root"
+        detail = f"{found}: memory is bounded for each process alone, processes not at all if the tool worker is root"
         return Finding("control groups", is_good=False, is_needed=False, detail=detail)
     return Finding("control groups", is_good=True, is_needed=False, detail=f"version {found.version}")
 

@@ -32,10 +32,7 @@ from tool_worker.sandbox.docker import Containers, DockerSandbox
 from tool_worker.sandbox.none import temporary_directory
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
 from tool_worker.sandbox.tried import TriedSandboxes
-from tool_worker.workspace_errors import (
-    HostLost,
-    WorkspaceUnavailable,
-)
+from tool_worker.workspace_errors import HostLost, WorkspaceUnavailable
 
 SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 STARTS_AT_ONCE = 4
@@ -363,6 +360,7 @@ class Workspaces:
             limits=self._limits,
             entrance=folder.entrance,
         )
+        is_bwrap = sandbox.name == BubblewrapSandbox.name
         temporary = "" if sandbox.is_confining else str(temporary_directory(binding.host_id))
         environment = {
             **sandbox.shell_environment(enclosure),
@@ -377,7 +375,9 @@ class Workspaces:
             ttl_seconds=self._ttl_seconds,
             idle_seconds=self._idle_seconds,
             no_change_timeout_seconds=self._no_change_timeout_seconds,
-            resource_limits=self._limits.by_name(are_processes_counted_apart=sandbox.name == BubblewrapSandbox.name),
+            resource_limits=self._limits.by_name(
+                are_processes_counted_apart=is_bwrap, is_memory_bounded=not is_bwrap or self._groups is not None
+            ),
             writable=list(sandbox.writable(enclosure)),
             announces_pid=not sandbox.is_confining,
             sessions=self._sessions if sandbox.inherits_descriptors else self._container_sessions,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import mmap
 import os
 import resource
 import signal
@@ -65,7 +66,8 @@ READ = (
     "/etc/fstab", *(f"{HOME_OF_ROOT}/{name}" for name in (".ssh", ".bashrc", ".profile")), "/var/log", "/var/lib/dpkg/status", "/var/spool", "/boot",
     "/srv", "/mnt", "/media", "/sys", "/sys/fs/cgroup", "/sys/kernel", "/lost+found", "/proc/kcore",
     "/proc/kmsg", "/proc/1/environ", "/proc/1/mem", "/proc/1/maps", "/proc/1/fd/3", "/proc/1/cwd/x", "/proc/1/root/etc",
-    "/proc/1/ns/mnt", "/proc/1/stack", "/proc/1/auxv", "/proc/timer_list", "/dev/mem", "/dev/kmsg", "/dev/port",
+    "/proc/1/ns/mnt", "/proc/1/stack", "/proc/1/auxv", "/proc/timer_list", "/proc/kpagecount", "/proc/kpageflags",
+    "/proc/kpagecgroup", "/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo", "/dev/mem", "/dev/kmsg", "/dev/port",
     "/dev/sda", "/dev/vda", "/dev/loop0", "/dev/loop-control", "/dev/kvm", "/dev/fuse", "/dev/net/tun", "/dev/console",
     "/dev/tty0", "/dev/mapper/control", "/dev/snapshot", "/dev/vsock", "/run/docker.sock", "/run/dbus",
     "/run/systemd", "/run/secrets", "/proc/self/root/etc/shadow", "/proc/self/cwd/../etc/shadow",
@@ -117,12 +119,25 @@ def open_socket(family: int, kind: int, protocol: int, _: dict[str, str]) -> str
     return "a socket"
 
 
+def open_pair(family: int, _: dict[str, str]) -> str | None:
+    return system_call((53, family, socket.SOCK_DGRAM, 0, ctypes.addressof((ctypes.c_int * 2)())), {})
+
+
+def call_as_32_bit(_: dict[str, str]) -> str | None:
+    """Ask for the process id by the number that it has for 32-bit programs."""
+    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")  # mov eax, 20; int 0x80; ret
+    address = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    answer = ctypes.CFUNCTYPE(ctypes.c_int)(address)()
+    return None if -answer in REFUSALS else f"answered {answer}"
+
+
 def read(path: str, _: dict[str, str]) -> str | None:
     if Path(path).is_dir():
         return f"{path}: {os.listdir(path)[:3]}" if os.listdir(path) else None
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     # What is in /proc is made, or refused, when it is read; one that an engine has covered has nothing in it.
-    return None if path.startswith("/proc/") and not os.read(opened, 1) else path
+    return None if path.startswith("/proc/") and not os.read(opened, 8) else path
 
 
 def open_to_write(path: str, _: dict[str, str]) -> str | None:
@@ -254,6 +269,7 @@ def probes() -> dict[str, Probe]:
     found |= {f"clone_{name}": partial(clone, flag) for name, flag in NAMESPACES.items()}
     found |= {f"unshare_{name}": partial(unshare, flag) for name, flag in NAMESPACES.items()}
     found |= {f"family_{name}": partial(open_socket, family, socket.SOCK_DGRAM, 0) for name, family in FAMILIES.items()}
+    found |= {f"pair_{name}": partial(open_pair, family) for name, family in FAMILIES.items()}
     found |= {f"netlink_{name}": partial(open_socket, 16, socket.SOCK_RAW, proto) for name, proto in NETLINK.items()}
     found |= {
         f"raw_{name}": partial(open_socket, 2, socket.SOCK_RAW, proto) for name, proto in {"icmp": 1, "tcp": 6}.items()
@@ -269,6 +285,7 @@ def probes() -> dict[str, Probe]:
     found["name_server"] = partial(connect, socket.AF_INET, datagram, ("9.9.9.9", 53))
     found["link_local"] = partial(connect, socket.AF_INET6, datagram, ("2620:fe::fe", 53))
     found["capabilities"] = capabilities
+    found["call_as_32_bit"] = call_as_32_bit
     found |= {f"kill_first_{number.name}": partial(kill_first, number) for number in (signal.SIGKILL, signal.SIGSTOP)}
     return found
 

@@ -74,6 +74,16 @@ async def test_a_program_that_eats_memory_ends_and_nothing_else(tmp_path: Path) 
         assert main_pid(tmp_path, "conversation") == host
 
 
+async def test_without_groups_each_program_is_bounded_by_itself(tmp_path: Path) -> None:
+    limits = ResourceLimits(memory_bytes=150 * MEGABYTE)
+    async with opened(tmp_path, sandbox="bwrap", limits=limits) as workspaces:
+        workspaces._groups = None  # as on a machine that gives none
+        run = Terminal(await workspaces.open("conversation"))
+        answer = await run("python3 -c 'b = bytearray(400 << 20); print(len(b))' 2>&1 | tail -1")
+        assert answer.content == "MemoryError"
+        assert (await run("python3 -c 'print(len(bytearray(50 << 20)))'")).content == str(50 << 20)
+
+
 @needs_groups
 async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
     assert isinstance(GROUPS, ControlGroups)

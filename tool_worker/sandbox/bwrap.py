@@ -14,6 +14,7 @@ Does not:
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
 import sys
@@ -49,8 +50,9 @@ ETC_WITH_NETWORK = ("resolv.conf", "gai.conf", "host.conf")
 # for users to whom the directory itself looks writable.
 DANGEROUS_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 
-# The whole machine's, whoever asks.
+# The whole machine's, whoever asks; and what root's user id reads without any capability.
 SHARED_PROC = ("timer_list", "sched_debug")
+SHARED_PROC_OF_ROOT = ("kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "pagetypeinfo")
 
 _OWN_ETC = {
     "passwd": f"root:x:0:0:root:/root:/bin/false\nagent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/bash\n"
@@ -182,7 +184,7 @@ def _system() -> Iterator[str]:
     yield from ("--proc", "/proc")
     for name in DANGEROUS_PROC:
         yield from ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")
-    for name in SHARED_PROC:
+    for name in (*SHARED_PROC, *(SHARED_PROC_OF_ROOT if os.getuid() == 0 else ())):
         if Path("/proc", name).exists():
             yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
     yield from ("--dev", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp")  # noqa: S108

@@ -35,7 +35,8 @@ class ResourceLimits:
         processes: at once. Without control groups the kernel exempts the machine's root from it.
         open_files: of one process.
         file_bytes: size of a file that is written.
-        memory_bytes: of all of them together; takes control groups; half of the machine's if nobody says otherwise.
+        memory_bytes: of all of them together where there are control groups, else of each process; half of the
+            machine's if nobody says otherwise.
     """
 
     processes: int | None = 4096
@@ -50,18 +51,20 @@ class ResourceLimits:
         """Bound of a temporary directory: all of them are in memory, and full ones must leave room for programs."""
         return min(TEMPORARY_LIMIT_BYTES, (self.memory_bytes or 8 * TEMPORARY_LIMIT_BYTES) // 8)
 
-    def by_name(self, *, are_processes_counted_apart: bool) -> dict[str, int]:
+    def by_name(self, *, are_processes_counted_apart: bool, is_memory_bounded: bool = True) -> dict[str, int]:
         """Return the limits by the kernel's names; core dumps are always off.
 
         Args:
             are_processes_counted_apart: Whether the kernel counts only what runs in the sandbox. Otherwise it would
                 count everything of the same user, on the whole machine.
+            is_memory_bounded: Whether the memory of all programs together is bounded otherwise, or need not be.
         """
         limits = {
             "RLIMIT_CORE": 0,
             "RLIMIT_NPROC": self.processes if are_processes_counted_apart else None,
             "RLIMIT_NOFILE": self.open_files,
             "RLIMIT_FSIZE": self.file_bytes,
+            "RLIMIT_DATA": None if is_memory_bounded else self.memory_bytes,
         }
         return {name: limit for name, limit in limits.items() if limit is not None}
 

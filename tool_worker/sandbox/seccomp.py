@@ -66,7 +66,7 @@ _X86_64 = Architecture(
     0xC000003E,
     _numbers(
         """
-        ioctl 16 socket 41 clone 56 ptrace 101 syslog 103 uselib 134 vhangup 153 modify_ldt 154 pivot_root 155
+        ioctl 16 socket 41 socketpair 53 clone 56 ptrace 101 syslog 103 uselib 134 vhangup 153 modify_ldt 154 pivot_root 155
         acct 163 settimeofday 164 mount 165 umount2 166 swapon 167 swapoff 168 reboot 169 sethostname 170
         setdomainname 171 iopl 172 ioperm 173 init_module 175 delete_module 176 quotactl 179 nfsservctl 180
         lookup_dcookie 212 clock_settime 227 kexec_load 246 add_key 248 request_key 249 keyctl 250 unshare 272
@@ -82,7 +82,7 @@ _AARCH64 = Architecture(
         """
         lookup_dcookie 18 ioctl 29 umount2 39 mount 40 pivot_root 41 nfsservctl 42 vhangup 58 quotactl 60
         acct 89 unshare 97 kexec_load 104 init_module 105 delete_module 106 clock_settime 112 syslog 116
-        ptrace 117 reboot 142 sethostname 161 setdomainname 162 settimeofday 170 socket 198 add_key 217
+        ptrace 117 reboot 142 sethostname 161 setdomainname 162 settimeofday 170 socket 198 socketpair 199 add_key 217
         request_key 218 keyctl 219 clone 220 swapon 224 swapoff 225 perf_event_open 241 fanotify_init 262
         open_by_handle_at 265 clock_adjtime 266 setns 268 process_vm_readv 270 process_vm_writev 271 kcmp 272
         finit_module 273 bpf 280 userfaultfd 282 kexec_file_load 294
@@ -126,7 +126,8 @@ def _program(architecture: Architecture) -> Iterator[_Instruction]:
         numbers["clone"],
         [_load(_argument(0)), (_ANY_BIT, 0, 1, NAMESPACE_FLAGS), _fail(errno.EPERM), _allow()],
     )
-    yield from _when(numbers["socket"], list(_socket_rules()))
+    for name in ("socket", "socketpair"):
+        yield from _when(numbers[name], list(_socket_rules()))
     requests = [step for value in REFUSED_TERMINAL_REQUESTS.values() for step in _when(value, [_fail(errno.EPERM)])]
     yield from _when(numbers["ioctl"], [_load(_argument(1)), *requests, _allow()])
     yield _allow()
