@@ -66,8 +66,8 @@ _X86_64 = Architecture(
     0xC000003E,
     _numbers(
         """
-        ioctl 16 socket 41 socketpair 53 clone 56 ptrace 101 syslog 103 uselib 134 vhangup 153 modify_ldt 154 pivot_root 155
-        acct 163 settimeofday 164 mount 165 umount2 166 swapon 167 swapoff 168 reboot 169 sethostname 170
+        ioctl 16 socket 41 socketpair 53 clone 56 ptrace 101 syslog 103 uselib 134 vhangup 153 modify_ldt 154
+        pivot_root 155 acct 163 settimeofday 164 mount 165 umount2 166 swapon 167 swapoff 168 reboot 169 sethostname 170
         setdomainname 171 iopl 172 ioperm 173 init_module 175 delete_module 176 quotactl 179 nfsservctl 180
         lookup_dcookie 212 clock_settime 227 kexec_load 246 add_key 248 request_key 249 keyctl 250 unshare 272
         perf_event_open 298 fanotify_init 300 open_by_handle_at 304 clock_adjtime 305 setns 308
