@@ -180,7 +180,7 @@ def next_effect(state: State, now: datetime) -> Effect:
         return Greet() if state.version else Rest()
     if state.note_taking:
         return TakeNote(state.note_taking[0].id)
-    if state.recovery and (state.recovery == STOP or not state.pending):
+    if state.recovery and (state.recovery == STOP or not may_run(state)):
         return recover(state, state.recovery)
     if opening.wants_opening(state):
         return opening.opening(state)

@@ -13,6 +13,7 @@ from broker.events import Event, ModelSwitched
 from broker.loop_policy import STUCK_CODE, LoopResponse
 from broker.observations import LoopDetectionObservation
 from controller_worker.announcement import announce
+from controller_worker.confirmation import answered_otherwise
 from controller_worker.effects import Append
 from controller_worker.state import State, replace
 from controller_worker.stuck_detector import Loop, RecentEvents, find_loop
@@ -49,7 +50,7 @@ def respond(state: State, loop: Loop) -> Append:
     if response is LoopResponse.PARK:
         return announce(state, AgentState.PAUSED, after=(found,))
     if response is LoopResponse.RESTART:
-        return Append((*_forgotten(state, loop), found.model_copy(update={"advice": TAKEN_OUT})))
+        return Append((*_forgotten(state, loop, until=state.version), found.model_copy(update={"advice": TAKEN_OUT})))
     advice = NUDGE.format(times=loop.repeat_times)
     events: tuple[Event, ...] = (found.model_copy(update={"advice": advice}),)
     if response is LoopResponse.SWITCH_MODEL:
@@ -64,6 +65,7 @@ def recover(state: State, option: int) -> Append:
     assert loop is not None
     if option == STOP:
         return announce(state, AgentState.STOPPED)
+    rejected = answered_otherwise(state, first_position=0)
     # Without a message there is nothing to go on with, as in the original.
     goes_on = option == RESTART_WITH_MESSAGE and state.last_message_id > 0
     wanted = AgentState.RUNNING if goes_on else AgentState.AWAITING_USER_INPUT
@@ -72,8 +74,10 @@ def recover(state: State, option: int) -> Append:
         advice=TAKEN_OUT,
         is_over=True,
     )
-    events = (*_forgotten(state, loop), done)
-    return Append(events) if state.agent_state is wanted else announce(state, wanted, after=events)
+    events = (*rejected.events, *_forgotten(state, loop, until=state.version + len(rejected.events)), done)
+    if state.agent_state is not wanted:
+        events = announce(state, wanted, after=events).events
+    return Append(events, rejected.answers)
 
 
 def after_detection(state: State) -> State:
@@ -102,9 +106,9 @@ def _found(state: State, loop: Loop) -> LoopDetectionObservation:
     )
 
 
-def _forgotten(state: State, loop: Loop) -> tuple[Event, ...]:
+def _forgotten(state: State, loop: Loop, *, until: int) -> tuple[Event, ...]:
     """Take the loop out of the model's sight, from its beginning or from behind the latest message on."""
     start = max(loop.start_id, state.last_message_id + 1)
-    if start > state.version:
+    if start > until:
         return ()
-    return (CondensationAction(forgotten_events_start_id=start, forgotten_events_end_id=state.version),)
+    return (CondensationAction(forgotten_events_start_id=start, forgotten_events_end_id=until),)

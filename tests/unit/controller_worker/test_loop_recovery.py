@@ -8,12 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from broker.actions import CondensationAction, LoopRecoveryAction
+from broker.confirmation_policy import ConfirmationPolicy
 from broker.events import AgentSpec, EventSource, Limits, LLMSpec
+from broker.invariants import violations
 from broker.loop_policy import LoopPolicy
 from broker.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
 from broker.standing import standing
 from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
-from tests.controller_parts import Core, bash, call, check_snapshots, finish, started
+from controller_worker.replay import replay
+from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started
 
 STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
 
@@ -279,6 +282,23 @@ def test_whoever_reads_the_log_knows_whether_the_choice_is_still_to_be_carried_o
     assert standing(core.events).requested is None
     core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
     assert standing(core.events).requested is None or option == 4
+
+
+@pytest.mark.parametrize(("option", "state"), [(1, "awaiting_user_input"), (2, "running"), (3, "stopped")])
+def test_an_action_that_waits_for_a_confirmation_is_not_waited_for(option: int, state: str) -> None:
+    agent = AgentSpec(loop_policy=LoopPolicy(responses=("nudge",)), confirmation=ConfirmationPolicy(mode="risky"))
+    core = started(agent=agent)
+    repeat(core)
+    core.reply(bash("sudo reboot"))
+    asked = core.state.asked_id
+    assert asked is not None
+    effect = choose(core, option)
+    assert (core.state.agent_state, isinstance(effect, CallModel)) == (state, option == 2)
+    (result,) = [event.id for event in core.events if event.cause == asked]
+    assert [end for _, end in forgotten(core)] == ([] if option == 3 else [result])
+    assert (core.state.pending, standing(core.events).is_unanswered) == ((), False)
+    assert violations(core.events, conversation_id=CID, is_over=False) == []
+    assert replay(core.events).divergence is None
 
 
 @pytest.mark.parametrize("responses", [("park",), ("fail",), ("nudge",)])
