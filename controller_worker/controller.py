@@ -82,6 +82,7 @@ from controller_worker.retrying import after_failure, wait_for_retry
 from controller_worker.state import PendingAction, State, UnansweredMessage, replace, without_pending
 from controller_worker.stuck_detector import (
     RecentEvents,
+    after_wait,
     is_poll,
     trace_of,
     with_action,
@@ -311,7 +312,7 @@ def _after_observation(state: State, observation: Observation) -> State:
         return state
     policy, recent = state.agent.loop_policy, state.recent
     if settled is not None and settled.trace is not None and not getattr(observation, "hidden", False):
-        recent = with_settled(recent, settled.trace, policy)
+        recent = with_settled(after_wait(recent, settled.trace, observation), settled.trace, policy)
     return replace(state, recent=with_observation(recent, observation, policy))
 
 

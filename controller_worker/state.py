@@ -20,7 +20,7 @@ from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from controller_worker.stuck_detector import Loop, RecentEvents, Trace
 
-SNAPSHOT_VERSION = 19
+SNAPSHOT_VERSION = 20
 
 
 @dataclass(frozen=True, slots=True)

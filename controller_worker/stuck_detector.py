@@ -4,13 +4,15 @@ Holds: pure; taking an event in costs what the event costs, and looking for a lo
 the history is; an event counts the same whether its long texts stand in it or beside the log.
 Does not: decide what to do about a loop (`loop_recovery`).
 Differs: an action counts when its observation comes, so that the calls of one reply stand in the order in which they
-were done; waiting for a command that still runs is no step of a loop, because it is what the tool asks for; a loop
-begins with its own first action, because the original may point at an equal one from before it.
+were done; waiting for a command that still runs is no step of a loop, because it is what the tool asks for, and one
+that sleeps and then shows something new begins anew, because something is going on; a loop begins with its own first
+action, because the original may point at an equal one from before it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -47,6 +49,8 @@ NOT_COMPARED = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "t
 STILL_RUNNING = -1
 UNTERMINATED = "unterminated string literal (detected at line"
 SYNTAX_ERRORS = ("invalid syntax. Perhaps you forgot a comma?", "incomplete input")
+SLEEPS = re.compile(r"(?:^|[;&|({]|\bdo\b|\bthen\b)\s*sleep\s", re.MULTILINE)
+WAITED = "waited:"
 TRAILER = ("[Jupyter current working directory:", "[Jupyter Python interpreter:")
 
 _JSON = json.JSONEncoder(sort_keys=True)
@@ -63,8 +67,8 @@ class Trace:
         id: the event's.
         turn_id: the reply it belongs to, or the event itself.
         digest: equal for events that OpenHands takes for equal.
-        trait: of an observation: `error`, or the digest of a syntax error; of a condensation: `adjacent` when nothing
-            happened since the one before; else empty.
+        trait: of an observation: `error`, the digest of a syntax error, or that of what a sleeping command showed; of
+            a condensation: `adjacent` when nothing happened since the one before; else empty.
     """
 
     id: int
@@ -143,6 +147,19 @@ def is_poll(observation: Observation) -> bool:
     )
 
 
+def after_wait(recent: RecentEvents, action: Trace, observation: Observation) -> RecentEvents:
+    """Forget how often a command was done that slept, and has shown something else than the last time."""
+    if not (isinstance(observation, CmdOutputObservation) and SLEEPS.search(observation.command)):
+        return recent
+    seen = trace_of(observation, 0)
+    last = next((trace for trace in reversed(recent.observations) if trace.digest == seen.digest), seen)
+    if last.trait == seen.trait:
+        return recent
+    actions = tuple(trace for trace in recent.actions if trace.digest != action.digest)
+    observations = tuple(trace for trace in recent.observations if trace.digest != seen.digest)
+    return RecentEvents(actions, observations, recent.messages, recent.condensations)
+
+
 def find_loop(recent: RecentEvents, policy: LoopPolicy) -> Loop | None:
     """Return the loop that the latest events are in; the first pattern that fits, in OpenHands' order."""
     return next(_patterns(recent, policy), None)
@@ -179,7 +196,7 @@ def _has_errors(observations: Sequence[Trace], count: int) -> bool:
     if len(observations) < count:
         return False
     traits = {observation.trait for observation in observations[-count:]}
-    return len(traits) == 1 and traits != {""}
+    return len(traits) == 1 and traits != {""} and not min(traits).startswith(WAITED)
 
 
 def _alternates(traces: Sequence[Trace], count: int) -> bool:
@@ -267,6 +284,8 @@ def _text(text: str, path: str, blobs: Mapping[str, BlobRef]) -> str:
 def _trait(event: Event) -> str:
     if isinstance(event, ErrorObservation):
         return "error"
+    if isinstance(event, CmdOutputObservation) and SLEEPS.search(event.command):
+        return f"{WAITED}{_short(_text(event.content, 'content', event.blobs or {}))}"
     return _syntax_error(event.content) if isinstance(event, IPythonRunCellObservation) else ""
 
 

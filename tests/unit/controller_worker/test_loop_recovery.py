@@ -16,7 +16,7 @@ from broker.observations import CmdOutputMetadata, CmdOutputObservation, LoopDet
 from broker.standing import standing
 from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
 from controller_worker.replay import replay
-from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started
+from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
 STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
 
@@ -176,6 +176,49 @@ def test_waiting_for_a_long_command_is_no_loop() -> None:
     for _ in range(20):
         poll(core)
     assert core.wants() == CallModel(21, 1)
+
+
+def look(core: Core, command: str, shown: str) -> Effect:
+    core.reply(bash(command))
+    action = core.event(core.state.version)
+    metadata = CmdOutputMetadata(exit_code=0, suffix="\n[The command completed with exit code 0.]")
+    found = CmdOutputObservation(command=command, content=shown, metadata=metadata, cause=action.id)
+    return core.observe(action.id, found)
+
+
+@pytest.mark.parametrize("command", ["sleep 30; tail -1 build.log", "cd /srv && sleep 30 && tail -1 build.log"])
+def test_a_command_that_waits_and_then_shows_something_new_is_no_loop(command: str) -> None:
+    core = started()
+    for percent in range(20):
+        look(core, command, f"{percent} %")
+    assert core.wants() == CallModel(21, 1)
+    check_snapshots(core)
+    for _ in range(3):
+        look(core, command, "19 %")
+    assert core.state.last_error == STUCK  # nothing has moved since the fourth last look
+    assert replay(core.events).divergence is None
+
+
+def test_a_command_that_shows_something_new_without_having_waited_is_a_loop() -> None:
+    core = started()
+    for percent in range(4):
+        look(core, "pytest -q", f"1 failed in 0.{percent} s")
+    assert core.state.last_error == STUCK
+
+
+def test_what_waits_is_not_taken_for_an_error() -> None:
+    core = started()
+    for _ in range(3):
+        look(core, "sleep 30; tail -1 build.log", "10 %")
+    assert core.wants() == CallModel(4, 1)
+
+
+def test_whatever_moves_slowly_moves() -> None:
+    core = started()
+    for look_number in range(20):
+        look(core, "sleep 30; tail -1 build.log", f"{look_number // 2} %")
+        core.reply(think("not yet"))
+    assert core.wants() == CallModel(41, 1)
 
 
 def test_asking_for_output_when_nothing_runs_is_a_loop() -> None:

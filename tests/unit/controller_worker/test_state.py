@@ -144,7 +144,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, [field.name for field in fields(State)]) == (
-        19,
+        20,
         [
             *("version", "conversation_id", "agent", "workspace", "limits", "tenancy", "headless"),
             *("agent_state", "requested", "ending", "last_error", "error_code", "has_system_message"),
