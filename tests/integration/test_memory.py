@@ -8,6 +8,7 @@ from typing import Any
 
 from broker.event_log import EventLog
 from broker.events import AgentSpec, ConversationCreated, Event, LLMSpec
+from broker.invariants import violations
 from broker.masking import MASK
 from broker.notebooks import Notebooks
 from broker.notes import Note, NoteAction, Notebook, NoteObservation
@@ -43,6 +44,23 @@ async def events_of(hands: Hands, conversation_id: str, task: str) -> list[Event
     await hands.log.create(ConversationCreated(conversation_id=conversation_id, **fields), [said(task)], key="begin")
     await hands.go(conversation_id)
     return await hands.log.read(conversation_id)
+
+
+async def test_a_recall_that_fails_is_an_error_and_is_tried_again_with_the_next_message(hands: Hands) -> None:
+    """B15: in the original it is never answered."""
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    await hands.begin(**fields_of(hands))
+    hands.wire.before["HGETALL"] = fail
+    await hands.go()
+    assert (await hands.events())[-1].wire()["agent_state"] == "error"
+    await hands.say("again")
+    await hands.go()
+    events = await hands.events()
+    assert events[-1].wire()["agent_state"] == "finished"
+    assert violations(events, conversation_id=CID) == []
 
 
 async def test_what_one_conversation_notes_the_next_recalls(hands: Hands) -> None:

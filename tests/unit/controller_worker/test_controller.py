@@ -12,6 +12,7 @@ from broker.actions import (
     CmdRunAction,
     MessageAction,
     NullAction,
+    RecallAction,
 )
 from broker.agent_state import AgentState
 from broker.events import AgentSpec, ConversationCreated, EventSource, Limits, ModelReply, with_id
@@ -114,6 +115,17 @@ def test_a_later_message_is_recalled_for_knowledge() -> None:
         "12 SC running",
         "13 NullObs(environment, cause 11)",
     ]
+
+
+def test_a_recall_stands_in_the_log_with_its_answer() -> None:
+    """B15: in the original another component answers, and when it fails the agent waits for ever."""
+    core = started()
+    core.say()
+    core.run()
+    recalls = [(commit, event) for commit in core.commits for event in commit.events if isinstance(event, RecallAction)]
+    assert len(recalls) == 2
+    for commit, recall in recalls:
+        assert [event.cause for event in commit.events if event.cause] == [recall.id]
 
 
 def test_running_without_a_task_waits_for_one() -> None:

@@ -103,6 +103,16 @@ def test_a_condensation_without_a_summary_leaves_the_earlier_one() -> None:
     assert [event.content for event in fold.view().events] == ["first"]  # type: ignore[attr-defined]
 
 
+def test_a_view_of_the_same_length_is_not_the_earlier_one() -> None:
+    """B13: the original keeps its View as long as the history has the same length, whatever was taken out of it."""
+    events: list[Event] = [system_message(), said("task"), said("a"), said("b")]
+    fold = folded(*events)
+    assert ids(fold) == [1, 2, 3, 4]
+    for event in (CondensationAction(forgotten_event_ids=[3, 4]), said("c"), said("d")):
+        fold.add(with_id(event, fold.version + 1))
+    assert ids(fold) == [1, 2, 6, 7]
+
+
 def test_a_request_stands_until_the_next_condensation() -> None:
     fold = folded(said("a"), CondensationRequestAction())
     assert fold.view().has_request
