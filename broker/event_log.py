@@ -29,6 +29,7 @@ from broker.ids import check_conversation_id, new_key
 from broker.masking import Masker
 from broker.ownership import Ownership
 from broker.secrets import Secrets
+from broker.standing import listed
 from broker.store import Store
 
 NOTHING_TO_HIDE = Masker()
@@ -84,12 +85,18 @@ class EventLog:
         return await self._create([created, *events], key=key or new_key(), answers={}, node=node)
 
     async def _create(
-        self, events: Sequence[Event], *, key: str, answers: Mapping[int, int], node: str = ""
+        self,
+        events: Sequence[Event],
+        *,
+        key: str,
+        answers: Mapping[int, int],
+        node: str = "",
+        fields: Mapping[str, str | int | float] | None = None,
     ) -> Appended | Duplicate:
         created = events[0]
         assert isinstance(created, ConversationCreated)
         cid = check_conversation_id(created.conversation_id)
-        fields = {
+        shown = {
             "title": created.title,
             "agent": created.agent.name,
             "state": "loading",
@@ -100,7 +107,7 @@ class EventLog:
             ("create", key, created.workspace.pool, ""),
             events,
             answers=answers,
-            fields=fields,
+            fields={**shown, **(fields or {})},
         )
         if outcome is None:
             raise UsageError(f"There is a conversation with the id {cid!r} already.", remedy="Choose another id.")
@@ -312,7 +319,7 @@ class EventLog:
         runnable = {event.id for event in events if event.runnable}
         # What has run there must not run again here.
         answers = {n: event.cause for n, event in enumerate(events, 1) if event.cause in runnable}
-        return await self._create([created, *events], key=key, answers=answers)
+        return await self._create([created, *events], key=key, answers=answers, fields=listed(events))
 
     async def _append(
         self,

@@ -6,12 +6,12 @@ has taken notice of it, so nobody takes a log for settled that a worker is about
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from broker.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction, RecallAction
 from broker.agent_state import TERMINAL_STATES, AgentState, is_settled
-from broker.events import Event, EventSource
+from broker.events import DelegateEnded, Event, EventSource, ModelReply
 from broker.loop_policy import STUCK_CODE
 from broker.observations import AgentStateChangedObservation, LoopDetectionObservation
 
@@ -102,6 +102,21 @@ class Standing:
     def is_terminal(self) -> bool:
         """Whether the conversation is over, unless a person goes on with it."""
         return self.state in TERMINAL_STATES and not self.is_unanswered
+
+
+def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
+    """Return what an index shows of a whole log that nobody works on."""
+    replies = [event for event in events if isinstance(event, ModelReply)]
+    ends = [event for event in events if isinstance(event, DelegateEnded)]
+    usages = [reply.usage for reply in replies]
+    return {
+        "state": standing(events).state.value,
+        "iterations": sum(reply.service == "agent" for reply in replies),
+        "cost_usd": round(sum(r.cost_usd or 0.0 for r in replies) + sum(e.cost_usd for e in ends), 8),
+        "has_unknown_cost": int(any(r.cost_usd is None for r in replies) or any(e.has_unknown_cost for e in ends)),
+        "prompt_tokens": sum(u.prompt_tokens for u in usages) + sum(e.prompt_tokens for e in ends),
+        "completion_tokens": sum(u.completion_tokens for u in usages) + sum(e.completion_tokens for e in ends),
+    }
 
 
 def standing(events: Iterable[Event]) -> Standing:

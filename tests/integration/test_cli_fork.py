@@ -39,4 +39,14 @@ def test_forks_go_on_from_an_event_with_another_model(tmp_path: Path) -> None:
         assert (project / "ran.txt").read_text() == "once\n"
         assert deckhands("show", origin, "--json", env=env).json[0]["message"] == "the first ending"
 
+        log = tmp_path / "log.jsonl"
+        assert deckhands("export", origin, "-o", log, env=env).code == 0
+        ended = [deckhands(*made, env=env).out.strip() for made in (("fork", origin), ("import", log))]
+        listed = {line["conversation_id"]: line for line in deckhands("ls", "--json", env=env).json}
+        shown = ("state", "iterations", "cost_usd", "has_unknown_cost")
+        for taken_over in ended:  # nothing is left to do, so no worker lists them
+            assert {name: listed[taken_over][name] for name in shown} == {name: listed[origin][name] for name in shown}
+
         assert deckhands("fork", f"{origin}@9999", env=env).code == 2
+        for over in listed:
+            assert deckhands("close", over, env=env).code == 0  # its shell ends with it
