@@ -22,6 +22,7 @@ from broker.actions import (
     MessageAction,
     OfferedToolAction,
     RecallAction,
+    RiskyAction,
     SurveyAction,
     SystemMessageAction,
 )
@@ -88,6 +89,10 @@ class Renderer:
     def asked(self, action: Action) -> list[str]:
         """Return the lines that show somebody who is asked about an action all that it would do."""
         return list(self._asked(action))
+
+    def question(self, action: RiskyAction) -> list[str]:
+        """Return the lines of the question whether an action may run."""
+        return [f"The agent asks to run action {action.id} (risk {action.security_risk.name}):", *self.asked(action)]
 
     def _asked(self, action: Action) -> Iterator[str]:
         match action:

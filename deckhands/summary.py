@@ -39,7 +39,7 @@ REMEDIES = {
 """What to do about a failed model call, by its code."""
 
 
-_LATER = ("metrics", "outputs")
+_LATER = ("metrics", "outputs", "asked_id")
 """Fields that earlier versions have not left."""
 
 
@@ -66,10 +66,11 @@ class Summary:
         cost_usd: delegates that have ended included, as in the tokens; a lower bound if `has_unknown_cost`.
         duration_seconds: from the first event to the last.
         last_error: the error it ended with, or the last failed model call that was not made up for; or empty.
-        error_code: the class of that failed call, or empty.
+        error_code: the class of that error or failed call, or empty.
         error_detail: what the provider said to it, or empty.
         message: what the agent said last: its final thought, its reason to refuse, its question.
         outputs: what it handed in when it finished; empty as long as no finish counts.
+        asked_id: the action that a person is asked to confirm; None for none.
         metrics: cost, tokens and latency of every call, and what each delegate has used up.
     """
 
@@ -94,6 +95,7 @@ class Summary:
     message: str
     metrics: Metrics = field(default_factory=Metrics)
     outputs: dict[str, Any] = field(default_factory=dict)
+    asked_id: int | None = None
 
     @property
     def remedy(self) -> str:
@@ -123,6 +125,7 @@ class Summary:
         if "metrics" in fields:
             known["metrics"] = Metrics.from_json(fields["metrics"])
         known["outputs"] = fields.get("outputs", {})
+        known["asked_id"] = fields.get("asked_id")
         for name in ("started", "updated"):
             known[name] = datetime.fromisoformat(known[name]) if known[name] else None
         return cls(**known)
@@ -157,6 +160,7 @@ class Tally:
         self._has_unknown_cost = False
         self._model = ""
         self._last_error = ""
+        self._error_code = ""
         self._failure: ModelCallFailed | None = None
         self._message = ""
         self._outputs: dict[str, Any] = {}
@@ -187,7 +191,7 @@ class Tally:
                 self._has_unknown_cost = self._has_unknown_cost or event.has_unknown_cost
             case ModelCallFailed():
                 self._last_error = event.last_error or event.content
-                self._failure = event
+                self._error_code, self._failure = event.code, event
             case AgentFinishAction():
                 self._message = event.final_thought or event.thought
                 self._outputs = dict(event.outputs)
@@ -197,6 +201,7 @@ class Tally:
                 self._message = event.content
             case AgentStateChangedObservation(agent_state=AgentState.ERROR):
                 self._last_error = event.reason or self._last_error
+                self._error_code = event.code or self._error_code
             case AgentStateChangedObservation(agent_state=AgentState.RUNNING) if was is AgentState.ERROR:
                 self._forget_error()
 
@@ -222,15 +227,17 @@ class Tally:
             started=self._started,
             updated=self._updated,
             last_error=self._last_error,
-            error_code=self._failure.code if self._failure else "",
+            error_code=self._error_code,
             error_detail=self._failure.content if self._failure else "",
             message=self._message,
             metrics=self._metrics,
             outputs=self._outputs if self.standing.state is AgentState.FINISHED else {},
+            asked_id=self.standing.asked_id,
         )
 
     def _forget_error(self) -> None:
-        self._last_error, self._failure = "", None
+        self._last_error = self._error_code = ""
+        self._failure = None
 
     def _add_reply(self, reply: ModelReply) -> None:
         self._forget_error()

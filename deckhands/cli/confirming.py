@@ -58,8 +58,7 @@ async def ask_at_terminal(action: RiskyAction) -> bool:
     if isinstance(action, PlanAction):  # it stands above, whole
         sys.stderr.write(QUESTION_OF_A_PLAN)
     else:
-        note(f"The agent asks to run action {action.id} (risk {action.security_risk.name}):")
-        for line in Renderer(is_coloured=sys.stderr.isatty()).asked(action):
+        for line in Renderer(is_coloured=sys.stderr.isatty()).question(action):
             click.echo(line, err=True, color=True)  # the renderer has decided on colour
         sys.stderr.write(QUESTION)
     sys.stderr.flush()

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from broker.actions import RiskyAction
 from broker.events import Event
 from broker.export import event_line
 from broker.live_text import Piece
@@ -45,6 +46,13 @@ class EventPrinter:
             return
         for line in self._renderer.lines(event):
             click.echo(line, color=True)  # the renderer has decided on colour
+
+    def question(self, action: RiskyAction) -> None:
+        """Print what a person is asked to confirm, and how."""
+        click.echo()
+        for line in self._renderer.question(action):
+            click.echo(line, color=True)
+        click.echo("`deckhands confirm ID` runs it, `deckhands reject ID` refuses it.")
 
     def piece(self, piece: Piece) -> None:
         """Print what a model is writing, on standard error; the whole of it follows as an event."""

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import click
 
+from broker.actions import RiskyAction
 from broker.conversations import ConversationRow
 from broker.errors import CorruptEntry, UsageError
+from broker.events import Event
 from broker.export import event_line
 from deckhands.cli.options import json_option
 from deckhands.cli.output import EventPrinter, cost_text, note, print_json, summary_lines, table
@@ -70,19 +72,26 @@ def ls(*, limit: int, as_json: bool) -> None:
 def show(*, point: str, as_json: bool) -> None:
     """Show what came of a conversation, or with @EVENT how it stood after that event."""
     settings, asked = FaceSettings.from_env(), Point.parse(point)
+    events: list[Event] = []
     if asked.at is None:
         summary = asyncio.run(read_summary(settings, asked.conversation_id))
     else:
         events = asked.cut(asyncio.run(read_events(settings, asked.conversation_id)))
         summary = summarize(events)
-        if not as_json:
-            EventPrinter(as_json=False).event(events[-1])
     if as_json:
         print_json(summary.as_json())
         return
+    printer = EventPrinter(as_json=False)
+    if events:
+        printer.event(events[-1])
     click.echo("\n".join(summary_lines(summary)))
     if summary.message:
         click.echo("\n" + clean(summary.message))
+    if summary.asked_id is not None:
+        events = events or asyncio.run(read_events(settings, asked.conversation_id))
+        action = events[summary.asked_id - 1]
+        assert isinstance(action, RiskyAction)
+        printer.question(action)
 
 
 @click.command()

@@ -18,7 +18,7 @@ from deckhands.headless import Task, Watcher, run_on_cluster
 from deckhands.summary import ExitCode
 from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.faults.harness import FaultCluster, steps
-from tests.integration.command_line import COMMAND, environment, finish, script
+from tests.integration.command_line import COMMAND, deckhands, environment, finish, script
 
 ALWAYS = ConfirmationPolicy(mode="always")
 
@@ -57,6 +57,11 @@ async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None
     async with asyncio.timeout(30):
         ending = await run_on_cluster(cluster.store.url, task(cluster.root), Watcher())
     assert (ending.exit_code, ending.summary.state) == (ExitCode.NEEDS_PERSON, "awaiting_user_confirmation")
+    asked_id = ending.summary.asked_id
+    env = environment(cluster.root / "home", DECKHANDS_URL=cluster.store.url)
+    shown = await asyncio.to_thread(deckhands, "show", ending.summary.conversation_id, env=env)
+    question = f"The agent asks to run action {asked_id} (risk LOW):\n  $ echo hi > out\n"
+    assert question in shown.out, shown
 
 
 async def test_an_answer_to_no_question_is_refused_with_what_is_asked(cluster: FaultCluster) -> None:  # noqa: F811

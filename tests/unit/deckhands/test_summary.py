@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from broker.actions import AgentFinishAction, AgentRejectAction, ChangeAgentStateAction, MessageAction
+from broker.actions import AgentFinishAction, AgentRejectAction, ChangeAgentStateAction, CmdRunAction, MessageAction
 from broker.events import ModelCallFailed
+from broker.observations import AgentStateChangedObservation
 from deckhands.metrics import Metrics
 from deckhands.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
@@ -38,6 +39,7 @@ def test_a_finished_conversation_in_numbers():
         "error_detail": "",
         "message": "All tests pass.",
         "outputs": {},
+        "asked_id": None,
     }
 
 
@@ -81,6 +83,19 @@ def test_the_last_error_is_that_of_the_state():
 def test_an_error_without_a_reason_shows_the_failed_call():
     failed = ModelCallFailed(code="not_found", content="no such model", last_error="NotFoundError: no such model")
     assert summarize(numbered(created(), failed, state("error"))).last_error == "NotFoundError: no such model"
+
+
+@pytest.mark.parametrize("code", ["max_iterations", "stuck_in_loop", "goal_not_reached", "output_not_valid"])
+def test_an_error_that_no_call_has_failed_with_has_its_code_too(code):
+    ended = AgentStateChangedObservation(agent_state="error", reason="Oops: no", code=code)
+    assert summarize(numbered(created(), reply(), ended)).error_code == code
+    assert summarize(numbered(created(), reply(), ended, state("running"))).error_code == ""
+
+
+def test_it_names_the_action_that_is_asked_about():
+    asking = AgentStateChangedObservation(agent_state="awaiting_user_confirmation", action_id=2)
+    assert summarize(numbered(created(), CmdRunAction(command="ls"), asking)).asked_id == 2
+    assert summarize(numbered(created(), CmdRunAction(command="ls"), asking, state("stopped"))).asked_id is None
 
 
 def test_a_reply_makes_up_for_a_failed_call():
