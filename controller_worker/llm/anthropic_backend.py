@@ -131,7 +131,7 @@ class AnthropicLLM:
                 options={"headers": self._headers | UNREAD, "timeout": _timeout(self._config, limits.longest_seconds)},
             )
         try:
-            if "text/event-stream" not in response.headers.get("content-type", ""):
+            if "json" in response.headers.get("content-type", ""):
                 return read_reply(await response.aread()), response.headers  # a gateway that does not stream
             stream = MessagesStream(on_delta)
             async for text in event_texts(response.aiter_bytes(), limits):

@@ -155,7 +155,7 @@ class OpenAICompatibleLLM:
                 options={"headers": _JSON | UNREAD, "timeout": _timeout(self._config, limits.longest_seconds)},
             )
         try:
-            if "text/event-stream" not in response.headers.get("content-type", ""):
+            if "json" in response.headers.get("content-type", ""):
                 await response.aread()  # a server that does not stream
                 return _parsed(response), response.headers
             stream = ChatStream(on_delta)
@@ -177,9 +177,12 @@ def told_cost_usd(headers: Mapping[str, str], name: str = COST_HEADER) -> float 
 
 def _parsed(response: httpx.Response) -> Any:
     try:
-        return json.loads(response.content)
+        answer = json.loads(response.content)
     except (ValueError, RecursionError) as error:
         raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=response.text) from error
+    if isinstance(answer, dict) and answer.get("error") and not answer.get("choices"):
+        raise StreamedError(answer)
+    return answer
 
 
 def _timeout(config: LLMConfig, read_seconds: float) -> httpx.Timeout:

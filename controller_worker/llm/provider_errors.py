@@ -47,9 +47,19 @@ CONTEXT_WINDOW_TEXTS = (
     "context length exceeded",
 )
 """As in OpenHands; further, `sambanovaexception` together with `maximum context length`."""
+OTHER_CONTEXT_WINDOW_TEXTS = (
+    # vLLM and most others; vLLM; SGLang
+    *("model's maximum context l", "too long to fit into the model", "longer than the maximum model length"),
+    *("is longer than the model's context length", "exceeds the maximum allowed length"),
+    # llama.cpp; Gemini; Bedrock; OpenAI; TGI; Mistral; xAI
+    *("exceeds the available context size", "exceeds the maximum number of tokens allowed"),
+    *("input is too long for requested model", "exceeds the context window", "`inputs` tokens + `max_new_tokens` must"),
+    *("too large for model with", "model's maximum prompt length"),
+)
+"""Of servers that are asked directly here, and by litellm in OpenHands, which knows most of them."""
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], type[ModelError]], ...] = (
-    (CONTEXT_WINDOW_TEXTS, ContextWindowError),
+    ((*CONTEXT_WINDOW_TEXTS, *OTHER_CONTEXT_WINDOW_TEXTS), ContextWindowError),
     (("sambanovaexception&maximum context length",), ContextWindowError),
     (("exceededbudget", "credit balance is too low"), OutOfCreditsError),
     (("contentpolicyviolationerror", "content filtering policy"), ContentPolicyError),
@@ -62,6 +72,7 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], type[ModelError]], ...] = (
 
 _BY_PROVIDER_CODE: Mapping[str, type[ModelError]] = {
     "context_length_exceeded": ContextWindowError,
+    "exceed_context_size_error": ContextWindowError,
     "insufficient_quota": OutOfCreditsError,
     "billing_error": OutOfCreditsError,
     "enforced_spend_limit_reached": OutOfCreditsError,
@@ -93,7 +104,8 @@ _BY_STREAMED_TYPE: Mapping[str, type[ModelError]] = {
     "timeout_error": ModelTimeoutError,
     "overloaded_error": ServiceUnavailableError,
 }
-"""By the type of an error within a stream, which has no status; any other is the provider's failure."""
+"""By the type of an error within a stream, which has no status but that in its body; any other is the provider's
+failure."""
 
 _BY_STATUS: Mapping[int, type[ModelError]] = {
     400: BadRequestError,
@@ -121,7 +133,10 @@ _REMEDIES: Mapping[type[ModelError], str] = {
 
 
 class StreamedError(Exception):
-    """An error that came as an event of a stream, with the body that an error reply would have had."""
+    """An error that came where a reply was due, with the body that an error reply would have had.
+
+    As an event of a stream, or, from some gateways, as a reply with the status 200.
+    """
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         super().__init__("The provider failed within its reply.")
@@ -168,7 +183,7 @@ def _classify(chain: Sequence[BaseException], text: str) -> type[ModelError]:
             return _BY_PROVIDER_CODE[code]
     if any(isinstance(link, StreamedError) for link in chain):
         known = (_BY_STREAMED_TYPE[code] for code in _provider_codes(chain) if code in _BY_STREAMED_TYPE)
-        return next(known, InternalServerError)
+        return next(known, None) or _BY_STATUS.get(_status_in_body(chain), InternalServerError)
     # The innermost cause knows best: some clients wrap a refused connection into a timeout.
     for link in reversed(chain):
         names = {cls.__name__ for cls in type(link).__mro__}
@@ -218,6 +233,12 @@ def _provider_codes(chain: Sequence[BaseException]) -> list[str]:
     found = (_in_body(link, name) for link in chain for name in ("code", "type"))
     further = (getattr(link, "error_code", None) for link in chain)
     return [code for code in (*found, *further) if isinstance(code, str)]
+
+
+def _status_in_body(chain: Sequence[BaseException]) -> int:
+    """Return the status that vLLM, OpenRouter and others write into an error as its code; 0 for none."""
+    codes = (str(_in_body(link, "code")) for link in chain)
+    return next((int(code) for code in codes if len(code) == 3 and code.isdecimal()), 0)
 
 
 def _in_body(error: BaseException, name: str) -> Any:

@@ -78,6 +78,7 @@ async def spoilt_reply(server: RunningModelServer, llm: LLM, kind: str) -> Compl
         ("empty_body", "malformed_reply", True),
         ("html", "malformed_reply", True),
         ("not_an_object", "malformed_reply", True),
+        ("error_as_reply", "rate_limit", True),
         ("empty_choices", "no_response", True),
         ("empty_text", "no_response", True),
         ("refusal", "content_policy", False),
@@ -231,6 +232,12 @@ async def test_a_history_of_odd_names_and_ids_is_taken_back(make_llm: Callable[.
     messages = (*REQUEST.messages, *(message for pair in turns for message in pair))
     reply = await make_llm().complete(replace(REQUEST, messages=messages))
     assert [call.name for call in reply.tool_calls] == ["finish"]
+
+
+async def test_a_reply_under_a_wrong_content_type_is_read(
+    server: RunningModelServer, make_llm: Callable[..., LLM]
+) -> None:
+    assert (await spoilt_reply(server, make_llm(), "wrong_type")).text == "Step 1."
 
 
 async def test_a_cut_off_reply_says_so(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:

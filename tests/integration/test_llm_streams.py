@@ -107,7 +107,7 @@ async def test_a_streamed_reply_is_the_reply(server: RunningModelServer, make_ll
     assert [body["body"].get("stream") for body in server.requests()] == [None, True]
 
 
-@pytest.mark.parametrize("kind", ["crlf", "no_done", "split", "drip", "not_streamed"])
+@pytest.mark.parametrize("kind", ["crlf", "no_done", "split", "drip", "not_streamed", "wrong_type"])
 async def test_streams_that_are_odd_but_whole(
     server: RunningModelServer, make_llm: Callable[..., LLM], kind: str
 ) -> None:

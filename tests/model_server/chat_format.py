@@ -53,7 +53,8 @@ def complaint(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None
     """Return why the provider would refuse the request, or None."""
     open_calls: set[str] = set()
     for index, message in enumerate(body["messages"]):
-        if not all(_NAME.fullmatch(call["function"]["name"]) for call in message.get("tool_calls") or ()):
+        names = [call["function"]["name"] for call in message.get("tool_calls") or () if "function" in call]
+        if not all(map(_NAME.fullmatch, names)):
             return (
                 f"Invalid 'messages[{index}].tool_calls[0].function.name': string does not match pattern. "
                 f"Expected a string that matches the pattern '{_NAME.pattern}'."

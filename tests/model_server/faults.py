@@ -38,7 +38,7 @@ Kind = Literal[
     # how the bytes travel
     "none", "redirect", "reset", "hang", "hang_body", "drip", "cut",
     # what the bytes are
-    "truncated", "empty_body", "html", "not_an_object",
+    "truncated", "empty_body", "html", "not_an_object", "error_as_reply", "wrong_type",
     # of streams only
     "error_event", "crlf", "no_done", "no_finish", "split", "not_streamed",
     # what the model says

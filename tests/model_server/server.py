@@ -30,6 +30,7 @@ REQUEST_LIMIT_BYTES = 64 * 1024 * 1024
 BODIES_REMEMBERED = 10_000
 WAIT_LIMIT_SECONDS = 30.0
 SHUTDOWN_SECONDS = 0.5
+_WRONG_TYPES = {"html": "text/html", "wrong_type": "text/plain"}
 SPLIT_BYTES = 7
 """Cuts lines, line ends and characters of several bytes alike."""
 
@@ -158,12 +159,14 @@ class ModelServer:
             return _refuse(wire, fault.kind, fault.text, fault.retry_after)
         if fault is not None and fault.kind == "redirect":
             return web.Response(status=307, headers={"Location": str(request.url)})
-        is_stream = body.get("stream") is True and (fault is None or fault.kind != "not_streamed")
+        is_stream = body.get("stream") is True and (
+            fault is None or fault.kind not in ("not_streamed", "error_as_reply")
+        )
         stops = tuple(body.get("stop") or body.get("stop_sequences") or ())
         content = self._render(Asked(request.path, body["model"], number, is_stream, stops), fault)
         content_type = "text/event-stream" if is_stream else "application/json"
         if fault is None or fault.kind not in ("reset", "hang", "hang_body", "drip", "cut", "split"):
-            content_type = "text/html" if fault is not None and fault.kind == "html" else content_type
+            content_type = _WRONG_TYPES.get(fault.kind if fault is not None else "", content_type)
             return web.Response(body=content, content_type=content_type, headers=self._quota.headers(key))
         return await _travel_badly(request, fault, content, content_type)
 
@@ -175,6 +178,8 @@ class ModelServer:
         if kind == "empty_choices":
             empty: bytes = wire.no_choices(number, model, is_stream=asked.is_stream)
             return empty
+        if kind == "error_as_reply":
+            return bytes(wire.error("rate_limit")[1])
         turn = stopped(spoil_turn(kind, self._script.turn(number)), asked.stops)
         body: bytes = (wire.stream if asked.is_stream else wire.reply)(turn, number, model)
         if kind == "error_event":

@@ -9,7 +9,7 @@ import pytest
 
 from broker.clock import SystemClock
 from controller_worker.llm.errors import MODEL_ERRORS, ModelError, RateLimitError
-from controller_worker.llm.provider_errors import MASK, model_error, retry_after_seconds
+from controller_worker.llm.provider_errors import MASK, StreamedError, model_error, retry_after_seconds
 
 
 class StatusError(Exception):
@@ -72,6 +72,28 @@ def test_the_context_window_texts_of_openhands(text: str) -> None:
     assert error.last_error == f"LLMContextWindowExceedError: {text}"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'max_tokens' is too large: 8192. This model's maximum context length is 8192 tokens and your request has 1210.",
+        "The prompt (total length 25938) is too long to fit into the model (context length 4096).",
+        "The decoder prompt (length 25938) is longer than the maximum model length of 4096.",
+        "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
+        "Requested token count exceeds the model's maximum context length of 131072 tokens.",
+        "Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens).",
+        "request (8123 tokens) exceeds the available context size (4096 tokens), try increasing it",
+        "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+        "Input is too long for requested model.",
+        "Your input exceeds the context window of this model. Please adjust your input and try again.",
+        "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens and 512 `max_new_tokens`",
+        "Prompt contains 40000 tokens, too large for model with 32768 maximum context length",
+        "This model's maximum prompt length is 131072 but the request contains 150000 tokens.",
+    ],
+)
+def test_the_context_window_texts_of_other_servers(text: str) -> None:
+    assert model_error(StatusError(text, 400)).code == "context_window"
+
+
 def test_half_of_a_joined_text_is_not_enough() -> None:
     assert model_error(StatusError("the maximum context length is 8192", 400)).code == "bad_request"
 
@@ -82,6 +104,7 @@ def test_half_of_a_joined_text_is_not_enough() -> None:
         ({"message": "quota", "code": "insufficient_quota"}, "out_of_credits"),
         ({"error": {"message": "pay", "type": "billing_error"}}, "out_of_credits"),
         ({"message": "long", "code": "context_length_exceeded"}, "context_window"),
+        ({"error": {"message": "long", "type": "exceed_context_size_error", "code": 400}}, "context_window"),
         ({"message": "no", "code": "content_filter"}, "content_policy"),
         ({"message": "slow", "code": "rate_limit_exceeded"}, "rate_limit"),
     ],
@@ -90,6 +113,19 @@ def test_codes_in_the_body_win_over_the_status(body: dict[str, object], code: st
     error = model_error(StatusError("outer", 429, body))
     assert error.code == code
     assert error.provider_text in ("quota", "pay", "long", "no", "slow")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ({"message": "slow", "code": 429}, "rate_limit"),
+        ({"message": "no", "type": "BadRequestError", "code": 400}, "bad_request"),
+        ({"message": "down", "code": "502"}, "service_unavailable"),
+        ({"message": "what", "code": 7}, "internal"),
+    ],
+)
+def test_a_status_within_a_stream(error: dict[str, object], code: str) -> None:
+    assert model_error(StreamedError({"error": error})).code == code
 
 
 def test_a_body_that_is_all_of_the_text_is_read() -> None:
