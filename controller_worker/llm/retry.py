@@ -1,7 +1,8 @@
 """When to ask again, as a pure function.
 
 Holds: OpenHands' rule: `num_retries` attempts in all, waits of 8, 16, 32, 64 seconds by default; what the provider
-asks for overrides the rule, up to an hour.
+asks for overrides the rule, up to an hour. Who came when it was told to and is refused again waits as the rule has it
+for the attempt before, at least: a provider that always says "in a fifth of a second" would use up all attempts in one.
 Does not: wait, or draw the random number that spreads retries; the caller passes it.
 """
 
@@ -36,6 +37,7 @@ def wait_seconds(config: LLMConfig, attempt: int, *, retry_after_seconds: float 
     """
     if retry_after_seconds is not None:
         # Differs: the original ignores Retry-After, because coming back earlier only prolongs the limit.
-        return min(max(retry_after_seconds, 0.0), RETRY_AFTER_LIMIT_SECONDS)
+        asked = min(max(retry_after_seconds, 0.0), RETRY_AFTER_LIMIT_SECONDS)
+        return max(asked, wait_seconds(config, attempt - 1)) if attempt > 1 else asked
     exponential = config.retry_multiplier * 2.0 ** min(attempt - 1, 32)
     return min(max(exponential, config.retry_min_wait), config.retry_max_wait)

@@ -269,7 +269,7 @@ async def test_a_stop_while_a_tool_runs(bench: Bench) -> None:
 
 
 async def test_a_rate_limit_parks_the_conversation_and_passes(bench: Bench) -> None:
-    bench.start_controller()
+    bench.start_controller(LLM_RETRY_MULTIPLIER="0.4", LLM_RETRY_MIN_WAIT="0.4")
     limited = THINK | {"error": {"code": "rate_limit", "times": 2, "retry_after_seconds": 0.4}}
     cid = await bench.begin(limited, FINISH)
     await bench.until_state(cid, "rate_limited")

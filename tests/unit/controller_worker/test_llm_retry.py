@@ -26,6 +26,12 @@ def test_the_provider_has_the_last_word(asked: float, waited: float) -> None:
     assert next_wait_seconds(CONFIG, 1, error) == waited
 
 
+@pytest.mark.parametrize(("asked", "waits"), [(0.1, [0.1, 8, 16, 32]), (20.0, [20, 20, 20, 32])])
+def test_who_is_refused_again_waits_longer_than_the_provider_said(asked: float, waits: list[float]) -> None:
+    error = RateLimitError("slow down", retry_after_seconds=asked)
+    assert [next_wait_seconds(CONFIG, attempt, error) for attempt in range(1, 5)] == waits
+
+
 def test_num_retries_is_the_number_of_attempts() -> None:
     error = RateLimitError("slow down")
     assert [next_wait_seconds(CONFIG, attempt, error) for attempt in range(1, 7)] == [8, 16, 32, 64, None, None]
