@@ -19,7 +19,7 @@ from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.messages_stream import MessagesStream
 from controller_worker.llm.messages_wire import MessagesWire, read_message, read_reply
 from controller_worker.llm.model_table import call_cost_usd, look_up
-from controller_worker.llm.parameters import messages_parameters
+from controller_worker.llm.parameters import body_and_headers, messages_parameters
 from controller_worker.llm.provider_errors import StreamedError, model_error
 from controller_worker.llm.quota_headers import quota_left
 from controller_worker.llm.reply import Reply
@@ -50,10 +50,10 @@ class AnthropicLLM:
         model = config.model.removeprefix(PREFIX)
         self._secrets = config.secrets
         self._row = look_up(model)
-        self._parameters = messages_parameters(config, model)
+        self._parameters, further_headers = body_and_headers(messages_parameters(config, model))
         has_sampling = bool({"temperature", "top_p", "top_k"} & set(self._parameters))
         self._version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING} if has_sampling else {}
-        self._headers = {"Content-Type": "application/json"} | self._version
+        self._headers = {"Content-Type": "application/json"} | self._version | further_headers
         self._wire = MessagesWire(caching_prompt=config.caching_prompt)
         self._client = _client(config)
         self._clock = SystemClock()

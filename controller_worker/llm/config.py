@@ -154,7 +154,8 @@ class LLMConfig(BaseModel):
         max_message_chars: longest text of one observation in a prompt; longer ones lose their middle.
         ollama_base_url: instead of `base_url` for models of `ollama/` and `ollama_chat/`.
         disable_vision: True drops images, False sends them; None decides by model.
-        completion_kwargs: fields of the request that win over all others.
+        completion_kwargs: fields of the request that win over all others; in it, `extra_body` holds further ones, and
+            `extra_headers` further headers.
         safety_settings: sent to Mistral and Gemini only.
         modify_params: whether litellm may repair requests for its providers; counts for the whole worker.
         router: how to choose among profiles for each call; None asks this model.

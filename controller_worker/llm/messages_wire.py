@@ -53,6 +53,9 @@ class MessagesWire:
         shown = with_distinct_ids(request.messages)
         marked = self._marked(shown)
         fields = dict(parameters)
+        thinking = fields.get("thinking")
+        if isinstance(thinking, Mapping) and thinking.get("type") == "enabled" and not _may_think(shown):
+            del fields["thinking"]
         system = [block for message in shown if message.role == "system" for block in _blocks(message)]
         if system:
             if self._caching_prompt:
@@ -91,6 +94,19 @@ class MessagesWire:
         return self.written.bytes_of(message)
 
 
+def _may_think(messages: Sequence[Message]) -> bool:
+    """Say whether the turn under way may be gone on with by a Claude that was given a budget for thinking.
+
+    It refuses a turn in which it has not thought from the start, such as one that another model has begun.
+    """
+    last = next((message for message in reversed(messages) if message.role == "assistant"), None)
+    return last is None or not last.tool_calls or any(map(_is_signed, last.thinking_blocks))
+
+
+def _is_signed(block: Mapping[str, Any]) -> bool:
+    return "signature" in block or "data" in block
+
+
 def _write(message: Message) -> bytes:
     return _join(_blocks(message))
 
@@ -120,7 +136,7 @@ def _blocks(message: Message) -> list[Block]:
             }
             for call in message.tool_calls
         ]
-        thoughts = [dict(block) for block in message.thinking_blocks if "signature" in block or "data" in block]
+        thoughts = [dict(block) for block in message.thinking_blocks if _is_signed(block)]
         return [*thoughts, *parts, *calls]
     return parts
 

@@ -25,7 +25,7 @@ from controller_worker.llm.event_stream import UNREAD, event_texts, stream_limit
 from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import call_cost_usd, look_up
-from controller_worker.llm.parameters import chat_parameters
+from controller_worker.llm.parameters import body_and_headers, chat_parameters
 from controller_worker.llm.provider_errors import StreamedError, model_error
 from controller_worker.llm.quota_headers import quota_left
 
@@ -42,7 +42,6 @@ COST_HEADER = "x-litellm-response-cost"
 
 _PATH = "/chat/completions"
 _NO_HEADERS: Mapping[str, str] = {}
-_JSON = {"Content-Type": "application/json"}
 
 
 class OpenAICompatibleLLM:
@@ -60,7 +59,9 @@ class OpenAICompatibleLLM:
         features = features_of(model)
         self._secrets = config.secrets
         self._row = look_up(model)
-        self._parameters = {"model": model} | chat_parameters(config, model)
+        fields, further_headers = body_and_headers(chat_parameters(config, model))
+        self._parameters = {"model": model} | fields
+        self._headers = {"Content-Type": "application/json"} | further_headers
         self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, is_claude=features.is_claude)
         self._client = _client(config)
         self._clock = SystemClock()
@@ -125,7 +126,7 @@ class OpenAICompatibleLLM:
         async with self._errors_told():
             if on_delta is not None:
                 return await self._stream(body, on_delta)
-            response = await self._client.post(_PATH, cast_to=httpx.Response, content=body, options={"headers": _JSON})
+            response = await self._client.post(_PATH, cast_to=httpx.Response, content=body, options={"headers": self._headers})
             return _parsed(response), response.headers
 
     @contextlib.asynccontextmanager
@@ -152,7 +153,7 @@ class OpenAICompatibleLLM:
                 _PATH,
                 cast_to=httpx.Response,
                 content=body,
-                options={"headers": _JSON | UNREAD, "timeout": _timeout(self._config, limits.longest_seconds)},
+                options={"headers": self._headers | UNREAD, "timeout": _timeout(self._config, limits.longest_seconds)},
             )
         try:
             if "json" in response.headers.get("content-type", ""):

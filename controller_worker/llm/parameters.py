@@ -7,6 +7,7 @@ silently.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from controller_worker.llm.config import LLMConfig
@@ -40,7 +41,8 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         else:
             dropped.add("reasoning_effort")
     # The later models take no sampling parameters, and those that do take none while they think.
-    sampling = _sampling(config) if features.sampling and "thinking" not in fields else {}
+    thinks = _is_thinking(fields | (config.completion_kwargs or {}))
+    sampling = _sampling(config) if features.sampling and not thinks else {}
     dropped |= {"temperature", "top_p", "top_k"} - set(sampling)
     _tell_dropped(config, dropped)
     return fields | sampling | (config.completion_kwargs or {})
@@ -55,7 +57,8 @@ def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     features = features_of(model)
     sampling: dict[str, Any]
     if features.is_claude:
-        sampling = _sampling(config) if features.sampling else {}
+        thinks = _is_thinking(config.completion_kwargs or {})
+        sampling = _sampling(config) if features.sampling and not thinks else {}
     elif features.reasoning:
         sampling = {}
     else:
@@ -72,6 +75,20 @@ def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         dropped.add("safety_settings")
     _tell_dropped(config, dropped)
     return {name: value for name, value in fields.items() if value is not None} | (config.completion_kwargs or {})
+
+
+def body_and_headers(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what stands in the body of a request and what in its headers.
+
+    `extra_body` and `extra_headers` within `completion_kwargs` are the SDKs' and litellm's words for further ones.
+    """
+    body = {name: value for name, value in fields.items() if name not in ("extra_body", "extra_headers")}
+    return body | (fields.get("extra_body") or {}), dict(fields.get("extra_headers") or {})
+
+
+def _is_thinking(fields: Mapping[str, Any]) -> bool:
+    thinking = fields.get("thinking")
+    return isinstance(thinking, Mapping) and thinking.get("type") != "disabled"
 
 
 def _sampling(config: LLMConfig) -> dict[str, float]:

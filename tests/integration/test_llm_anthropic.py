@@ -142,6 +142,31 @@ async def test_effort(server: RunningModelServer, model: str, effort: str, field
     assert {name: body[name] for name in optional if name in body} == fields
 
 
+BUDGET = {"thinking": {"type": "enabled", "budget_tokens": 2_000}}
+
+
+async def test_a_budget_of_thinking_takes_the_place_of_sampling(server: RunningModelServer) -> None:
+    server.clear()
+    llm = create_llm(
+        LLMConfig.create(model="claude-sonnet-4-5", api_key="k", base_url=server.url, completion_kwargs=BUDGET)
+    )
+    await llm.complete(ModelRequest(HISTORY[:2], (), "c1", 0, "/w"))
+    await llm.aclose()
+    body = server.requests()[0]["body"]
+    assert body["thinking"] == BUDGET["thinking"]
+    assert not {"temperature", "top_p", "top_k"} & set(body)
+    kept = {"thinking": {"type": "disabled"}}
+    assert (await sent(server, model="claude-sonnet-4-5", completion_kwargs=kept))["temperature"] == 0.0
+
+
+async def test_a_turn_that_another_model_has_begun_goes_on_without_a_budget_of_thinking(
+    server: RunningModelServer,
+) -> None:
+    assert "thinking" not in await sent(server, model="claude-sonnet-4-5", completion_kwargs=BUDGET)
+    # Models that decide by themselves how much to think do not mind.
+    assert "thinking" in await sent(server, reasoning_effort="high")
+
+
 @pytest.mark.parametrize(
     ("settings", "max_tokens"),
     [
@@ -179,6 +204,12 @@ async def test_thinking_is_kept_and_replayed_with_its_signature(
         {"type": "thinking", "thinking": "Hm.", "signature": "sig-0"},
         {"type": "tool_use", "id": "call_0001_0", "name": "think", "input": {}},
     ]
+
+
+async def test_extra_fields_of_the_body_are_fields_of_the_body(server: RunningModelServer) -> None:
+    kwargs = {"extra_body": {"metadata": {"user_id": "u"}}, "service_tier": "auto"}
+    body = await sent(server, completion_kwargs=kwargs)
+    assert (body["metadata"], body["service_tier"], "extra_body" in body) == ({"user_id": "u"}, "auto", False)
 
 
 async def test_a_history_that_the_api_refuses_is_a_bad_request(server: RunningModelServer) -> None:

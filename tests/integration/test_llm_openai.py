@@ -154,3 +154,11 @@ async def test_images_are_for_models_that_see(
 async def test_fields_that_win_over_all_others(server: RunningModelServer) -> None:
     body = await sent(server, model="my-own", temperature=0.5, completion_kwargs={"temperature": 1, "min_p": 0.1})
     assert (body["temperature"], body["min_p"]) == (1, 0.1)
+
+
+async def test_extra_fields_of_the_body_are_fields_of_the_body(server: RunningModelServer) -> None:
+    """As the openai client and litellm have it, and every manual of vLLM."""
+    kwargs = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}, "min_p": 0.1}
+    body = await sent(server, model="my-own", completion_kwargs=kwargs)
+    assert (body["chat_template_kwargs"], body["min_p"]) == ({"enable_thinking": False}, 0.1)
+    assert "extra_body" not in body

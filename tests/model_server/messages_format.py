@@ -52,6 +52,12 @@ def complaint(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None
         for name in ("temperature", "top_p", "top_k"):
             if name in body:
                 return f"{name}: Extra inputs are not permitted"
+    if (body.get("thinking") or {}).get("type") == "enabled":
+        if body.get("temperature", 1) != 1 or "top_k" in body:
+            return "`temperature` may only be set to 1 when thinking is enabled."
+        spoken = [message["content"] for message in body["messages"] if message["role"] == "assistant"]
+        if spoken and spoken[-1][-1]["type"] == "tool_use" and "thinking" not in spoken[-1][0]["type"]:
+            return "Expected `thinking` or `redacted_thinking`, but found `tool_use`."
     open_calls: set[str] = set()
     known_calls: set[str] = set()
     for index, message in enumerate(body["messages"]):
