@@ -33,6 +33,19 @@ Content = tuple[TextPart | ImagePart, ...]
 
 _INLINE_IMAGE = re.compile(r"^.*!\[image\]\(data:image/png;base64,.*$", re.MULTILINE)
 IMAGE_PLACEHOLDER = "![image](data:image/png;base64, ...) already displayed to user"
+MAX_IMAGE_CHARS = 5 * 2**20
+"""Of a picture in base64; Anthropic refuses longer ones."""
+
+_BEGINNINGS = {
+    "data:image/png;base64": re.compile("iVBORw0KGgo"),
+    "data:image/jpeg;base64": re.compile("/9j/"),
+    "data:image/gif;base64": re.compile("R0lGOD"),
+    "data:image/webp;base64": re.compile("UklGR.{6}XRUJQ"),
+}
+"""What a picture of this kind begins with, in base64."""
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_END = re.compile(r"[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==")
+
 SCREENSHOT_NOTE = (
     "\nImage: the visible part of the page (the accessibility tree above is of the whole page; elements are marked "
     "with their ids where marks are shown)."
@@ -68,8 +81,17 @@ def text_of(event: Observation) -> str:
 
 
 def is_image_url(url: str) -> bool:
-    """Say whether a provider can be given this address of an image."""
-    return url.startswith(("https://", "http://", "data:image/"))
+    """Say whether a provider can be given this address of an image.
+
+    What a tool says to be a picture may be anything, and a provider that refuses a picture refuses every later prompt.
+    """
+    if not url.startswith("data:"):
+        return url.startswith(("https://", "http://"))
+    head, _, encoded = url.partition(",")
+    beginning = _BEGINNINGS.get(head)
+    if beginning is None or not beginning.match(encoded) or len(encoded) > MAX_IMAGE_CHARS or len(encoded) % 4:
+        return False
+    return not encoded[:-2].encode("utf-8", "replace").translate(None, _BASE64) and bool(_END.fullmatch(encoded[-2:]))
 
 
 def _page(event: BrowserOutputObservation, max_chars: int, *, is_shown: bool) -> Content:

@@ -82,6 +82,21 @@ async def test_an_error_is_read_without_colours(run: Notebook) -> None:
     assert "\x1b" not in text
 
 
+async def test_of_long_output_the_beginning_and_the_end_are_kept(run: Notebook) -> None:
+    text = await run.text("print('begun'); print('x' * 3_000_000); 1 / 0")
+    assert text.startswith("begun\nxxx")
+    assert text.endswith("ZeroDivisionError: division by zero")
+    assert text.count("[... Observation truncated due to length ...]") == 1
+    assert 900_000 < len(text) < 1_010_000
+
+
+async def test_output_is_plain_text(run: Notebook) -> None:
+    assert await run.text("for n in range(100): print(f'\\r{n} %', end='', flush=True)") == "99 %"
+    assert await run.text("print('a\\0b\\x07c\\x1b[31mred\\x1b[0m')") == "abcred"
+    assert await run.text("!echo hi") == "hi"
+    assert "Return the number of items in a container." in await run.text("len?")
+
+
 async def test_pictures_come_out(run: Notebook) -> None:
     code = f"import base64\nfrom IPython.display import Image\nImage(data=base64.b64decode('{PIXEL}'))"
     observation = await run(code)

@@ -18,7 +18,7 @@ from controller_worker.state import replace
 from tests.conversation_hands import CID, Hands
 from tool_worker.tools.tool import answering
 
-MARKS = f"data:image/jpeg;base64,{'B' * 60_000}"
+MARKS = f"data:image/jpeg;base64,/9j/{'B' * 60_000}"
 LOOK = {"tool_calls": [{"name": "browser", "arguments": {"code": "goto('http://a')"}}]}
 SEEING, BLIND = "openai/gpt-4o", "deepseek/deepseek-chat"
 

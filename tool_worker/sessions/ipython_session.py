@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":  # started by its path, as a program of its own
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tool_worker.host.output_buffer import OutputBuffer
 from tool_worker.sessions.session_wire import Result, serve
 
 if TYPE_CHECKING:
@@ -30,16 +31,17 @@ if TYPE_CHECKING:
 READY_LIMIT_SECONDS = 60.0
 INTERRUPT_LIMIT_SECONDS = 2.0
 DEFAULT_TIMEOUT_SECONDS = 120.0
-MAX_TEXT_CHARS = 1_000_000
+MAX_TEXT_BYTES = 1_000_000
 MAX_IMAGES = 10
-MAX_IMAGE_CHARS = 8_000_000
+MAX_IMAGE_CHARS = 5 * 2**20
 RESTART = "%restart"
+SHOW_PAGES = "--InteractiveShell.display_page=True"
+"""What `name?` tells is output; a notebook would show it beside."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 SOURCES = ("text/markdown", "text/latex", "application/json", "text/html", "image/svg+xml")
 """Rich output that is text, the best to read first."""
 
 _NO_TEXT = re.compile(r"<IPython\.core\.display\.\w+ object>|")
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class KernelDied(Exception):
@@ -70,7 +72,7 @@ class Kernel:
             **ports,  # type: ignore[arg-type]  # of ipc they are endings of file names
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ipykernel_launcher", "-f", path),
+            *(sys.executable, "-m", "ipykernel_launcher", "-f", path, SHOW_PAGES),
             cwd=cwd or None,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
@@ -153,9 +155,13 @@ class Output:
     """What a cell has shown so far."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
         self.images: list[str] = []
-        self._chars = 0
+        self._texts = OutputBuffer(MAX_TEXT_BYTES)
+
+    @property
+    def text(self) -> str:
+        """All of the text, as a terminal would leave it; of long text the head and the tail. To be asked for once."""
+        return self._texts.take(is_final=True)[0]
 
     def is_end(self, message: dict[str, Any]) -> bool:
         """Take a message in; say whether it is the last one."""
@@ -179,10 +185,7 @@ class Output:
         self._add(_readable(shown) + "\n")
 
     def _add(self, text: str) -> None:
-        room = MAX_TEXT_CHARS - self._chars
-        if room > 0:
-            self.texts.append(_ESCAPES.sub("", text)[:room])
-            self._chars += len(self.texts[-1])
+        self._texts.add(text.encode("utf-8", "replace"))
 
 
 def _readable(shown: dict[str, Any]) -> str:
@@ -218,7 +221,7 @@ class IPythonSession:
         except KernelDied:
             await self._end()
             note = "[The kernel has died, and its variables with it. The next cell gets a new one.]"
-        content = "".join(output.texts).rstrip("\n") + (f"\n{note}" if note else "")
+        content = output.text.rstrip("\n") + (f"\n{note}" if note else "")
         if arguments.get("include_extra", True) and self._kernel is not None:
             content += f"\n[Jupyter current working directory: {self._kernel.working_dir}]"
             content += f"\n[Jupyter Python interpreter: {sys.executable}]"

@@ -87,14 +87,14 @@ def test_a_persons_second_message_in_a_row_begins_with_a_blank_line() -> None:
 
 
 def test_images_follow_the_text_each_behind_its_number() -> None:
-    urls = ("https://a/1.png", "file:///etc/passwd", "data:image/png;base64,AA")
+    urls = ("https://a/1.png", "file:///etc/passwd", "data:image/png;base64,iVBORw0KGgoA")
     message = MessageAction(content="see", source=EventSource.USER, image_urls=urls)
     assert remember([message])[0].content == (
         TextPart("see"),
         TextPart("Image 1:"),
         ImagePart("https://a/1.png"),
         TextPart("Image 2:"),
-        ImagePart("data:image/png;base64,AA"),
+        ImagePart("data:image/png;base64,iVBORw0KGgoA"),
     )
     assert remember([message], sees_images=False)[0].content == (TextPart("see"), NOT_SEEN, NOT_SEEN)
 

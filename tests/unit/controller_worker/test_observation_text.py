@@ -23,11 +23,12 @@ from controller_worker.memory.observation_text import (
     SCREENSHOT_NOTE,
     Content,
     content_of,
+    is_image_url,
     text_of,
 )
 
-SCREEN = "data:image/png;base64,AAAA"
-MARKS = "data:image/png;base64,BBBB"
+SCREEN = "data:image/png;base64,iVBORw0KGgoA"
+MARKS = "data:image/jpeg;base64,/9j/BBBB"
 
 
 def content(
@@ -55,6 +56,37 @@ def test_images_that_cannot_be_shown_are_counted_for_who_sees_images() -> None:
         ImagePart(SCREEN),
     )
     assert content(cell, sees_images=False) == (TextPart("done"), NOT_SEEN)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:image/gif;base64,R0lGODlh",
+        "data:image/webp;base64,UklGRgAAAABXRUJQ",
+        "http://a/b.png",
+        "https://a/b.png",
+    ],
+)
+def test_what_providers_take_is_shown(url: str) -> None:
+    assert is_image_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:image/png;base64,bm90cG5n",  # what it begins with is no picture
+        "data:image/png;base64,/9j/BBBB",  # it is a JPEG
+        "data:image/bmp;base64,Qk06AAAA",
+        "data:image/svg+xml;base64,PHN2Zz4=",
+        "data:image/png,iVBORw0KGgoA",
+        "data:image/png;base64,iVBORw0KGgoA\n",
+        "data:image/png;base64,iVBORw0KGgoA===",
+        "data:image/png;base64,iVBORw0KGgoA<secret_hidden>",
+        f"data:image/jpeg;base64,/9j/{'B' * 5 * 2**20}",
+    ],
+)
+def test_what_providers_refuse_is_not_shown_or_each_later_prompt_would_be_refused(url: str) -> None:
+    assert not is_image_url(url)
 
 
 def page(trigger: str = "browse_interactive", **fields: str) -> BrowserOutputObservation:
