@@ -126,7 +126,9 @@ class OpenAICompatibleLLM:
         async with self._errors_told():
             if on_delta is not None:
                 return await self._stream(body, on_delta)
-            response = await self._client.post(_PATH, cast_to=httpx.Response, content=body, options={"headers": self._headers})
+            response = await self._client.post(
+                _PATH, cast_to=httpx.Response, content=body, options={"headers": self._headers}
+            )
             return _parsed(response), response.headers
 
     @contextlib.asynccontextmanager
