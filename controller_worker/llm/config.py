@@ -3,7 +3,7 @@
 Holds: an unknown field is refused and the nearest known one is named; no error text shows a value, so no key leaks;
 every wait has a limit.
 Does not: read the process environment; `from_env` is given one. It writes there only what litellm reads at import.
-Nor have OpenHands' `correct_num`, which belongs to an editor that asks a model.
+Nor have all settings of OpenHands: see `NOT_HERE`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import difflib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -33,6 +33,15 @@ PRIMARY = "primary"
 AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 """No fetching of prices, and no `.env` file of whatever directory we happen to run in."""
+
+NOT_HERE: Mapping[str, str] = {
+    "correct_num": "there is no editor that asks a model",
+    "custom_tokenizer": "tokens are estimated without one",
+    "for_routing": "a router names its profiles",
+    "log_completions": "replies are in the log, prompts are never stored",
+    "log_completions_folder": "replies are in the log, prompts are never stored",
+}
+"""Settings of OpenHands that are refused, and why."""
 
 logger = logging.getLogger(__name__)
 
@@ -253,7 +262,7 @@ class LLMConfig(BaseModel):
     def _name_the_nearest_field(cls, fields: Any) -> Any:
         unknown = sorted(set(fields) - set(cls.model_fields)) if isinstance(fields, dict) else []
         if unknown:
-            raise ValueError("; ".join(f"{name!r} is no model setting{_did_you_mean(name)}" for name in unknown))
+            raise ValueError("; ".join(map(_unknown_setting, unknown)))
         return fields
 
     @model_validator(mode="after")
@@ -314,6 +323,15 @@ class LLMConfig(BaseModel):
             ) from None
 
 
+_PARTS: Mapping[str, type[BaseModel]] = {
+    "fallbacks": Fallback,
+    "rules": RouteRule,
+    "router": RouterSpec,
+    "batch": BatchSpec,
+}
+"""By the name of the field that holds them."""
+
+
 def set_litellm_environment() -> None:
     """Set what litellm reads while it is imported; what is set already stays."""
     for name, value in LITELLM_ENVIRONMENT.items():
@@ -329,13 +347,23 @@ def _from_text(text: str) -> Any:
 
 
 def _complaint(item: Any) -> str:
-    field = ".".join(str(part) for part in item["loc"])
-    text = str(item["msg"]).removeprefix("Value error, ")
-    return f"{field} ({ENV_PREFIX}{field.upper()}): {text}" if field else text
+    place, text = list(item["loc"]), str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        name = str(place.pop())
+        parts = next(_PARTS[part] for part in reversed(place) if part in _PARTS)
+        text = f"{name!r} is no part of it{_did_you_mean(name, parts.model_fields)}"
+    field = ".".join(map(str, place))
+    return f"{field} ({ENV_PREFIX}{str(place[0]).upper()}): {text}" if field else text
 
 
-def _did_you_mean(name: str) -> str:
-    nearest = difflib.get_close_matches(name, LLMConfig.model_fields, n=1, cutoff=0.5)
+def _unknown_setting(name: str) -> str:
+    if name in NOT_HERE:
+        return f"{name!r} is a setting of OpenHands that is not here: {NOT_HERE[name]}"
+    return f"{name!r} is no model setting{_did_you_mean(name, LLMConfig.model_fields)}"
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
@@ -343,7 +371,10 @@ def _warn_of_misspelt(env: Mapping[str, str]) -> None:
     """A misspelt variable would silently do nothing; OpenHands' own further ones are none of our business."""
     known = {ENV_PREFIX + name.upper() for name in LLMConfig.model_fields} | {CONFIG_FILE_VARIABLE}
     for name in sorted(env):
-        if name.startswith(ENV_PREFIX) and name not in known:
+        field = name.removeprefix(ENV_PREFIX).lower()
+        if name.startswith(ENV_PREFIX) and field in NOT_HERE:
+            logger.warning("The environment variable %s does nothing: %s.", name, NOT_HERE[field])
+        elif name.startswith(ENV_PREFIX) and name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if nearest:
                 logger.warning("The environment variable %s is not known; did you mean %s?", name, nearest[0])

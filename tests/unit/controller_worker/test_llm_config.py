@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pydantic
 import pytest
@@ -137,8 +138,38 @@ def test_a_misspelt_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_TEMPRATURE": "1", "LLM_LOG_COMPLETIONS": "true"})
     assert [record.getMessage() for record in caplog.records] == [
-        "The environment variable LLM_TEMPRATURE is not known; did you mean LLM_TEMPERATURE?"
+        "The environment variable LLM_LOG_COMPLETIONS does nothing: replies are in the log, prompts are never stored.",
+        "The environment variable LLM_TEMPRATURE is not known; did you mean LLM_TEMPERATURE?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ("log_completions", "replies are in the log, prompts are never stored"),
+        ("custom_tokenizer", "tokens are estimated without one"),
+        ("for_routing", "a router names its profiles"),
+    ],
+)
+def test_a_setting_of_openhands_that_is_not_here_is_said_so(field: str, why: str) -> None:
+    with pytest.raises(LLMConfigError, match=f"'{field}' is a setting of OpenHands that is not here: {why}$"):
+        LLMConfig.create(model="gpt-4o", **{field: True})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch": {"gather_second": 1}}, r"batch \(LLM_BATCH\): 'gather_second' .*; did you mean 'gather_seconds'\?"),
+        ({"fallbacks": [{"use": "x", "onn": []}]}, r"fallbacks.0 \(LLM_FALLBACKS\): 'onn' .*; did you mean 'on'\?"),
+        (
+            {"router": {"kind": "rules", "rules": [{"use": "x", "min_token": 1}]}},
+            r"router.rules.0 \(LLM_ROUTER\): 'min_token' .*; did you mean 'min_tokens'\?",
+        ),
+    ],
+)
+def test_an_unknown_part_of_a_setting_suggests_the_nearest(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(LLMConfigError, match=said):
+        LLMConfig.create(model="gpt-4o", **settings)
 
 
 def test_azure_gets_an_api_version() -> None:

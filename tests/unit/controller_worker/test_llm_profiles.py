@@ -75,7 +75,7 @@ def test_another_model_by_the_base(tmp_path: Path) -> None:
         ("[models]", "has no section [llm]."),
         ('[llm]\nmodel = "x"\nmodle = 1', "'modle' is no model setting; did you mean 'model'?"),
         ('[llm]\nmodel = "x"\nfallbacks = [{use = "y", on = ["rate"]}]', "'rate' is no error code; there are auth"),
-        ('[llm]\nmodel = "x"\nfallbacks = [{on = ["rate_limit"]}]', "fallbacks.0.use (LLM_FALLBACKS.0.USE): Field req"),
+        ('[llm]\nmodel = "x"\nfallbacks = [{on = ["rate_limit"]}]', "fallbacks.0.use (LLM_FALLBACKS): Field req"),
         (
             '[llm]\nmodel = "x"\napi_key = "${NO_KEY}"',
             "api_key needs the environment variable NO_KEY, which is not set",
