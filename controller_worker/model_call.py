@@ -7,9 +7,11 @@ what a failed model's settings name as fallbacks is asked at once, each once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -23,6 +25,7 @@ from broker.events import (
     ModelReply,
     ModelToolCall,
     TokenUsage,
+    plain_json,
     replace_surrogates,
 )
 from broker.ids import jitter
@@ -300,7 +303,7 @@ def reply_of(completion: Completion, *, iteration: int, seen_id: int, event_id: 
         source=EventSource.AGENT,
         content=replace_surrogates(completion.text),
         tool_calls=tuple(calls),
-        thinking_blocks=tuple(dict(block) for block in completion.thinking_blocks),
+        thinking_blocks=tuple(_kept(completion.thinking_blocks)),
         model=completion.model,
         response_id=completion.response_id,
         stop_reason=completion.stop_reason,
@@ -315,6 +318,13 @@ def reply_of(completion: Completion, *, iteration: int, seen_id: int, event_id: 
         iteration=iteration,
         seen_id=seen_id,
     )
+
+
+def _kept(blocks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield what a log can hold of the thoughts of a reply."""
+    for block in blocks:
+        with contextlib.suppress(ValueError):
+            yield plain_json(dict(block))
 
 
 def _failed(

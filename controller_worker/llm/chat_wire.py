@@ -17,7 +17,7 @@ from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.llm.messages_wire import CACHE_MARK
-from controller_worker.llm.reply import Reply, token_count
+from controller_worker.llm.reply import Reply, counts_of, token_count
 from controller_worker.llm.tool_arguments import arguments_text
 from controller_worker.llm.written_messages import MessageMemo, WrittenMessages, json_bytes
 
@@ -173,7 +173,7 @@ def read_chat_reply(reply: Any) -> Reply:
             model=str(reply.get("model") or ""),
             response_id=str(reply.get("id") or ""),
             stop_reason=str(choice.get("finish_reason") or ""),
-            usage=_usage(reply.get("usage") or {}),
+            usage=_usage(counts_of(reply)),
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReplyError(f"The reply is no chat completion: {error!r}.") from error
@@ -207,11 +207,12 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
     arguments = function.get("arguments") or ""
     if not isinstance(arguments, str):
         arguments = json_bytes(arguments).decode()
-    return ToolCall(id=str(call["id"]), name=str(function["name"]), arguments=arguments)
+    return ToolCall(id=str(call.get("id") or ""), name=str(function["name"]), arguments=arguments)
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    details = usage.get("prompt_tokens_details") or {}
+    details = usage.get("prompt_tokens_details")
+    details = details if isinstance(details, Mapping) else {}
     return Usage(
         prompt_tokens=token_count(usage.get("prompt_tokens")),
         completion_tokens=token_count(usage.get("completion_tokens")),

@@ -12,6 +12,7 @@ from typing import Any
 from controller_worker.llm.errors import MalformedReplyError
 from controller_worker.llm.llm import Delta
 from controller_worker.llm.provider_errors import StreamedError
+from controller_worker.llm.reply import counts_of
 
 _FIELDS: Mapping[str, tuple[str, str]] = {
     "text_delta": ("text", "text"),
@@ -70,7 +71,7 @@ class MessagesStream:
             case "message_delta" if self._message is not None:
                 self._message["stop_reason"] = event["delta"].get("stop_reason")
                 self._message["stop_details"] = event["delta"].get("stop_details")
-                self._message["usage"] = (self._message.get("usage") or {}) | (event.get("usage") or {})
+                self._message["usage"] = {**counts_of(self._message), **counts_of(event)}
 
     def _take_delta(self, index: int, delta: Mapping[str, Any]) -> None:
         if delta["type"] not in _FIELDS:

@@ -18,7 +18,7 @@ from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.llm.provider_errors import StreamedError
-from controller_worker.llm.reply import Reply, token_count
+from controller_worker.llm.reply import Reply, counts_of, token_count
 from controller_worker.llm.tool_arguments import arguments_object
 from controller_worker.llm.written_messages import WrittenMessages, json_bytes
 
@@ -185,7 +185,7 @@ def read_message(message: Any) -> Reply:
             model=str(message["model"]),
             response_id=str(message["id"]),
             stop_reason=_STOP_REASONS.get(stop_reason, stop_reason),
-            usage=_usage(message.get("usage") or {}),
+            usage=_usage(counts_of(message)),
         )
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         shown = str(message)[:200]

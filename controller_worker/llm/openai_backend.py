@@ -39,6 +39,8 @@ NO_KEY = "no-key"
 CONNECTIONS_LIMIT = 2_000
 IDLE_CONNECTION_SECONDS = 30.0
 COST_HEADER = "x-litellm-response-cost"
+LARGEST_COST_USD = 10_000.0
+"""No call costs more."""
 
 _PATH = "/chat/completions"
 _NO_HEADERS: Mapping[str, str] = {}
@@ -175,7 +177,7 @@ def told_cost_usd(headers: Mapping[str, str], name: str = COST_HEADER) -> float 
         cost = float(headers[name])
     except (LookupError, TypeError, ValueError):
         return None
-    return cost if 0.0 <= cost < float("inf") else None
+    return cost if 0.0 <= cost <= LARGEST_COST_USD else None
 
 
 def _parsed(response: httpx.Response) -> Any:

@@ -9,6 +9,9 @@ from typing import Any
 from controller_worker.llm.llm import Completion, Usage
 from controller_worker.llm.messages import ToolCall
 
+TOKENS_LIMIT = 1_000_000_000
+"""More is no number of tokens, and nothing that budgets could count."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -41,5 +44,13 @@ class Reply:
 
 
 def token_count(value: Any) -> int:
-    """Return a number of tokens as a provider gave it; what is no count is 0, so that no cost is negative."""
-    return value if isinstance(value, int) and value > 0 else 0
+    """Return a number of tokens as a provider gave it; what is no count is 0, so that no cost is negative or absurd."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= TOKENS_LIMIT else 0
+
+
+def counts_of(reply: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the usage of a reply; one of another form is none: the reply is paid for, and no worse for it."""
+    usage = reply.get("usage")
+    return usage if isinstance(usage, Mapping) else {}

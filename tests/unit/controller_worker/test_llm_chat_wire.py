@@ -167,6 +167,26 @@ def test_a_reply() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("usage", "read"),
+    [
+        (None, Usage()),
+        ([], Usage()),
+        ("many", Usage()),
+        ({"prompt_tokens": 10**30, "completion_tokens": -1, "prompt_tokens_details": "none"}, Usage()),
+        ({"prompt_tokens": 12.0, "completion_tokens": 0.5}, Usage(prompt_tokens=12)),
+    ],
+)
+def test_a_usage_of_another_form_spoils_no_reply(usage: Any, read: Usage) -> None:
+    assert read_chat_reply(reply("Hi.") | {"usage": usage}).usage == read
+
+
+@pytest.mark.parametrize("given", [{}, {"id": None}, {"id": ""}])
+def test_a_call_without_an_id_gets_one_later(given: dict[str, Any]) -> None:
+    answer = reply(tool_calls=[given | {"function": {"name": "ls", "arguments": "{}"}}])
+    assert read_chat_reply(answer).tool_calls == (ToolCall("", "ls", "{}"),)
+
+
 def test_a_content_in_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": []}, {"type": "text", "text": "b"}]
     assert read_chat_reply(reply(parts)).text == "ab"

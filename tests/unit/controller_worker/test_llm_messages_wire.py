@@ -208,7 +208,12 @@ def test_stop_reasons(sent: str | None, read: str) -> None:
 
 @pytest.mark.parametrize(
     "usage",
-    [None, {}, {"input_tokens": -5, "output_tokens": -1}, {"input_tokens": "many", "output_tokens": 1.5}],
+    [
+        *(None, {}, [], "many", 7),
+        {"input_tokens": -5, "output_tokens": -1},
+        {"input_tokens": "many", "output_tokens": 1.5},
+        {"input_tokens": 10**30, "output_tokens": True},
+    ],
 )
 def test_counts_that_are_none_are_nothing(usage: Any) -> None:
     assert read_reply(reply_body({"type": "text", "text": "x"}, usage=usage)).usage == Usage()

@@ -296,6 +296,14 @@ def test_surrogates_of_a_reply_are_replaced() -> None:
     )
 
 
+def test_a_thought_that_no_log_can_hold_is_left_out() -> None:
+    deep: dict[str, Any] = {"type": "thinking"}
+    for _ in range(200):
+        deep = {"type": "thinking", "thinking": deep}
+    kept = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    assert reply(text="Hi.", thinking_blocks=(deep, kept)).thinking_blocks == (kept,)
+
+
 # Fallbacks
 
 
