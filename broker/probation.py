@@ -3,8 +3,9 @@
 A worker that dies takes along all that it held, of which one thing at the most is to blame. So the first death counts
 against each; from then on each is marked while it acts, and the next death counts against what is marked.
 
-Holds: of one process, one suspect acts at a time, so that a death convicts one of them and not all. A suspect that
-takes longer than `TURN_SECONDS` keeps its mark and lets the next one begin. The more deaths count against it, the later
+Holds: of one process, one suspect begins at a time, so that a death convicts one of them and not all. A suspect that
+takes longer than `TURN_SECONDS` keeps its mark and lets the next one begin; one that has begun and waited goes on when
+it likes, or those that begin would keep all from getting on. The more deaths count against it, the later
 it begins: whoever kills always at the same moment does not meet the same one.
 """
 
@@ -15,13 +16,19 @@ from collections.abc import Awaitable, Callable
 
 TURN_SECONDS = 1.0
 PAUSE_SECONDS = 0.5
-"""For each death but the first."""
 
 
 class Turns:
-    """The turns in which the suspects of a process act."""
+    """The turns in which the suspects of a process begin.
 
-    def __init__(self) -> None:
+    Args:
+        turn_seconds: How long one may last.
+        pause_seconds: How much later a suspect asks for its turn, for each death but the first.
+    """
+
+    def __init__(self, *, turn_seconds: float = TURN_SECONDS, pause_seconds: float = PAUSE_SECONDS) -> None:
+        self.pause_seconds = pause_seconds
+        self._turn_seconds = turn_seconds
         self._free = asyncio.Semaphore(1)
 
     async def take(self) -> Callable[[], None]:
@@ -36,7 +43,7 @@ class Turns:
                 limit.cancel()
                 self._free.release()
 
-        limit = asyncio.get_running_loop().call_later(TURN_SECONDS, end)
+        limit = asyncio.get_running_loop().call_later(self._turn_seconds, end)
         return end
 
 
@@ -52,21 +59,25 @@ class Probation:
         self._turns = turns
         self._mark = mark
         self._is_suspect = deaths > 0
-        self._pause = PAUSE_SECONDS * (deaths - 1)
+        self._pause = turns.pause_seconds * (deaths - 1)
+        self._has_begun = self._is_marked = False
         self._end_turn: Callable[[], None] | None = None
 
     async def act(self) -> None:
-        """Begin to act, when it is its turn.  Idempotent."""
-        if self._is_suspect and self._end_turn is None:
-            pause, self._pause = self._pause, 0.0
-            if pause > 0.0:
-                await asyncio.sleep(pause)
+        """Act, the first time when it is its turn.  Idempotent."""
+        if not self._is_suspect or self._is_marked:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            await asyncio.sleep(self._pause)
             self._end_turn = await self._turns.take()
-            await self._mark(True)
+        self._is_marked = True
+        await self._mark(True)
 
     async def rest(self) -> None:
         """Only wait: a death that comes now is not its doing.  Idempotent."""
-        if self._end_turn is not None:
+        if self._is_marked:
+            self._is_marked = False
             await self._mark(False)
             self.end_turn()
 
@@ -78,7 +89,7 @@ class Probation:
 
     def acquit(self) -> None:
         """End the probation: it got on, and the store has forgotten what it was suspected of."""
-        self._is_suspect = False
+        self._is_suspect = self._is_marked = False
         self.end_turn()
 
 

@@ -34,6 +34,8 @@ CHECK_NEWS_EVERY = 2
 CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
 """How many conversations that only wait a full worker gives back each second, the longest waiting first."""
+BEGIN_AT_ONCE = 32
+"""How many conversations are taken up before the first of them has got on: the others are left to other workers."""
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +127,8 @@ class Incarnation:
         self.membership = Membership(services.store, self.worker_id, "controller")
         self._room = asyncio.Event()
         self._room.set()
+        self._beginning = 0
+        self._has_begun = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Work until stopped or swept; `on_beat` is told the progress at each beat."""
@@ -171,7 +175,11 @@ class Incarnation:
         try:
             while True:
                 await self._room.wait()
-                rung = await stream.read(limit=max(1, self._max_conversations - len(self.loops)))
+                while self._beginning >= BEGIN_AT_ONCE:
+                    self._has_begun.clear()
+                    await self._has_begun.wait()
+                room = min(BEGIN_AT_ONCE - self._beginning, self._max_conversations - len(self.loops))
+                rung = await stream.read(limit=max(1, room))
                 await asyncio.gather(*(self._claim(cid, entry) for cid, entry in rung))
         finally:
             await stream.aclose()
@@ -208,7 +216,12 @@ class Incarnation:
         if len(self.loops) >= self._max_conversations:
             self._room.clear()
         self.progress += 1
-        loop.wake(has_news=False)
+        self._beginning += 1
+        loop.begin().add_done_callback(self._note_begun)
+
+    def _note_begun(self, _: asyncio.Task[None]) -> None:
+        self._beginning -= 1
+        self._has_begun.set()
 
     async def _read_mail(self, names: ShardKeys) -> None:
         mailbox = Mailbox(self._services.store, names, self.worker_id)

@@ -103,6 +103,11 @@ class ConversationLoop:
         """Whether it has nothing to do before the next piece of news."""
         return (self._task is None or self._task.done()) and self._call is None
 
+    def begin(self) -> asyncio.Task[None]:
+        """Take it up; what is returned ends when there is nothing to do before the next piece of news."""
+        self._task = asyncio.create_task(self._run(), name=f"begin {self.conversation_id}")
+        return self._task
+
     def wake(self, *, has_news: bool = True) -> None:
         """Go on: read what is new, then do what is wanted."""
         if self._is_gone:

@@ -400,6 +400,16 @@ async def test_a_conversation_that_kills_its_workers_is_parked_and_its_neighbour
     await bench.until_state(poison, "finished")
 
 
+async def test_a_worker_takes_up_no_more_conversations_than_it_can_begin(bench: Bench) -> None:
+    ids = [await bench.begin(FINISH) for _ in range(100)]
+    bench.start_controller("victim", DECKHANDS_FAILPOINTS="controller.after_claim:kill@1")
+    await bench.until_ended("victim")
+    owned = [cid for cid in ids if (await bench.client.row(cid)).owner]
+    assert 1 <= len(owned) <= 32
+    bench.start_controller("survivor")
+    await bench.settle(ids)
+
+
 # The worker as a whole
 
 
