@@ -194,6 +194,16 @@ async def test_a_page_is_read_as_text(surf: Surfer, site: Site) -> None:
     assert "News\n\nNothing new.\n" in read.content
 
 
+async def test_a_page_that_is_too_large_for_a_tree_is_shown_as_words_and_as_a_picture(surf: Surfer, site: Site) -> None:
+    url = site.page("/all", "<button>Top</button>" + "<p><a href=/x>Chapter</a> <b>one</b></p>" * 20_000)
+    shown = await surf(f"goto({url!r})")
+    assert "these are its words.]\nTop\n\nChapter one" in shown.content
+    assert shown.open_pages_urls == (url,)
+    assert picture(shown.screenshot).tobytes() != picture(shown.set_of_marks).tobytes()
+    assert (await surf(f"goto({site.page('/part', '<h1>Part</h1>')!r})")).error is False
+    assert surf.bid("heading 'Part'")
+
+
 async def test_files_of_the_workspace_are_pages(surf: Surfer, workspace: Path) -> None:
     (workspace / "report.html").write_text("<h1>Report</h1>")
     assert "heading 'Report'" in (await surf(f"goto('file://{workspace}/report.html')")).content

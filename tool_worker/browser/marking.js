@@ -80,5 +80,5 @@
   let focused = document.activeElement;
   while (focused && focused.shadowRoot && focused.shadowRoot.activeElement) focused = focused.shadowRoot.activeElement;
   const isFocused = focused && focused !== document.body && focused !== document.documentElement;
-  return { visible, windows, focused: isFocused ? focused.getAttribute("bid") : "" };
+  return { count: elements.length, visible, windows, focused: isFocused ? focused.getAttribute("bid") : "" };
 }

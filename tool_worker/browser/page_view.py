@@ -26,6 +26,10 @@ DETACH_LIMIT_SECONDS = 3.0
 MAX_FRAMES = 50
 MAX_MARKS = 500
 MAX_TEXT_CHARS = 500_000
+MAX_TREE_ELEMENTS = 10_000
+"""Of a larger page no tree is asked for: Chromium would take longer than a look may, and nobody is shown all of it."""
+
+WORDS_ONLY = "[The page is too large to be shown as a tree: these are its words.]\n"
 
 
 class PageSilent(Exception):
@@ -57,6 +61,7 @@ class _Look:
         self.page = page
         self.view = PageView(url=page.url)
         self.clickable: set[str] = set()
+        self.elements = 0
 
     async def mark(self, frame: Frame, prefix: str, left: float, top: float) -> None:
         """Give the elements of a frame, and of those within it, their ids."""
@@ -64,6 +69,7 @@ class _Look:
         async with asyncio.timeout(limit):
             found = await frame.evaluate(_marking(), prefix)
         self.view.frames[prefix] = frame
+        self.elements += int(found["count"])
         for bid, *box, is_clickable, is_marked in found["visible"]:
             if is_clickable:
                 self.clickable.add(bid)
@@ -143,7 +149,10 @@ async def look(page: Page) -> PageView:
         async with asyncio.timeout(LOOK_LIMIT_SECONDS):
             await looking.mark(page.main_frame, "", 0.0, 0.0)
             async with session_of(page.context, page) as session:
-                looking.view.tree = tree_text(await looking.tree(session), frozenset(looking.clickable))
+                if looking.elements > MAX_TREE_ELEMENTS:
+                    looking.view.tree = WORDS_ONLY + await read_text(page)
+                else:
+                    looking.view.tree = tree_text(await looking.tree(session), frozenset(looking.clickable))
                 looking.view.png = await _picture(session)
     except TimeoutError as error:
         raise PageSilent("The page does not answer.") from error
