@@ -26,6 +26,14 @@ def echo(text: str) -> str:
     return text
 
 
+@server.tool(description="Tell something else of `echo` from now on.")
+async def retell(description: str, context: Context) -> str:
+    server.remove_tool("echo")
+    server.add_tool(echo, description=description)
+    await context.session.send_tool_list_changed()
+    return "told"
+
+
 @server.tool(description="Show a picture.")
 def picture() -> Image:
     return Image(data=PIXEL, format="png")

@@ -82,7 +82,8 @@ class ToolConsumer:
             settings.sandbox, settings.node_dir, gate=settings.gate, containers=settings.containers
         )
         servers = McpServers(settings.mcp_servers, self._offered, launch)
-        offering = asyncio.create_task(servers.offer(ToolOffers(store).publish), name="offer mcp")
+        publish = ToolOffers(store).publish
+        offering = [asyncio.create_task(task(publish), name="offer mcp") for task in (servers.offer, servers.follow)]
         announcing = asyncio.create_task(_announce_sandbox(workspaces))
         try:
             while not stop.is_set():
@@ -90,8 +91,8 @@ class ToolConsumer:
                 with Understudy(settings.store_url, incarnation.membership) as understudy:
                     await incarnation.run(stop, on_beat=understudy.loop_turned)
         finally:
-            announcing.cancel()
-            offering.cancel()
+            for task in (announcing, *offering):
+                task.cancel()
             await servers.aclose()
             await workspaces.aclose()
             await store.aclose()

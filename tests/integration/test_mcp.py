@@ -7,7 +7,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -46,9 +46,12 @@ def program(**changes: Any) -> McpServerSpec:
 class Offering:
     """The tools of a server as a tool worker offers them."""
 
-    def __init__(self, offered: OfferedTools, published: list[ToolOffer]) -> None:
+    def __init__(self, offered: OfferedTools) -> None:
         self.offered = offered
-        self.offers = {offer.key: offer for offer in published}
+        self.offers: dict[str, ToolOffer] = {}
+
+    async def publish(self, offers: Sequence[ToolOffer]) -> None:
+        self.offers |= {offer.key: offer for offer in offers}
 
     async def call(self, name: str, /, *, reclaimed: bool = False, **arguments: Any) -> Observation:
         offer = self.offers[f"example/{name}"]
@@ -69,17 +72,15 @@ async def offering(
     spec: McpServerSpec, node: Path, sandbox: str = "none", gate: EgressGate | None = None
 ) -> AsyncIterator[Offering]:
     offered = OfferedTools(())
-    published: list[ToolOffer] = []
-
-    async def publish(offers: Any) -> None:
-        published.extend(offers)
-
+    found = Offering(offered)
     servers = McpServers([spec], offered, SandboxedLaunch(sandbox, node, gate=gate))
+    following = asyncio.create_task(servers.follow(found.publish))
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
-            await servers.offer(publish)
-        yield Offering(offered, published)
+            await servers.offer(found.publish)
+        yield found
     finally:
+        following.cancel()
         await servers.aclose()
 
 
@@ -158,6 +159,30 @@ async def test_a_tool_that_tells_something_else_later_is_not_called(tmp_path: Pa
         refused = await after.call("echo", text="x")
         assert isinstance(refused, ErrorObservation)
         assert refused.error_id == "tool_changed"
+
+
+async def test_what_a_server_tells_later_is_for_new_conversations(tmp_path: Path) -> None:
+    async with offering(program(), tmp_path) as example:
+        first = example.offers["example/echo"]
+
+        def has_news() -> bool:
+            return example.offers["example/echo"].fingerprint != first.fingerprint
+
+        await example.result("retell", description="Shout something.")  # it says so while it runs
+        example.offers["example/echo"] = first
+        refused = await example.call("echo", text="x")
+        assert isinstance(refused, ErrorObservation)
+        assert "changed" in refused.content
+        await until(has_news, what="the new offer")
+        assert example.offers["example/echo"].description == "Shout something."
+        assert text_of(await example.result("echo", text="now")) == "now"
+
+        first = example.offers["example/echo"]
+        await example.result("end")  # the program that is started for the next call has the old description
+        refused = await example.call("echo", text="x")
+        assert isinstance(refused, ErrorObservation)
+        await until(has_news, what="the offer of the new program")
+        assert text_of(await example.result("echo", text="again")) == "again"
 
 
 async def test_after_a_crash_only_what_may_be_repeated_is(tmp_path: Path) -> None:

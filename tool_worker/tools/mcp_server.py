@@ -28,6 +28,7 @@ from tool_worker.tools.mcp_config import McpServerSpec
 
 if TYPE_CHECKING:
     from mcp import ClientSession
+    from mcp.client.session import IncomingMessage
     from mcp.types import CallToolResult, Tool
 
 CONNECT_LIMIT_SECONDS = 30.0
@@ -57,13 +58,18 @@ class McpServer:
 
     Args:
         launch: Says how to start its program; asked before each start, and only for servers that are started.
+
+    Attributes:
+        changed: set when it may have other tools than it had.
     """
 
     def __init__(self, spec: McpServerSpec, launch: Callable[[McpServerSpec], Launch]) -> None:
         self.spec = spec
         self._launch = launch
+        self.changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._connection: _Connection | None = None
+        self._was_reached = False
 
     async def tools(self) -> list[Tool]:
         """Return the tools that the server has now.
@@ -71,7 +77,10 @@ class McpServer:
         Raises:
             ToolFailed: it cannot be reached.
         """
-        return (await self._open()).tools
+        connection = await self._open()
+        if connection.news.is_set():
+            await connection.ask_again(self.spec.name)
+        return connection.tools
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
         """Call a tool.
@@ -97,16 +106,55 @@ class McpServer:
                 await self._connection.aclose()
                 self._connection = None
             if self._connection is None:
-                self._connection = await _Connection.made(lambda: _transport(self.spec, self._launch), self.spec.name)
+                news = _News(self.changed)
+                self._connection = await _Connection.made(
+                    lambda: _transport(self.spec, self._launch), self.spec.name, news
+                )
+                if self._was_reached:  # it may be another version by now
+                    self.changed.set()
+                self._was_reached = True
             return self._connection
+
+
+class _News:
+    """Whether a server has said that it has other tools now; also said to whoever waits for that."""
+
+    def __init__(self, changed: asyncio.Event) -> None:
+        self._changed = changed
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._changed.set()
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def take(self, message: IncomingMessage) -> None:
+        """Take in what a server says by itself."""
+        from mcp.types import ToolListChangedNotification
+
+        if isinstance(message, ToolListChangedNotification):
+            self.set()
 
 
 class _Connection:
     """A session in a task of its own, because the SDK wants it to be ended by the task that began it."""
 
-    def __init__(self, session: ClientSession, tools: list[Tool], end: asyncio.Event, task: asyncio.Task[None]) -> None:
+    def __init__(
+        self,
+        session: ClientSession,
+        tools: list[Tool],
+        news: _News,
+        end: asyncio.Event,
+        task: asyncio.Task[None],
+    ) -> None:
         self.session = session
         self.tools = tools
+        self.news = news
         self._end = end
         self._task = task
         self._calls = 0
@@ -124,10 +172,10 @@ class _Connection:
             self._calls -= 1
 
     @classmethod
-    async def made(cls, transport: Callable[[], Any], name: str) -> _Connection:
+    async def made(cls, transport: Callable[[], Any], name: str, news: _News) -> _Connection:
         ready: asyncio.Future[tuple[ClientSession, list[Tool]]] = asyncio.get_running_loop().create_future()
         end = asyncio.Event()
-        task = asyncio.create_task(_serve(transport, ready, end), name=f"mcp {name}")
+        task = asyncio.create_task(_serve(transport, ready, news, end), name=f"mcp {name}")
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
                 session, tools = await asyncio.shield(ready)
@@ -137,7 +185,22 @@ class _Connection:
                 await task
             why = _first_cause(error)
             raise ToolFailed(f"The MCP server {name} cannot be reached: {type(why).__name__}: {why}") from error
-        return cls(session, tools, end, task)
+        return cls(session, tools, news, end, task)
+
+    async def ask_again(self, name: str) -> None:
+        """Ask which tools there are now.
+
+        Raises:
+            ToolFailed: the server does not say.
+        """
+        self.news.clear()  # before, or what is told meanwhile would be lost
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
+                self.tools = await _all_tools(self.session)
+        except Exception as error:
+            self.news.set()
+            why = _first_cause(error)
+            raise ToolFailed(f"The MCP server {name} does not tell its tools: {type(why).__name__}: {why}") from error
 
     async def is_alive(self) -> bool:
         """Say whether the session still answers; one that has rested for a while is asked."""
@@ -162,14 +225,17 @@ class _Connection:
 
 
 async def _serve(
-    transport: Callable[[], Any], ready: asyncio.Future[tuple[ClientSession, list[Tool]]], end: asyncio.Event
+    transport: Callable[[], Any],
+    ready: asyncio.Future[tuple[ClientSession, list[Tool]]],
+    news: _News,
+    end: asyncio.Event,
 ) -> None:
     from mcp import ClientSession
 
     try:
         async with AsyncExitStack() as stack:
             streams = await stack.enter_async_context(transport())
-            session = await stack.enter_async_context(ClientSession(streams[0], streams[1]))
+            session = await stack.enter_async_context(ClientSession(streams[0], streams[1], message_handler=news.take))
             await session.initialize()
             ready.set_result((session, await _all_tools(session)))
             await end.wait()

@@ -51,9 +51,20 @@ class McpServers:
         """Reach every server and publish its tools; a server that cannot be reached is tried again and again."""
         await asyncio.gather(*(self._offer(server, publish) for server in self._servers))
 
+    async def follow(self, publish: Publish) -> None:
+        """Publish the tools anew whenever a server has others; never returns."""
+        await asyncio.gather(*(self._follow(server, publish) for server in self._servers))
+
     async def aclose(self) -> None:
         """End all connections.  Idempotent."""
         await asyncio.gather(*(server.aclose() for server in self._servers))
+
+    async def _follow(self, server: McpServer, publish: Publish) -> None:
+        while True:
+            await server.changed.wait()
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)  # who says so all the time is not asked all the time
+            server.changed.clear()
+            await self._offer(server, publish)
 
     async def _offer(self, server: McpServer, publish: Publish) -> None:
         pause = FIRST_PAUSE_SECONDS
