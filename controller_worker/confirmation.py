@@ -20,8 +20,8 @@ from broker.actions import ChangeAgentStateAction, RiskyAction
 from broker.agent_state import AgentState
 from broker.events import Action, ConfirmationStatus, Event
 from broker.observations import AgentStateChangedObservation, UserRejectObservation
-from controller_worker.effects import Append
-from controller_worker.state import PendingAction, State, replace, without_pending
+from controller_worker.effects import Append, CarryOut, Effect
+from controller_worker.state import PendingAction, State, replace
 from controller_worker.stuck_detector import Trace
 
 REJECTED = "Action has been rejected by the user! Waiting for further user input."
@@ -41,17 +41,32 @@ def may_run(state: State) -> tuple[int, ...]:
 
 
 def with_runnable(state: State, action: Action, trace: Trace | None) -> State:
-    """Take in a runnable action; a copy takes the place of what it replaces, and one that is rejected needs none."""
+    """Take in a runnable action; a copy takes the place of what it replaces, and one that is rejected is not done."""
     status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
     replaced = getattr(action, "replaces", None)
-    is_awaiting = status is ConfirmationStatus.AWAITING_CONFIRMATION
-    pending = PendingAction(action.id, action.tool_call_metadata, trace, is_awaiting)
+    is_rejected = status is ConfirmationStatus.REJECTED
+    is_awaiting = is_rejected or status is ConfirmationStatus.AWAITING_CONFIRMATION
+    pending = PendingAction(action.id, action.tool_call_metadata, None if is_rejected else trace, is_awaiting)
     if replaced is None:
         return replace(state, pending=(*state.pending, pending))
-    if status is ConfirmationStatus.REJECTED:
-        return without_pending(state, replaced)
     copies = tuple(pending if other.id == replaced else other for other in state.pending)
-    return replace(state, pending=copies, confirmed_id=pending.id)
+    return replace(state, pending=copies, confirmed_id=state.confirmed_id if is_rejected else pending.id)
+
+
+def to_carry_out(state: State) -> Effect:
+    """Return what a person's answer leads to; what is left of it where a fork begins behind the copy."""
+    assert state.requested is not None
+    if any(pending.id == state.asked_id for pending in state.pending):
+        return CarryOut(state.asked_id or 0, state.answer_id)
+    return Append((AgentStateChangedObservation(agent_state=state.requested),))
+
+
+def rest_of_rejection(state: State) -> Append:
+    """Return what settles a rejected turn, where a fork begins before that was done."""
+    events: list[Event] = [_rejection(pending, REJECTED) for pending in state.pending]
+    answers = tuple((n, pending.id) for n, pending in enumerate(state.pending))
+    events.append(AgentStateChangedObservation(agent_state=AgentState.AWAITING_USER_INPUT))
+    return Append(tuple(events), answers)
 
 
 def after_answer(state: State, answer: ChangeAgentStateAction) -> State:

@@ -58,7 +58,7 @@ from broker.standing import ANSWERS, REQUESTABLE_STATES
 from controller_worker import acceptance, delegation, handing_in, opening, planning
 from controller_worker.announcement import announce, end_in_error
 from controller_worker.condensation import after_paid_reply
-from controller_worker.confirmation import after_answer, may_run, with_runnable
+from controller_worker.confirmation import after_answer, may_run, rest_of_rejection, to_carry_out, with_runnable
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
 from controller_worker.effects import (
     Append,
@@ -191,7 +191,7 @@ def next_effect(state: State, now: datetime) -> Effect:
         needs_reading = state.survey.answer_id or state.agent.memory is not None
         return Recall(state.survey.answer_id) if needs_reading else recalled(state)
     if state.requested in ANSWERS and state.asked_id is not None:
-        return CarryOut(state.asked_id, state.answer_id)
+        return to_carry_out(state)
     if state.requested is not None:
         return announce(state, state.requested)
     told = delegation.told(state) if state.delegates else None
@@ -213,6 +213,8 @@ def next_effect(state: State, now: datetime) -> Effect:
         return waiting or announce(state, AgentState.RUNNING)
     if state.agent_state is AgentState.USER_CONFIRMED and state.confirmed_id not in may_run(state):
         return announce(state, AgentState.RUNNING)
+    if state.agent_state is AgentState.USER_REJECTED:
+        return rest_of_rejection(state)
     if state.agent_state not in (AgentState.RUNNING, AgentState.USER_CONFIRMED):
         return Rest()
     if state.pending:

@@ -66,9 +66,7 @@ def recover(state: State, option: int) -> Append:
     if option == STOP:
         return announce(state, AgentState.STOPPED)
     rejected = answered_otherwise(state, first_position=0)
-    # Without a message there is nothing to go on with, as in the original.
-    goes_on = option == RESTART_WITH_MESSAGE and state.last_message_id > 0
-    wanted = AgentState.RUNNING if goes_on else AgentState.AWAITING_USER_INPUT
+    wanted = _recovered_to(state, option)
     done = LoopDetectionObservation(
         content=f"Loop recovery completed: the events from {loop.start_id} on are out of the agent's sight.",
         advice=TAKEN_OUT,
@@ -80,10 +78,18 @@ def recover(state: State, option: int) -> Append:
     return Append(events, rejected.answers)
 
 
+def _recovered_to(state: State, option: int) -> AgentState:
+    # Without a message there is nothing to go on with, as in the original.
+    goes_on = option == RESTART_WITH_MESSAGE and state.last_message_id > 0
+    return AgentState.RUNNING if goes_on else AgentState.AWAITING_USER_INPUT
+
+
 def after_detection(state: State) -> State:
     """Return the state after a loop was noted in the log: what was repeated no longer counts."""
-    if state.recovery:  # it notes that the recovery is complete
-        return replace(state, recovery=0, loop=None, recent=RecentEvents())
+    if state.recovery:  # it notes that the recovery is complete; the state that it leads to is announced with it
+        wanted = state.requested or _recovered_to(state, state.recovery)
+        requested = None if wanted is state.agent_state else wanted
+        return replace(state, recovery=0, loop=None, recent=RecentEvents(), requested=requested)
     loop = loop_of(state)
     return replace(state, loop=loop, loops_met=state.loops_met + 1, recent=RecentEvents())
 

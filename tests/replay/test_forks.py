@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from broker.actions import ChangeAgentStateAction, LoopRecoveryAction
+from broker.agent_state import AgentState
+from broker.confirmation_policy import ConfirmationPolicy
 from broker.event_log import Appended, Duplicate, EventLog
-from broker.events import Observation
+from broker.events import AgentSpec, ConversationCreated, EventSource, Observation
 from broker.export import events_from_lines
+from broker.invariants import violations
+from broker.loop_policy import LoopPolicy
+from broker.standing import Standing, standing
 from broker.store import Store
 from controller_worker.controller import AwaitTools, CallModel, fold, next_effect
 from controller_worker.replay import replay
 from controller_worker.state import State
 from deckhands.forking import fork_of, taken_over
-from tests.controller_parts import messages_of
+from tests.controller_parts import CID, Core, bash, finish, messages_of, started
 from tests.replay.test_replay import GOLDEN, recorded
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -39,6 +48,75 @@ async def test_a_golden_log_forked_at_each_of_its_events(path: Path, memory_stor
             assert not set(effect.action_ids) & answered
         if isinstance(effect, CallModel):
             check_prompt(fork)
+
+
+CONFIRM = AgentSpec(confirmation=ConfirmationPolicy(mode="always"))
+
+
+def confirmed_and_edited() -> Core:
+    core = started(agent=CONFIRM)
+    core.reply(bash("one", "c1"), bash("two", "c2"))
+    edited = {"command": "other"}
+    core.put(answer_of(AgentState.USER_CONFIRMED, edited=edited))
+    core.run()
+    core.observe(core.state.confirmed_id)
+    return core
+
+
+def rejected() -> Core:
+    core = started(agent=CONFIRM)
+    core.reply(bash("one", "c1"), bash("two", "c2"))
+    core.put(answer_of(AgentState.USER_REJECTED))
+    core.run()
+    return core
+
+
+def recovered(option: int) -> Core:
+    core = started(agent=AgentSpec(loop_policy=LoopPolicy(responses=("park",))))
+    for _ in range(4):
+        core.reply(bash())
+        core.observe(core.state.pending[0].id)
+    core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
+    core.run()
+    return core
+
+
+def answer_of(state: AgentState, **fields: Any) -> ChangeAgentStateAction:
+    return ChangeAgentStateAction(agent_state=state, source=EventSource.USER, **fields)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [confirmed_and_edited, rejected, partial(recovered, 1), partial(recovered, 2)],
+    ids=["edited", "rejected", "recovered and waiting", "recovered and going on"],
+)
+def test_a_fork_may_begin_between_events_that_belong_together(origin: Callable[[], Core]) -> None:
+    events = origin().events
+    created = events[0]
+    assert isinstance(created, ConversationCreated)
+    for at in range(2, len(events) + 1):
+        fork = Core(task=None, agent=created.agent)
+        fork.put(*events[1:at])
+        at_rest = brought_to_rest(fork)
+        assert not at_rest.is_unanswered, (at, fork.trace())
+        fork.say("and now end it")
+        assert brought_to_rest(fork).state == "finished", (at, fork.trace())
+        assert violations(fork.events, conversation_id=CID) == [], (at, fork.trace())
+
+
+def brought_to_rest(core: Core) -> Standing:
+    """Let tools answer, the person agree and the model finish."""
+    for _ in range(40):
+        effect = core.run()
+        if isinstance(effect, AwaitTools):
+            core.observe(effect.action_ids[0])
+        elif isinstance(effect, CallModel):
+            core.reply(finish())
+        elif core.state.asked_id is not None:
+            core.put(answer_of(AgentState.USER_CONFIRMED, action_id=core.state.asked_id))
+        else:
+            break
+    return standing(core.events)
 
 
 def check_prompt(events: list) -> None:
