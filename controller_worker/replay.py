@@ -56,6 +56,7 @@ from broker.observations import (
 )
 from broker.planning import PlanAcceptedObservation
 from broker.workspace_events import OpenWorkspaceAction
+from controller_worker import delegation
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.commit import greeting
@@ -270,7 +271,8 @@ class Replay:
 
     def _error_of_the_shell(self, event: Event) -> list[Event]:
         """Return what ends the work when something failed that the log does not know, if it is that which follows."""
-        follows = self._events[event.id - 1 : event.id + len(self._state.pending)]
+        unsettled = len(self._state.pending) + len(delegation.unanswered(self._state))
+        follows = self._events[event.id - 1 : event.id + unsettled]
         for announced in follows:
             if isinstance(announced, AgentStateChangedObservation) and announced.agent_state is AgentState.ERROR:
                 if announced is event:

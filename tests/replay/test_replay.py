@@ -16,6 +16,7 @@ from broker.errors import CorruptEntry, UsageError
 from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Event, ModelReply, ModelToolCall, with_id
 from broker.export import event_line, events_from_lines
 from broker.observations import AgentStateChangedObservation, SuccessObservation
+from controller_worker.announcement import end_in_error
 from controller_worker.delegation import STARTED, answering
 from controller_worker.replay import replay
 from tests.controller_parts import Core, bash, call, finish, started
@@ -170,6 +171,15 @@ def test_what_was_told_otherwise_of_a_delegate_is_found(event_id: int, fields: d
     found = replay(changed(delegated(), event_id, **fields))
     assert found.divergence is not None
     assert found.divergence.event_id == event_id
+
+
+def test_an_error_from_outside_ends_a_wait_for_tools_and_delegates() -> None:
+    core = started(agent=AgentSpec(enable_delegation=True))
+    core.reply(bash(), delegate("d1"), delegate("d2", background=True), delegate("d3"))
+    core.commit(end_in_error(core.state, "DeckhandsError: The conversation crashed its worker 3 times in a row."))
+    assert core.states()[-1] == "error"
+    found = replay(core.events)
+    assert found.divergence is None, found.divergence.lines()
 
 
 def test_a_result_that_no_delegate_has_reported_is_found() -> None:
