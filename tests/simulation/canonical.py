@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,17 @@ QUIET_SECONDS = 2.5
 """How long the cluster is left alone at the end: longer than the dead need to be buried."""
 
 
-def _bash(command: str) -> dict[str, Any]:
-    return {"name": "execute_bash", "arguments": {"command": command}}
+def bash(command: str, **arguments: str) -> dict[str, Any]:
+    """A call of a model's script."""
+    return {"name": "execute_bash", "arguments": {"command": command, **arguments}}
 
 
 SCRIPT = {
     "latency_seconds": 0.1,
     "turns": [
-        {"tool_calls": [_bash("one"), _bash("two")]},
+        {"tool_calls": [bash("one"), bash("two")]},
         {
-            "tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}, _bash("three")],
+            "tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}, bash("three")],
             "error": {"code": "rate_limit", "retry_after_seconds": 0.4},
         },
         {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
@@ -83,6 +84,7 @@ class Outcome:
     Attributes:
         failure: why it did not come to its end, or empty.
         seen: what the person saw on its way, in all its lives.
+        others: the logs of the other conversations in the store, delegates of this one.
         snapshot: the one left in the store.
         leftovers: what is still in the store's streams and hashes, by key.
     """
@@ -92,6 +94,7 @@ class Outcome:
     failure: str = ""
     events: list[Event] = field(default_factory=list)
     seen: list[Event] = field(default_factory=list)
+    others: dict[str, list[Event]] = field(default_factory=dict)
     row: ConversationRow | None = None
     snapshot: bytes | None = None
     leftovers: dict[str, Any] = field(default_factory=dict)
@@ -109,28 +112,35 @@ def environment(folder: Path) -> Mapping[str, str]:
     return {"LLM_MODEL": f"scripted/{script}"}
 
 
-def simulate(plan: Plan, environment: Mapping[str, str], *, node_remembers: bool = True) -> Outcome:
-    """Run the canonical conversation to its end, or to the limit of time.
+Person = Callable[[Store, list[Event], asyncio.Future[None]], Awaitable[None]]
+"""What a person does: given the store, where to put what is seen, and what to resolve when it is over."""
+
+
+def simulate(
+    plan: Plan, environment: Mapping[str, str], *, node_remembers: bool = True, person: Person | None = None
+) -> Outcome:
+    """Run a conversation to its end, or to the limit of time.
 
     Args:
         node_remembers: False plants a bug: workspace hosts have no journal.
+        person: who begins it and looks on; None for that of the canonical conversation.
     """
     with seeded_secrets(plan.seed):
         cluster = Cluster(plan.seed, plan.faults, environment)
         cluster.node.remembers = node_remembers
         outcome = Outcome(plan, cluster)
-        cluster.loop.run(_world(plan, cluster, outcome))
+        cluster.loop.run(_world(plan, cluster, outcome, person or _person))
     return outcome
 
 
-async def _world(plan: Plan, cluster: Cluster, outcome: Outcome) -> None:
+async def _world(plan: Plan, cluster: Cluster, outcome: Outcome, person: Person) -> None:
     store = await cluster.deploy(plan.change_functions)
     settled = cluster.loop.create_future()
     for number in range(plan.controllers):
         cluster.start(f"controller-{number}", cluster.controller)
     for number in range(plan.tools):
         cluster.start(f"tools-{number}", cluster.tools)
-    cluster.start("person", lambda opened: _person(opened, outcome.seen, settled))
+    cluster.start("person", lambda opened: person(opened, outcome.seen, settled))
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             await asyncio.wait([settled, cluster.crashed], return_when=asyncio.FIRST_COMPLETED)
@@ -146,6 +156,9 @@ async def _world(plan: Plan, cluster: Cluster, outcome: Outcome) -> None:
     with contextlib.suppress(StoreError, UnknownConversation):
         outcome.events = await EventLog(store).read(CID)
         outcome.row = await Conversations(store).row(CID)
+        for row in await Conversations(store).recent():
+            if row.conversation_id != CID:
+                outcome.others[row.conversation_id] = await EventLog(store).read(row.conversation_id)
         outcome.snapshot = await store.connection.call("GET", store.keys(CID).snapshot)
 
 
@@ -153,13 +166,13 @@ async def _person(store: Store, seen: list[Event], settled: asyncio.Future[None]
     """Say what belongs to the conversation, each thing under its own key, and look on until it has settled."""
     log = EventLog(store)
     created = ConversationCreated(conversation_id=CID, agent=AgentSpec(tool_concurrency=2))
-    await log.create(created, [_said(MESSAGES[0])], key="task")
+    await log.create(created, [said(MESSAGES[0])], key="task")
     standing = Standing()
     async for event in log.tail(CID):
         seen.append(event)
         standing = standing.after(event)
         if isinstance(event, CmdOutputObservation):
-            await log.append(CID, [_said(MESSAGES[1])], key="more")
+            await log.append(CID, [said(MESSAGES[1])], key="more")
         elif isinstance(event, ModelReply) and event.iteration == 2:
             await log.append(CID, [_asked(AgentState.PAUSED)], key="pause")
         elif isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED:
@@ -170,7 +183,8 @@ async def _person(store: Store, seen: list[Event], settled: asyncio.Future[None]
         settled.set_result(None)
 
 
-def _said(text: str) -> MessageAction:
+def said(text: str) -> MessageAction:
+    """A message of the person."""
     return MessageAction(content=text, source=EventSource.USER)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from broker.actions import MessageAction
-from broker.events import Action, EventSource, ModelReply
+from broker.events import EventSource, ModelReply
 from broker.invariants import violations
 from controller_worker.controller import fold
 from controller_worker.state import State, state_from
@@ -18,7 +18,13 @@ CRASHES_THAT_PARK = 3
 
 
 def broken(outcome: Outcome) -> list[str]:
-    """Return what does not hold, each with the id of its invariant where it has one."""
+    """Return what does not hold of the canonical conversation, each with the id of its invariant where it has one."""
+    found = always_broken(outcome)
+    return found if outcome.failure else [*found, *_said_once(outcome)]
+
+
+def always_broken(outcome: Outcome) -> list[str]:
+    """Return what does not hold whatever the conversation was about."""
     if outcome.failure:
         return [f"I1: {outcome.failure}; {_where(outcome)}"]
     assert outcome.row is not None
@@ -26,7 +32,6 @@ def broken(outcome: Outcome) -> list[str]:
     return [
         *(f"{violation.invariant}: {violation.text}" for violation in found),
         *_ending(outcome),
-        *_said_once(outcome),
         *_paid_once(outcome),
         *_ran_once(outcome),
         *_fenced(outcome),
@@ -37,11 +42,11 @@ def broken(outcome: Outcome) -> list[str]:
 
 def _ending(outcome: Outcome) -> Iterator[str]:
     assert outcome.row is not None
-    if outcome.row.state != "finished" and not _is_parked(outcome):
+    if outcome.row.state != "finished" and not is_given_up(outcome):
         yield f"I1: it ended as {outcome.row.state}: {outcome.row.fields.get('last_error')}"
 
 
-def _is_parked(outcome: Outcome) -> bool:
+def is_given_up(outcome: Outcome) -> bool:
     """Say whether the conversation was given up with good reason: it has been there when too many workers died."""
     assert outcome.row is not None
     ended = [name for _, fault, name, _ in outcome.cluster.wire.struck if fault in (Fault.KILL, Fault.STOP)]
@@ -55,23 +60,25 @@ def _said_once(outcome: Outcome) -> Iterator[str]:
         for event in outcome.events
         if isinstance(event, MessageAction) and event.source is EventSource.USER
     )
-    if said != Counter(MESSAGES) and not (_is_parked(outcome) and said < Counter(MESSAGES)):
+    if said != Counter(MESSAGES) and not (is_given_up(outcome) and said < Counter(MESSAGES)):
         yield f"I3: the person's messages are in the log as {dict(said)}"
 
 
 def _paid_once(outcome: Outcome) -> Iterator[str]:
-    numbers = [event.iteration for event in outcome.events if isinstance(event, ModelReply)]
+    replies = [event for event in outcome.events if isinstance(event, ModelReply)]
+    numbers = [reply.iteration for reply in replies if reply.service == "agent"]
     if numbers != list(range(1, len(numbers) + 1)):
         yield f"I9: the replies are those of the steps {numbers}"
 
 
 def _ran_once(outcome: Outcome) -> Iterator[str]:
-    actions = {event.id for event in outcome.events if isinstance(event, Action) and event.runnable}
-    for (_, action_id), times in Counter(outcome.cluster.node.executions).items():
+    logs = {CID: outcome.events, **outcome.others}
+    actions = {(cid, event.id) for cid, log in logs.items() for event in log if event.runnable}
+    for action, times in Counter(outcome.cluster.node.executions).items():
         if times > 1:
-            yield f"I5: action {action_id} was executed {times} times"
-        if action_id not in actions:
-            yield f"I5: action {action_id} was executed and is no action of the log"
+            yield f"I5: action {action} was executed {times} times"
+        if action not in actions:
+            yield f"I5: action {action} was executed and is no action of its log"
 
 
 def _fenced(outcome: Outcome) -> Iterator[str]:

@@ -17,8 +17,9 @@ import pytest
 
 from broker.codec import encode
 from tests.controller_parts import traced
-from tests.simulation.canonical import Outcome, Plan, environment, simulate
+from tests.simulation.canonical import Outcome, Person, Plan, environment, simulate
 from tests.simulation.checks import broken
+from tests.simulation.errand import DELEGATES, broken_errand, sender
 from tests.simulation.faults import Fault
 
 PARTS = 4
@@ -26,6 +27,7 @@ PAIRS = 100
 SEEDS = 370
 MORE_PAIRS = 4_000
 MORE_SEEDS = 3_000
+MORE_ERRANDS = 400
 MAX_FAULTS = 16
 LAST_FAULT_AT = 600
 """Faults stop at some time, and only after that is everything sure to come to its end."""
@@ -167,6 +169,49 @@ def test_many_faults(part: int, model: Mapping[str, str]) -> None:
     struck = struck_in((random_plan(seed) for seed in range(part, SEEDS, PARTS)), model)
     print(f"seeds {part}, {part + PARTS} … below {SEEDS}: {struck} faults struck")
     assert struck > 10 * SEEDS / PARTS
+
+
+@pytest.fixture(scope="module")
+def errand(tmp_path_factory: pytest.TempPathFactory) -> Person:
+    return sender(tmp_path_factory.mktemp("errand"))
+
+
+def errands_struck(plans: Iterable[Plan], errand: Person) -> int:
+    """Run plans of the other conversation and check each; return how many faults struck."""
+    struck = 0
+    for plan in plans:
+        outcome = simulate(plan, {}, person=errand)
+        struck += outcome.struck
+        assert broken_errand(outcome) == [], f"{plan} struck {outcome.cluster.wire.struck}"
+    return struck
+
+
+def errand_boundaries(errand: Person, **options: int) -> int:
+    outcome = simulate(Plan(**options), {}, person=errand)
+    assert (broken_errand(outcome), len(outcome.others)) == ([], DELEGATES)
+    return len(outcome.cluster.wire.passed)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_delegates_notes_questions_and_checks_with_a_kill_at_every_fourth_boundary(part: int, errand: Person) -> None:
+    size = errand_boundaries(errand)
+    plans = [Plan(0, {at: Fault.KILL}) for at in range(1, size + 1, 4)[part::PARTS]]
+    assert errands_struck(plans, errand) == len(plans)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", list(Fault))
+def test_delegates_notes_questions_and_checks_with_a_fault_at_every_boundary(fault: Fault, errand: Person) -> None:
+    controllers = 2 if fault is Fault.STOP else 1
+    size = errand_boundaries(errand, controllers=controllers)
+    plans = [Plan(0, {at: fault}, controllers=controllers) for at in range(1, size + 1)]
+    assert errands_struck(plans, errand) == len(plans)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_delegates_notes_questions_and_checks_with_many_faults(part: int, errand: Person) -> None:
+    errands_struck((random_plan(seed) for seed in range(part, MORE_ERRANDS, PARTS)), errand)
 
 
 @pytest.mark.slow

@@ -1,0 +1,131 @@
+"""A conversation with all that needs more than tools: delegates, a note, a question, a check and a critic.
+
+Two delegates of which one is enough, one in the background, a note; a command that a person edits and confirms; a
+finish that the check accepts and the critic refuses, and one that both accept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from broker.actions import ChangeAgentStateAction
+from broker.agent_state import AgentState
+from broker.confirmation_policy import ConfirmationPolicy
+from broker.event_log import EventLog
+from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Event, EventSource, LLMSpec
+from broker.invariants import violations
+from broker.notes import NoteObservation
+from broker.observations import AgentDelegateObservation, AgentStateChangedObservation
+from broker.specs import CriticSpec, GoalSpec, MemorySpec
+from broker.standing import Standing
+from broker.store import Store
+from controller_worker.controller import fold
+from controller_worker.replay import replay
+from controller_worker.state import State
+from tests.simulation.canonical import CID, Outcome, Person, bash, said
+from tests.simulation.checks import always_broken, is_given_up
+
+DELEGATES = 3
+DELEGATE_TURNS = [
+    {"tool_calls": [bash("look")]},
+    {"tool_calls": [{"name": "finish", "arguments": {"message": "found"}}]},
+]
+
+
+def _delegate(**arguments: Any) -> dict[str, Any]:
+    return {"name": "delegate", "arguments": {"agent": "Child", "task": "look for it", **arguments}}
+
+
+FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
+TURNS = [
+    {
+        "tool_calls": [
+            _delegate(join="any"),
+            _delegate(join="any"),
+            {"name": "note", "arguments": {"command": "write", "text": "It is here."}},
+        ]
+    },
+    {"tool_calls": [_delegate(background=True), bash("dangerous", security_risk="HIGH"), bash("harmless")]},
+    FINISH | {"critic": {"text": "REFUSED There is no test."}},
+    {"tool_calls": [bash("add a test")]},
+    FINISH,
+]
+
+
+def sender(folder: Path) -> Person:
+    """Return the person of this conversation; the scripts of its models are written into the folder."""
+    models = {}
+    for name, turns in (("parent", TURNS), ("child", DELEGATE_TURNS)):
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps({"latency_seconds": 0.1, "turns": turns}))
+        models[name] = LLMSpec(model=f"scripted/{path}")
+    agent = AgentSpec(
+        llm=models["parent"],
+        enable_delegation=True,
+        delegates={"Child": AgentSpec(llm=models["child"])},
+        confirmation=ConfirmationPolicy(mode="risky", analyzer="llm", confirm_unknown=False),
+        memory=MemorySpec(project="errand"),
+        goal=GoalSpec(check="check", critic=CriticSpec()),
+        tool_concurrency=2,
+    )
+
+    async def person(store: Store, seen: list[Event], settled: asyncio.Future[None]) -> None:
+        """Say what is wanted, answer what is asked, and look on until it has settled."""
+        log = EventLog(store)
+        created = ConversationCreated(conversation_id=CID, agent=agent, headless=False)
+        await log.create(created, [said("<task>")], key="task")
+        standing = Standing()
+        async for event in log.tail(CID):
+            seen.append(event)
+            standing = standing.after(event)
+            if isinstance(event, AgentStateChangedObservation) and event.action_id is not None:
+                await log.append(CID, [_confirmed(event.action_id)], key=f"answer {event.id}")
+            if standing.is_terminal and event.id == await log.last_id(CID):
+                break
+        if not settled.done():
+            settled.set_result(None)
+
+    return person
+
+
+def _confirmed(action_id: int) -> ChangeAgentStateAction:
+    return ChangeAgentStateAction(
+        agent_state=AgentState.USER_CONFIRMED,
+        action_id=action_id,
+        edited={"command": "careful"},
+        source=EventSource.USER,
+    )
+
+
+def broken_errand(outcome: Outcome) -> list[str]:
+    """Return what does not hold, each with the id of its invariant where it has one."""
+    found = always_broken(outcome)
+    if not outcome.failure and not is_given_up(outcome):
+        found += _errand(outcome)
+    return found
+
+
+def _errand(outcome: Outcome) -> Iterator[str]:
+    written = [event for event in outcome.events if isinstance(event, NoteObservation) and event.written]
+    if len(written) != 1:
+        yield f"the note was written {len(written)} times"
+    for kind in (DelegateEnded, AgentDelegateObservation):
+        told = Counter(event.delegate_id for event in outcome.events if isinstance(event, kind))
+        if sorted(told.values()) != [1] * DELEGATES:
+            yield f"{kind.__name__} of each delegate: {dict(told)}"
+    for conversation_id, events in {CID: outcome.events, **outcome.others}.items():
+        divergence = replay(events).divergence
+        if divergence is not None:
+            yield f"I7: {conversation_id} would be decided otherwise: {divergence.lines()}"
+    for conversation_id, events in outcome.others.items():
+        yield from (
+            f"{broken.invariant}: {broken.text}" for broken in violations(events, conversation_id=conversation_id)
+        )
+        state = fold(State(), events).agent_state
+        if state not in (AgentState.FINISHED, AgentState.STOPPED):  # the parent may end before its last delegate
+            yield f"I1: the delegate {conversation_id} ended as {state}"
