@@ -55,10 +55,11 @@ def with_runnable(state: State, action: Action, trace: Trace | None) -> State:
 
 def to_carry_out(state: State) -> Effect:
     """Return what a person's answer leads to; what is left of it where a fork begins behind the copy."""
-    assert state.requested is not None
     if any(pending.id == state.asked_id for pending in state.pending):
         return CarryOut(state.asked_id or 0, state.answer_id)
-    return Append((AgentStateChangedObservation(agent_state=state.requested),))
+    is_confirmed = state.confirmed_id > state.answer_id  # an edit may have been refused
+    answered = AgentState.USER_CONFIRMED if is_confirmed else AgentState.USER_REJECTED
+    return Append((AgentStateChangedObservation(agent_state=answered),))
 
 
 def rest_of_rejection(state: State) -> Append:

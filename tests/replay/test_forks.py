@@ -50,6 +50,7 @@ async def test_a_golden_log_forked_at_each_of_its_events(path: Path, memory_stor
             check_prompt(fork)
 
 
+BAD_EDIT = {"state": AgentState.USER_CONFIRMED, "edited": {"bogus": 1}}
 CONFIRM = AgentSpec(confirmation=ConfirmationPolicy(mode="always"))
 
 
@@ -63,10 +64,10 @@ def confirmed_and_edited() -> Core:
     return core
 
 
-def rejected() -> Core:
+def rejected(**answer: Any) -> Core:
     core = started(agent=CONFIRM)
     core.reply(bash("one", "c1"), bash("two", "c2"))
-    core.put(answer_of(AgentState.USER_REJECTED))
+    core.put(answer_of(**{"state": AgentState.USER_REJECTED} | answer))
     core.run()
     return core
 
@@ -87,8 +88,8 @@ def answer_of(state: AgentState, **fields: Any) -> ChangeAgentStateAction:
 
 @pytest.mark.parametrize(
     "origin",
-    [confirmed_and_edited, rejected, partial(recovered, 1), partial(recovered, 2)],
-    ids=["edited", "rejected", "recovered and waiting", "recovered and going on"],
+    [confirmed_and_edited, rejected, partial(rejected, **BAD_EDIT), partial(recovered, 1), partial(recovered, 2)],
+    ids=["edited", "rejected", "edited into nothing", "recovered and waiting", "recovered and going on"],
 )
 def test_a_fork_may_begin_between_events_that_belong_together(origin: Callable[[], Core]) -> None:
     events = origin().events
