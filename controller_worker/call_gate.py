@@ -228,6 +228,11 @@ class CallGate:
         quiet_until = self._gates.clock.now() + timedelta(seconds=QUIET_SECONDS)
         return waits.expected_at is None or waits.expected_at > quiet_until
 
+    def key_count(self, config: LLMConfig) -> int:
+        """Return how many keys the quota of a model has; 1 without a quota."""
+        pool = self._gates.governor.pool_of(config.model)
+        return 1 if pool is None else len(pool.quotas)
+
     async def has_other_seat(self, config: LLMConfig, request: ModelRequest) -> bool:
         """Ask for a seat for a fallback, which is not waited for; give back what the fallback before it left."""
         await self._vacate()

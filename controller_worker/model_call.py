@@ -1,7 +1,8 @@
 """One model call of one step: from a request to an event.
 
 Holds: a call ends in a `Completion` or in a `ModelCallFailed`, whatever goes wrong; the same settings share one client;
-what a failed model's settings name as fallbacks is asked at once, each once.
+a key that was refused gives way to the others of its quota, and what a failed model's settings name as fallbacks is
+asked at once, each once.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from controller_worker.call_gate import CallGate
 from controller_worker.gate import BATCH
 from controller_worker.hooks import HookVeto
 from controller_worker.llm.batching import CallBatched
-from controller_worker.llm.config import PRIMARY, Fallback, LLMConfig
-from controller_worker.llm.errors import LLMConfigError, ModelError
+from controller_worker.llm.config import PRIMARY, LLMConfig
+from controller_worker.llm.errors import LLMConfigError, ModelError, RateLimitError
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.profiles import Profiles
 from controller_worker.llm.registry import create_llm, takes_images
@@ -202,8 +203,8 @@ async def ask(
         try:
             return await (llm.complete(request) if gate is None else gate.complete(llm, config, request))
         except ModelError as error:
-            fallbacks = config.fallbacks if request.carry is None else ()
-            answer = await _ask_fallbacks(models, spec, request, error, fallbacks, gate=gate, admit=admit)
+            others = _others(spec, config, gate) if request.carry is None else []
+            answer = await _ask_others(models, others, request, error, gate=gate, admit=admit)
             if isinstance(answer, Completion):
                 return answer
             if not isinstance(answer, ModelError):
@@ -226,29 +227,39 @@ async def ask(
         return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
 
 
-async def _ask_fallbacks(
+def _others(spec: LLMSpec, config: LLMConfig, gate: CallGate | None) -> list[tuple[Callable[[str], bool], LLMSpec]]:
+    """Return what to ask when a call fails, and for which errors: the same with its other keys, then the fallbacks."""
+    further_keys = 0 if gate is None else gate.key_count(config) - 1
+    others: list[tuple[Callable[[str], bool], LLMSpec]] = [(_is_rate_limit, spec)] * further_keys
+    return others + [(each.is_for, spec.model_copy(update={"model": each.use})) for each in config.fallbacks]
+
+
+def _is_rate_limit(code: str) -> bool:
+    return code == RateLimitError.code
+
+
+async def _ask_others(
     models: Models,
-    spec: LLMSpec,
+    others: Sequence[tuple[Callable[[str], bool], LLMSpec]],
     request: ModelRequest,
     failure: ModelError,
-    fallbacks: Sequence[Fallback],
     *,
     gate: CallGate | None,
     admit: Callable[[str], Awaitable[None]] | None,
 ) -> Completion | DeckhandsError:
-    """Ask each fallback that is for the error of the one before it, that may be called and whose quota has room.
+    """Ask each that is for the error of the one before it, that may be called and whose quota has room.
 
     Returns:
         The first reply; or the first error that may pass, because an attempt is worth repeating if any of them is; or
         why a fallback could not be used at all; or the model's own error.
     """
     failures, obstacles = [failure], list[DeckhandsError]()
-    for fallback in fallbacks:
-        if not fallback.is_for(failures[-1].code):
+    for is_for, spec in others:
+        if not is_for(failures[-1].code):
             continue
-        _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, fallback.use)
+        _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, spec.model)
         try:
-            other = await models.routed(spec.model_copy(update={"model": fallback.use}), request)
+            other = await models.routed(spec, request)
             config = models.settings(other)
             if admit is not None and config is not None:
                 await admit(config.model)
@@ -260,7 +271,7 @@ async def _ask_fallbacks(
         except ModelError as error:
             failures.append(error)
         except (LLMConfigError, HookVeto) as error:
-            _log.warning("conversation %s: %s cannot be asked: %s", request.conversation_id, fallback.use, error)
+            _log.warning("conversation %s: %s cannot be asked: %s", request.conversation_id, spec.model, error)
             obstacles.append(error)
     return next((error for error in failures if error.retryable), (*obstacles, failures[0])[0])
 

@@ -126,6 +126,18 @@ async def test_a_long_wait_shows_and_parks_and_ends_by_a_wake(crowd: Crowd) -> N
     assert crowd.provider.counts()["refused"] == 0
 
 
+@pytest.mark.parametrize("crowd", [(1, "--latency", "0")], indirect=True)
+async def test_a_refused_key_does_not_keep_a_conversation_from_another(crowd: Crowd) -> None:
+    other = '[[quota]]\nmodel = "openai/*"\nkey_env = "KEY_2"\nconcurrency = 4'
+    crowd.start("c1", f'key_env = "KEY_1"\nconcurrency = 4\n{other}', KEY_1="sk-the-first", KEY_2="sk-the-second")
+    crowd.provider.plan({"kind": "rate_limit", "retry_after": "600"})
+    (cid,) = await crowd.begin(1)
+    await crowd.settle([cid])
+    used = [request["headers"]["Authorization"] for request in crowd.provider.requests()]
+    assert (used[0] != used[1], used[1:]) == (True, [used[1]] * 2)
+    assert not any(isinstance(event, ModelCallFailed) for event in await crowd.client.events(cid))
+
+
 @pytest.mark.parametrize("crowd", [(0, "--latency", "0.3", "--concurrency", "2")], indirect=True)
 async def test_a_person_overtakes_a_crowd(crowd: Crowd) -> None:
     crowd.start("c1", "concurrency = 2")
