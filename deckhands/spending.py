@@ -17,7 +17,7 @@ class Spending:
     """Where it went, in USD.
 
     Attributes:
-        work_usd: replies that led on.
+        work_usd: replies that led on, and critics' verdicts.
         retries_usd: replies of which no tool call could be understood, so that the model was asked again.
         loops_usd: replies that say and call exactly what the one before them did.
         condensation_usd: summaries of long histories.
@@ -60,6 +60,9 @@ def spending_of(events: Iterable[Event]) -> Spending:
         counted = Spending(calls=1, unpriced_calls=int(event.cost_usd is None))
         if event.service == "condenser":
             total += counted + Spending(condensation_usd=cost)
+            continue
+        if event.service == "critic":
+            total += counted + Spending(work_usd=cost)
             continue
         said = (event.content, tuple((call.name, call.arguments) for call in event.tool_calls))
         if event.tool_calls and event.id not in understood:

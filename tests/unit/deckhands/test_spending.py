@@ -50,6 +50,13 @@ def test_a_condensation_is_neither() -> None:
     assert parts(core) == (0.25, 0.0, 0.0, 0.5)
 
 
+def test_verdicts_are_work_and_hide_no_loop() -> None:
+    refused = ModelReply(service="critic", content="REFUSED There is no test.", cost_usd=0.5)
+    finish = ModelReply(content="Done.", cost_usd=0.25)
+    found = spending_of([finish, refused, finish, refused])
+    assert (found.work_usd, found.loops_usd) == (1.25, 0.25)
+
+
 def test_failures_and_unknown_prices_are_counted() -> None:
     core = started()
     core.fail("internal", retry_in=1)
