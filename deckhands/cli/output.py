@@ -96,7 +96,7 @@ def summary_lines(summary: Summary) -> list[str]:
         "Workspace": summary.workspace or "",
         "Iterations": str(summary.iterations),
         "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cached(summary.metrics),
-        "Cost": cost,
+        "Cost": cost + _unkept_budget(summary),
         "Models": _models(summary.metrics),
         "Delegates": _delegates(summary.metrics),
         "Latency": _latency(summary.metrics),
@@ -104,6 +104,13 @@ def summary_lines(summary: Summary) -> list[str]:
         "Output": json.dumps(summary.outputs, ensure_ascii=False) if summary.outputs else "",
     }
     return [f"{name + ':':<14}{clean_line(value, limit=1_000)}" for name, value in facts.items() if value]
+
+
+def _unkept_budget(summary: Summary) -> str:
+    budget = summary.metrics.max_budget_per_task
+    if budget is None or not summary.has_unknown_cost:
+        return ""
+    return f"; the budget of ${budget:.2f} counts only calls whose price is known"
 
 
 def _cached(metrics: Metrics) -> str:

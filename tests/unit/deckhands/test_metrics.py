@@ -102,3 +102,13 @@ def test_a_summary_shows_models_latencies_and_the_cache() -> None:
     assert "Latency:      1.5 s a call, 2.0 s the longest" in lines
     assert list(summarize(events).as_json()["metrics"]["per_model"]) == ["acme/large", "acme/small"]
     assert not [line for line in summary_lines(summarize(finished_log())) if line.startswith(("Models", "Latency"))]
+
+
+def test_a_budget_that_cannot_be_kept_is_said_to_be() -> None:
+    limited = created(limits={"max_budget_usd": 0.5})
+    told = "Cost:         unknown; the budget of $0.50 counts only calls whose price is known"
+    assert told in summary_lines(summarize(numbered(limited, replied("acme/small", "r1", None, 1.0))))
+    assert "Cost:         $0.2500" in summary_lines(
+        summarize(numbered(limited, replied("acme/small", "r1", 0.25, 1.0)))
+    )
+    assert "Cost:         unknown" in summary_lines(summarize(numbered(created(), replied("a", "r1", None, 1.0))))
