@@ -1,7 +1,7 @@
 """Anthropic's Messages on the wire: a request to bytes, a reply to a completion's parts.
 
 Holds: neighbouring messages of one role become one, so a tool's result directly follows its call; what the API refuses
-stays at home: texts without anything in them, and thinking blocks that no Claude has signed.
+stays at home: texts without anything in them, thinking blocks that no Claude has signed, images of other types.
 Does not: know a stream.
 """
 
@@ -24,6 +24,7 @@ from controller_worker.llm.written_messages import WrittenMessages, json_bytes
 
 CACHE_MARK: Mapping[str, str] = {"type": "ephemeral"}
 CACHE_MARKS_LIMIT = 4
+IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 _STOP_REASONS: Mapping[str, str] = {
     "end_turn": "stop",
@@ -147,7 +148,9 @@ def _part(part: TextPart | ImagePart) -> Block | None:
     if not part.url.startswith("data:"):
         return {"type": "image", "source": {"type": "url", "url": part.url}}
     header, _, content = part.url.partition(",")
-    media_type = header.removeprefix("data:").partition(";")[0]
+    media_type = header.removeprefix("data:").partition(";")[0].lower().replace("image/jpg", "image/jpeg")
+    if media_type not in IMAGE_TYPES:
+        return {"type": "text", "text": f"[An image of the type {media_type} was left out here.]"}
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": content}}
 
 

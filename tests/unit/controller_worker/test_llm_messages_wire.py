@@ -123,6 +123,16 @@ def test_images() -> None:
     ]
 
 
+@pytest.mark.parametrize(("kind", "sent"), [("jpg", "jpeg"), ("PNG", "png"), ("webp", "webp"), ("svg+xml", None)])
+def test_an_image_is_of_a_type_that_the_api_takes_or_leaves_a_note(kind: str, sent: str | None) -> None:
+    (message,) = written(Message("user", (ImagePart(f"data:image/{kind};base64,AAAA"),)))["messages"]
+    (block,) = message["content"]
+    if sent is None:
+        assert block == {"type": "text", "text": "[An image of the type image/svg+xml was left out here.]"}
+    else:
+        assert block["source"] == {"type": "base64", "media_type": f"image/{sent}", "data": "AAAA"}
+
+
 @pytest.mark.parametrize("arguments", ['{"command": "ls', "[1]", '"text"', '{"a": NaN}', "[" * 100_000])
 def test_arguments_that_are_no_object_are_wrapped(arguments: str) -> None:
     message = Message("assistant", (), (ToolCall("t1", "execute_bash", arguments),))
