@@ -50,7 +50,7 @@ class Fallback(BaseModel):
     """What to ask when a call fails.
 
     Attributes:
-        use: a profile, or a model at the address and with the key of this one.
+        use: a profile, or a model at the address and with the key of the base settings.
         on: codes of errors (see `errors`) that it is for; empty for all that another model may not have.
     """
 
