@@ -16,7 +16,7 @@ from controller_worker.llm.call_names import fitting, with_distinct_ids
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.llm.messages_wire import CACHE_MARK
+from controller_worker.llm.messages_wire import CACHE_MARK, is_signed
 from controller_worker.llm.reply import Reply, counts_of, token_count
 from controller_worker.llm.tool_arguments import arguments_text
 from controller_worker.llm.written_messages import MessageMemo, WrittenMessages, json_bytes
@@ -36,7 +36,7 @@ class ChatWire:
 
         Args:
             cache_marks: mark the system prompt and the last user or tool message for the provider's cache.
-            is_claude: replay thinking blocks, and leave pictures in results of tools; no other model takes either.
+            is_claude: replay signed thoughts, and leave pictures in results of tools; no other model takes either.
         """
         self._cache_marks = cache_marks
         self._is_claude = is_claude
@@ -103,8 +103,9 @@ class ChatWire:
                 written["name"] = fitting(message.name)
             if is_marked:
                 written["cache_control"] = CACHE_MARK
-        if self._is_claude and message.thinking_blocks:
-            written["thinking_blocks"] = [dict(block) for block in message.thinking_blocks]
+        signed = [dict(block) for block in message.thinking_blocks if is_signed(block)]
+        if self._is_claude and signed:
+            written["thinking_blocks"] = signed
         return written
 
 

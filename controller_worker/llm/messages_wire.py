@@ -101,10 +101,11 @@ def _may_think(messages: Sequence[Message]) -> bool:
     It refuses a turn in which it has not thought from the start, such as one that another model has begun.
     """
     last = next((message for message in reversed(messages) if message.role == "assistant"), None)
-    return last is None or not last.tool_calls or any(map(_is_signed, last.thinking_blocks))
+    return last is None or not last.tool_calls or any(map(is_signed, last.thinking_blocks))
 
 
-def _is_signed(block: Mapping[str, Any]) -> bool:
+def is_signed(block: Mapping[str, Any]) -> bool:
+    """Say whether a thinking block comes from Claude, which takes no others back."""
     return "signature" in block or "data" in block
 
 
@@ -137,7 +138,7 @@ def _blocks(message: Message) -> list[Block]:
             }
             for call in message.tool_calls
         ]
-        thoughts = [dict(block) for block in message.thinking_blocks if _is_signed(block)]
+        thoughts = [dict(block) for block in message.thinking_blocks if is_signed(block)]
         return [*thoughts, *parts, *calls]
     return parts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,16 @@ def test_marks_and_thinking_for_claude_elsewhere() -> None:
         },
         {"role": "assistant", "content": "Done."},
     ]  # fmt: skip
+
+
+def test_thoughts_that_nobody_signed_stay_at_home() -> None:
+    signed = ({"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking", "data": "x"})
+    thoughts = ({"type": "thinking", "thinking": "of another model"}, *signed)
+    message = Message("assistant", (TextPart("Done."),), thinking_blocks=thoughts)
+    (written,) = chat_messages([message], cache_marks=True, is_claude=True)
+    assert written["thinking_blocks"] == list(signed)
+    (written,) = chat_messages([replace(message, thinking_blocks=thoughts[:1])], cache_marks=True, is_claude=True)
+    assert "thinking_blocks" not in written
 
 
 def test_images_make_a_list() -> None:
