@@ -9,6 +9,7 @@ from broker.events import Event, ModelCallDeferred, ModelCallFailed
 from controller_worker.agents.agent import Agent
 from controller_worker.call_gate import CallGate
 from controller_worker.effects import CallModel
+from controller_worker.llm.errors import NoResponseError
 from controller_worker.llm.llm import Completion
 from controller_worker.model_call import ask, reply_of
 from controller_worker.question import Question
@@ -16,6 +17,9 @@ from controller_worker.security.assessment import assessed
 from controller_worker.services import Services
 from controller_worker.shown_reply import shown
 from controller_worker.state import State
+
+WARM = 1.0
+"""The temperature after an empty reply, where none is set: the same question would be answered the same (6.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,10 @@ async def asked(
     Args:
         is_watched: somebody looks on while the model writes.
     """
-    batched = gate.batched_call(state, call, question.llm, services.models.settings(question.llm), question.request)
+    config = services.models.settings(question.llm)
+    if state.attempt and state.error_code == NoResponseError.code and config is not None and not config.temperature:
+        question = replace(question, request=replace(question.request, temperature=WARM))
+    batched = gate.batched_call(state, call, question.llm, config, question.request)
     if batched is not None:
         question = replace(question, request=replace(question.request, carry=batched.carry))
     async with shown(services.store, question.request, attempt=call.attempt, is_watched=is_watched) as request:

@@ -1,0 +1,51 @@
+"""Replies with nothing in them, through real clients and a real worker: asked again, and less coldly (OpenHands 6.3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.events import AgentSpec, LLMSpec, ModelCallFailed
+from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
+from tests.faults.harness import FaultCluster
+from tests.model_server.running_server import RunningModelServer
+
+pytest_plugins = ("tests.model_server.fixtures",)
+
+THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}]}
+
+
+@pytest.mark.parametrize(
+    ("model", "configured", "sent"),
+    [
+        ("claude-sonnet-4-5", None, [0.0, 1.0, 1.0, 0.0, 0.0]),
+        ("openai/mine", None, [0.0, 1.0, 1.0, 0.0, 0.0]),
+        ("openai/mine", "0.3", [0.3] * 5),
+    ],
+)
+async def test_after_an_empty_reply_the_temperature_is_one(
+    cluster: FaultCluster,  # noqa: F811
+    model_server: Callable[..., RunningModelServer],
+    tmp_path: Path,
+    model: str,
+    configured: str | None,
+    sent: list[float],
+) -> None:
+    script = tmp_path / "turns.json"
+    script.write_text(json.dumps({"turns": [THINK, {"text": "Done."}]}))
+    server = model_server("--script", str(script))
+    url = server.url if model.startswith("claude") else f"{server.url}/v1"
+    chosen = {} if configured is None else {"LLM_TEMPERATURE": configured}
+    cluster.start_controller(
+        LLM_BASE_URL=url, LLM_API_KEY="k", LLM_RETRY_MULTIPLIER="0.1", LLM_RETRY_MIN_WAIT="0.1",
+        LLM_NATIVE_TOOL_CALLING="true", **chosen,
+    )  # fmt: skip
+    server.plan({"kind": "empty_choices", "times": 2}, {"kind": "unavailable", "turn": 1})
+    cid = await cluster.client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model=model)))
+    await cluster.settle([cid])
+    failures = [event.code for event in await cluster.client.events(cid) if isinstance(event, ModelCallFailed)]
+    assert failures == ["no_response", "no_response", "service_unavailable"]
+    assert [request["body"]["temperature"] for request in server.requests()] == sent
