@@ -122,6 +122,12 @@ async def test_a_program_gets_its_own_secrets_and_no_others(tmp_path: Path, monk
         assert text_of(await example.result("variable", name="SECRET_OF_ANOTHER")) == "not there"
 
 
+async def test_what_a_program_prints_by_mistake_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with offering(program(), tmp_path) as example:
+        assert text_of(await example.result("chatter", text="token: t-1")) == "printed"
+    assert "t-1" not in caplog.text
+
+
 async def test_a_program_is_confined(tmp_path: Path) -> None:
     (tmp_path / "of-the-worker").write_text("x")
     async with offering(program(), tmp_path, sandbox="bwrap") as example:

@@ -267,6 +267,8 @@ async def _transport(spec: McpServerSpec, launch: Callable[[McpServerSpec], Laun
         from mcp import StdioServerParameters
         from mcp.client.stdio import stdio_client
 
+        # For every line that is no message it would write a traceback, with the line in it.
+        logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
         started = launch(spec)
         program, *arguments = started.command
         parameters = StdioServerParameters(command=program, args=arguments, env=dict(started.environment))
