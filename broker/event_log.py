@@ -163,7 +163,7 @@ class EventLog:
         Args:
             dispatch: positions in `events` of actions to be put on their action stream at once.
             answers: position in `events` → the runnable action that this observation settles.
-            cancels: ids of running actions to be stopped.
+            cancels: ids of running actions to be stopped; 0: all programs of the workspace.
             fields: what a listing shows of the conversation.
 
         Raises:

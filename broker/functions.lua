@@ -132,7 +132,7 @@ end
 --   guard 'producer'  a: idempotency key
 --   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
 --   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
---   flags 'quiet': ring nobody; of an owner: key of this very call, the same when it is repeated.  fields: what `ls` shows.  cancels: running actions to be stopped.
+--   flags 'quiet': ring nobody; of an owner: key of this very call, the same when it is repeated.  fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
 --   dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's; '': neither.
 --   answers: the action id an observation settles, or ''.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
@@ -185,7 +185,8 @@ local function append(keys, args)
   at = at + 1
   for _ = 1, tonumber(args[at]) do
     if node then
-      redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', args[at + 1], 'x', 'cancel')
+      local order = args[at + 1] == '0' and 'close' or 'cancel'
+      redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', args[at + 1], 'x', order)
     end
     at = at + 1
   end

@@ -8,6 +8,9 @@ from broker.observations import AgentStateChangedObservation, ErrorObservation
 from controller_worker.effects import Append
 from controller_worker.state import Delegate, PendingAction, State
 
+EVERYTHING = 0
+"""Among the actions to be cancelled: all that runs in the workspace."""
+
 NOT_EXECUTED = {
     AgentState.STOPPED: (
         "Stop button pressed. The action has not been executed.",
@@ -49,6 +52,8 @@ def announce(
                 )
             )
         cancels = tuple(action.id for action in state.pending)
+        # Nobody is left whom earlier background jobs could serve; after an error somebody may go on.
+        cancels += (EVERYTHING,) if wanted is AgentState.STOPPED else ()
     if wanted is not AgentState.ERROR:
         reason = code = ""
     events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason, code=code))

@@ -27,7 +27,7 @@ class Commit:
     Attributes:
         events: numbered and stamped, in order.
         answers: position → the runnable action that this observation settles.
-        cancels: running actions to be stopped.
+        cancels: running actions to be stopped; 0: all that runs in the workspace.
         dispatch: positions of actions that go to a tool worker at once.
         state: after all of them.
     """

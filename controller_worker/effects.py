@@ -14,7 +14,7 @@ class Append:
 
     Attributes:
         answers: position in `events` → the runnable action that this observation settles.
-        cancels: running actions whose processes are to end.
+        cancels: running actions whose processes are to end; 0: all processes of the conversation.
     """
 
     events: tuple[Event, ...]

@@ -64,6 +64,7 @@ LOST_BY_REBOOT = (
     "The machine was restarted since this action was handed out, and the record of what ran may have lost its end. "
     "It may have taken effect, wholly or in part: check before you repeat it."
 )
+UNWANTED_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -216,7 +217,8 @@ class Executor:
             return OutcomeUnknownObservation(content=LOST_BY_REBOOT)
         arguments = await self._with_secrets(delivery.conversation_id, request)
         await probation.rest()  # while the host acts, nothing of it can end this worker
-        running = host.run(action.id, request.tool, arguments, may_repeat=may_repeat)
+        asked = host.run(action.id, request.tool, arguments, may_repeat=may_repeat)
+        running = self._while_wanted(host, action.id, asked)
         quota = self._quota if spec.path is None else None
         result = await (_within(quota, host, action.id, running) if quota is not None else running)
         await probation.act()
@@ -229,6 +231,23 @@ class Executor:
             return observation
         notice = await quota.notice(delivery.conversation_id)
         return observation.model_copy(update={"content": f"{observation.content}\n{notice}"}) if notice else observation
+
+    async def _while_wanted(
+        self, host: OpenWorkspace, action_id: int, running: Coroutine[Any, Any, HostResult]
+    ) -> HostResult:
+        """Wait for an action; one that was answered before it began is stopped when it has run for a second.
+
+        An order to stop it can have come to this node when there was nothing to stop yet, and to another worker.
+        """
+        acting = asyncio.ensure_future(running)
+        try:
+            done, _ = await asyncio.wait({acting}, timeout=UNWANTED_SECONDS)
+            if not done and await self._log.is_answered(host.conversation_id, action_id):
+                with suppress(HostLost):
+                    await host.interrupt(action_id)
+            return await acting
+        finally:
+            acting.cancel()
 
     async def _opened(self, delivery: ActionDelivery) -> Observation:
         """Open a workspace that begins with something, and save it as it is then."""

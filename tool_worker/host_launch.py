@@ -28,13 +28,14 @@ from tool_worker.host.configuration import (
     HostConfiguration,
 )
 from tool_worker.host.descendants import children
+from tool_worker.host_connection import HostConnection
 from tool_worker.host_folder import HostFolder
 from tool_worker.host_handover import start_and_hand_over
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, Sandbox, interpreter
 from tool_worker.sandbox.seccomp import system_call_filter
 from tool_worker.spawning import in_memory, opened, spawn
-from tool_worker.workspace_errors import WorkspaceUnavailable
+from tool_worker.workspace_errors import HostLost, WorkspaceUnavailable
 
 END_GRACE_SECONDS = 3.0
 DEATH_LIMIT_SECONDS = 10.0
@@ -97,6 +98,26 @@ def bound_host(
     main = folder.main_pid()
     if main is not None:
         groups.enclose(host_id, [main, *children(main)], limits)
+
+
+async def interrupt_host(folder: HostFolder, action_id: int | None) -> bool:
+    """Stop an action in the host that there is, if any; see `HostConnection.interrupt`.
+
+    Raises:
+        OSError, HostLost: it does not answer.
+    """
+    if not folder.is_alive:
+        return False
+    try:
+        connection = await HostConnection.attach(folder.conversation_id, folder.connect())
+        try:
+            return await connection.interrupt(action_id)
+        finally:
+            await connection.detach()
+    except (OSError, HostLost):
+        if await wait_until_dead(folder, DEATH_LIMIT_SECONDS):
+            return False  # it was ending, and all that ran with it
+        raise
 
 
 async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:

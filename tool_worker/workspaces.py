@@ -22,7 +22,7 @@ from tool_worker.egress.gate import EGRESS_PORT, EgressGate, proxy_environment
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host_connection import HostConnection
 from tool_worker.host_folder import HostFolder
-from tool_worker.host_launch import bound_host, end_host, reap, start_host, to_its_end, wait_until_dead
+from tool_worker.host_launch import bound_host, end_host, interrupt_host, reap, start_host, to_its_end, wait_until_dead
 from tool_worker.node_room import NodeRoom, end_least_used
 from tool_worker.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
@@ -175,14 +175,12 @@ class Workspaces:
         return await self._sandboxes.get(AUTO)
 
     async def interrupt(self, conversation_id: str, action_id: int | None) -> bool:
-        """Stop an action, or with None whatever runs in the shell; return whether anything ran.
+        """Stop an action, or with None whatever runs in the shell; return whether anything ran. Starts no host.
 
         Raises:
-            HostLost: the host ended or does not answer.
+            OSError, HostLost: the host does not answer.
         """
-        if not HostFolder(self._root, check_conversation_id(conversation_id)).is_alive:
-            return False
-        return await (await self.open(conversation_id)).interrupt(action_id)
+        return await interrupt_host(HostFolder(self._root, check_conversation_id(conversation_id)), action_id)
 
     async def close(self, conversation_id: str) -> None:
         """End the host and all processes of the workspace; when this returns none of them is left.  Idempotent.
@@ -193,14 +191,15 @@ class Workspaces:
         folder = HostFolder(self._root, check_conversation_id(conversation_id))
         attached = self._attached.setdefault(conversation_id, _Attached())
         async with attached.turn:
-            if attached.connection is not None:
-                await attached.connection.detach()
-                attached.connection = None
             if folder.exists:
                 async with folder.opening():
                     binding = folder.read_binding()
                     assert binding is not None
                     await end_host(folder, self._sandboxes.known(binding.sandbox), binding.host_id)
+            # Only now: over it the host has told whoever waits for an action.
+            if attached.connection is not None:
+                await attached.connection.detach()
+                attached.connection = None
         await self._reap()
 
     def list(self) -> tuple[WorkspaceState, ...]:

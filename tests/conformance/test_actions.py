@@ -200,11 +200,12 @@ async def test_orders_reach_the_node(store: Store) -> None:
     ownership, action_id = await act(store, "w1")
     reader = queue(store, "t1", node="n1")
     await reader.claim(await take(reader))
-    await log.append_as_owner(ownership, [message("stop")], expected_last_id=2, cancels=[action_id])
+    await log.append_as_owner(ownership, [message("stop")], expected_last_id=2, cancels=[action_id, 0])
     await Conversations(store).close(CID)
     orders = await reader.read(limit=5)
     assert [isinstance(order, ControlDelivery) and (order.action_id, order.order) for order in orders] == [
         (action_id, "cancel"),
+        (0, "close"),
         (0, "close"),
     ]
     for order in orders:

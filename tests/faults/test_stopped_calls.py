@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from broker.custom_tools import ToolContext
@@ -14,9 +16,17 @@ from tests.faults.harness import FaultCluster
 from tests.faults.test_offered_tool_kills import answers, calling
 from tests.integration.test_mcp import offering, program
 from tests.polling import until
+from tool_worker.host_folder import HostFolder
 from tool_worker.running_calls import RunningCalls
 
+STOP_SECONDS = 1.0
 TOOLS = {"DECKHANDS_TOOLS": "tests.example_tools:linger,tests.example_tools:grind"}
+
+
+def sleeping() -> set[str]:
+    """Return what the machine's live `sleep` programs were told."""
+    commands = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
+    return {command[1] for command in commands if command[:1] == ["sleep"]}
 
 
 @pytest.mark.parametrize("tool", ["linger", "grind"])
@@ -35,6 +45,27 @@ async def test_a_tool_whose_conversation_is_stopped_ends(cluster: FaultCluster, 
     await cluster.until(lambda: lines(trace) == ["begun", "stopped"], what="end of the tool")
     # The tool's own answer comes too late for anybody.
     assert len(await answers(cluster, conversation_id)) == 1
+
+
+async def test_nothing_runs_any_more_for_a_conversation_that_is_stopped(cluster: FaultCluster) -> None:
+    cluster.start_controller()
+    cluster.start_tool()
+    marks = [f"{number}.{os.getpid()}" for number in range(61, 65)]
+    earlier = f"sleep {marks[0]} & echo"
+    tree = f"setsid sleep {marks[1]} & trap '' INT TERM; (trap '' INT; sleep {marks[2]} & sleep {marks[3]}); echo never"
+    calls = [{"name": "execute_bash", "arguments": {"command": command}} for command in (earlier, tree)]
+    (conversation_id,) = await cluster.submit([{"tool_calls": [call]} for call in calls])
+    await cluster.until(lambda: sleeping() >= set(marks), what="the programs")
+    began = asyncio.get_running_loop().time()
+    await cluster.client.cancel(conversation_id)
+    await cluster.until(lambda: not sleeping() & set(marks), what="their end")
+    took = asyncio.get_running_loop().time() - began
+    await cluster.settle([conversation_id])
+    kinds = [event.kind for event in await cluster.client.events(conversation_id)]
+    assert kinds[-3:] == ["action.change_agent_state", "observation.error", "observation.agent_state_changed"]
+    assert took < STOP_SECONDS
+    host = HostFolder(cluster.root / "n", conversation_id)
+    await cluster.until(lambda: not host.is_alive, what="the end of the host")
 
 
 async def test_a_call_of_an_mcp_server_is_stopped_there_too(tmp_path: Path) -> None:

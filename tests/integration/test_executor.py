@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,19 @@ async def test_an_action_that_nobody_has_confirmed_is_not_run(
     assert isinstance(observation, ErrorObservation)
     assert (observation.cause, observation.error_id) == (2, "not_confirmed")
     assert not (tmp_path / "conversation").exists()
+
+
+async def test_a_command_that_was_answered_before_it_began_does_not_go_on(memory_store: Store, tmp_path: Path) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="sleep 1000; touch effect")])
+    delivery = await delivery_of(log, 2)
+    stopped = ErrorObservation(content="stopped", cause=2)
+    await log.append_observation("conversation", stopped, worker_id="controller")
+    async with opened(tmp_path) as workspaces, asyncio.timeout(10):
+        await Executor(log, workspaces, worker_id="tool-1").execute(delivery, ActionClaimed(1))
+    assert [event.kind for event in await log.read("conversation")][1:] == ["action.run", "observation.error"]
+    assert not (tmp_path / "conversation" / "workspace" / "effect").exists()
 
 
 def journal_of_an_earlier_boot(root: Path) -> None:

@@ -195,6 +195,23 @@ async def test_a_flood_of_output_costs_no_memory(root: Path) -> None:
         assert psutil.Process(main_pid(root, CONVERSATION)).memory_info().rss < 20 * 2**20
 
 
+async def test_whoever_waits_for_an_action_of_a_workspace_that_is_closed_starts_no_other_host(
+    workspaces: Workspaces, root: Path, sandbox: str, workspace: Path
+) -> None:
+    begun = Gate(workspace, "begun")
+    async with opened(root, sandbox=sandbox) as others:
+        asked = {"command": "echo > begun; sleep 1000"}
+        waiting = [
+            asyncio.create_task((await one.open(CONVERSATION)).run(1, "bash", asked)) for one in (workspaces, others)
+        ]
+        await begun.wait()
+        await workspaces.close(CONVERSATION)
+        assert [(await one).is_unknown for one in waiting] == [True, True]
+        assert not HostFolder(root, CONVERSATION).is_alive
+        assert not await others.interrupt(CONVERSATION, 1)
+        assert not HostFolder(root, CONVERSATION).is_alive
+
+
 async def test_close_kills_a_host_that_does_not_answer(workspaces: Workspaces, root: Path) -> None:
     run = Terminal(await workspaces.open(CONVERSATION))
     await run("sleep 1000 &")

@@ -202,6 +202,10 @@ class Server:
             elif operation == "refused":
                 self._egress.note(message)
             elif operation == "close":
+                # Whoever waits for an action need not ask another host what became of it.
+                for execution in self._executions.values():
+                    for waiting, asked in execution.waiting:
+                        self._reply(waiting, asked, {"state": protocol.UNKNOWN})
                 self._reply(client, request, {"closing": True})
                 self._loop.stop()
             else:

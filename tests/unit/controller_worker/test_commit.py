@@ -62,7 +62,7 @@ def test_answers_point_to_the_right_events_when_something_comes_first() -> None:
     stop = ChangeAgentStateAction(agent_state=AgentState.STOPPED, source=EventSource.USER)
     commit = settle(core.state, Append((stop,)), START)
     assert commit.answers == {1: 8, 2: 9}
-    assert commit.cancels == [8, 9]
+    assert commit.cancels == [8, 9, 0]
     assert all(isinstance(commit.events[position], ErrorObservation) for position in commit.answers)
 
 

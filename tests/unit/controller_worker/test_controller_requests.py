@@ -123,7 +123,7 @@ def test_a_stop_settles_every_pending_action_and_cancels_it() -> None:
     assert (first.content, first.error_id) == (STOPPED_TEXT, "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED")
     assert first.tool_call_metadata == core.event(8).tool_call_metadata
     assert second.tool_call_metadata == core.event(9).tool_call_metadata
-    assert (core.commits[-1].answers, core.commits[-1].cancels) == ({0: 8, 1: 9}, [8, 9])
+    assert (core.commits[-1].answers, core.commits[-1].cancels) == ({0: 8, 1: 9}, [8, 9, 0])
     assert core.state.pending == ()
 
 
