@@ -39,7 +39,7 @@ REMEDIES = {
 """What to do about a failed model call, by its code."""
 
 
-_LATER = ("metrics", "outputs", "asked_id")
+_LATER = ("metrics", "outputs", "asked_id", "sandbox")
 """Fields that earlier versions have not left."""
 
 
@@ -71,6 +71,7 @@ class Summary:
         message: what the agent said last: its final thought, its reason to refuse, its question.
         outputs: what it handed in when it finished; empty as long as no finish counts.
         asked_id: the action that a person is asked to confirm; None for none.
+        sandbox: what was asked for, `auto` and `none` among it; empty: not known.
         metrics: cost, tokens and latency of every call, and what each delegate has used up.
     """
 
@@ -96,6 +97,7 @@ class Summary:
     metrics: Metrics = field(default_factory=Metrics)
     outputs: dict[str, Any] = field(default_factory=dict)
     asked_id: int | None = None
+    sandbox: str = ""
 
     @property
     def remedy(self) -> str:
@@ -126,6 +128,7 @@ class Summary:
             known["metrics"] = Metrics.from_json(fields["metrics"])
         known["outputs"] = fields.get("outputs", {})
         known["asked_id"] = fields.get("asked_id")
+        known["sandbox"] = fields.get("sandbox", "")
         for name in ("started", "updated"):
             known[name] = datetime.fromisoformat(known[name]) if known[name] else None
         return cls(**known)
@@ -233,6 +236,7 @@ class Tally:
             metrics=self._metrics,
             outputs=self._outputs if self.standing.state is AgentState.FINISHED else {},
             asked_id=self.standing.asked_id,
+            sandbox=created.workspace.sandbox,
         )
 
     def _forget_error(self) -> None:

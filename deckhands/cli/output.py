@@ -20,6 +20,8 @@ from deckhands.metrics import Metrics
 from deckhands.rendering import Renderer, clean, clean_line
 from deckhands.summary import Summary
 
+UNCONFINED = "none: commands reach all that their tool worker's user can"
+
 
 def print_json(value: Any) -> None:
     """Print a JSON object as one line of ASCII."""
@@ -94,6 +96,7 @@ def summary_lines(summary: Summary) -> list[str]:
         "Title": summary.title,
         "Model": summary.model,
         "Workspace": summary.workspace or "",
+        "Sandbox": UNCONFINED if summary.sandbox == "none" else "",
         "Iterations": str(summary.iterations),
         "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cached(summary.metrics),
         "Cost": cost + _unkept_budget(summary),

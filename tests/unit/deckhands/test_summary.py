@@ -7,8 +7,9 @@ import json
 import pytest
 
 from broker.actions import AgentFinishAction, AgentRejectAction, ChangeAgentStateAction, CmdRunAction, MessageAction
-from broker.events import ModelCallFailed
+from broker.events import ConversationCreated, ModelCallFailed
 from broker.observations import AgentStateChangedObservation
+from deckhands.cli.output import UNCONFINED, summary_lines
 from deckhands.metrics import Metrics
 from deckhands.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
@@ -40,7 +41,17 @@ def test_a_finished_conversation_in_numbers():
         "message": "All tests pass.",
         "outputs": {},
         "asked_id": None,
+        "sandbox": "auto",
     }
+
+
+def test_that_there_is_no_sandbox_is_said():
+    first, *rest = finished_log()
+    assert isinstance(first, ConversationCreated)
+    for sandbox, said in {"none": [f"Sandbox:      {UNCONFINED}"], "bwrap": []}.items():
+        workspace = first.workspace.model_copy(update={"sandbox": sandbox})
+        summary = summarize([first.model_copy(update={"workspace": workspace}), *rest])
+        assert [line for line in summary_lines(summary) if line.startswith("Sandbox")] == said
 
 
 def test_it_comes_back_from_json():
