@@ -25,6 +25,8 @@ from broker.store import Store
 
 LONGEST_NAP_SECONDS = 1.0
 SHORTEST_NAP_SECONDS = 0.005
+LONGEST_REFUSAL_SECONDS = 3_600.0
+"""One odd header must not hold up a cluster for years."""
 
 
 class Priority(StrEnum):
@@ -123,9 +125,11 @@ class Governor:
         """Give the place back and say what was used.  Idempotent.
 
         Args:
-            retry_after_seconds: what the provider asked for when it refused the call; everybody waits so long.
+            retry_after_seconds: what the provider asked for when it refused the call; everybody waits so long, but
+                for an hour at most.
         """
-        retry_ms = "" if retry_after_seconds is None else math.ceil(retry_after_seconds * 1000)
+        asked = None if retry_after_seconds is None else min(retry_after_seconds, LONGEST_REFUSAL_SECONDS)
+        retry_ms = "" if asked is None else math.ceil(asked * 1000)
         used = (input_tokens, output_tokens, retry_ms, round(took_seconds * 1000))
         await self._call("deck_quota_settle", pool, (conversation_id, worker_id, outcome.value, *used))
 

@@ -221,6 +221,18 @@ async def test_a_refusal_is_obeyed_once_for_everybody(memory_store: Store, clock
     assert 0.79 < float(level) < 0.81  # cut once for the two, and growing again
 
 
+async def test_a_refusal_for_years_is_obeyed_for_an_hour(memory_store: Store, clock: ManualClock) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
+    assert await callers.may_call("aaa")
+    await callers.settle("aaa", CallOutcome.LIMITED, retry_after_seconds=1e9)
+    answer = await callers.reserve("bbb")
+    assert isinstance(answer, InQueue)
+    assert answer.eta_seconds <= 3_601
+    clock.advance(3_600)
+    assert await callers.may_call("bbb")
+
+
 async def test_a_used_up_day_is_a_wait_until_the_next(memory_store: Store, clock: ManualClock) -> None:
     await enter(memory_store, WORKER)
     callers = Callers(memory_store, limited(memory_store, requests_per_day=2, day_starts_hour_utc=8))
