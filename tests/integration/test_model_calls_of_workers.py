@@ -1,13 +1,15 @@
-"""Replies with nothing in them, through real clients and a real worker: asked again, and less coldly (OpenHands 6.3)."""
+"""Model calls of a real worker through real clients: what is asked after an empty reply, and what a stop leaves open."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from broker.clock import SystemClock
 from broker.events import AgentSpec, LLMSpec, ModelCallFailed
 from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.faults.harness import FaultCluster
@@ -49,3 +51,30 @@ async def test_after_an_empty_reply_the_temperature_is_one(
     failures = [event.code for event in await cluster.client.events(cid) if isinstance(event, ModelCallFailed)]
     assert failures == ["no_response", "no_response", "service_unavailable"]
     assert [request["body"]["temperature"] for request in server.requests()] == sent
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang_body"])
+@pytest.mark.parametrize(
+    ("model", "backend"), [("claude-sonnet-4-5", "auto"), ("openai/mine", "openai"), ("openai/mine", "litellm")]
+)
+async def test_a_stop_closes_the_connection(
+    cluster: FaultCluster,  # noqa: F811
+    model_server: Callable[..., RunningModelServer],
+    model: str,
+    backend: str,
+    kind: str,
+) -> None:
+    server = model_server("--builtin", "bash:3")
+    url = server.url if model.startswith("claude") else f"{server.url}/v1"
+    cluster.start_controller(
+        LLM_BASE_URL=url, LLM_API_KEY="k", LLM_BACKEND=backend, LLM_NATIVE_TOOL_CALLING="true"
+    )  # fmt: skip
+    server.plan({"kind": kind})
+    cid = await cluster.client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model=model)))
+    await asyncio.to_thread(server.wait, in_flight=1)
+    began = SystemClock().monotonic()
+    summary = await cluster.client.cancel(cid, wait_seconds=10.0)
+    await asyncio.to_thread(server.wait, disconnected=1)
+    assert SystemClock().monotonic() - began < 3.0  # a second, and what a loaded machine takes to bring the order
+    assert summary.state == "stopped"
+    assert server.counts()["received"] == 1
