@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from broker.workspace_orders import WorkspaceOrders
+from deckhands import Client
 from deckhands.cli.main import call
 
 COMMAND = (sys.executable, "-P", "-m", "deckhands")
@@ -107,6 +110,15 @@ def cluster(home: Path, *arguments: str, **variables: str) -> Iterator[subproces
     with started("up", *arguments, env=environment(home, **variables)) as running:
         read_until(running, "Ctrl-C stops it")
         yield running
+        if running.poll() is None:
+            asyncio.run(_end_sessions((home / "cluster" / "url").read_text().strip()))
+
+
+async def _end_sessions(url: str) -> None:
+    """End the workspace hosts, which outlive a cluster."""
+    async with await Client.connect(url) as client:
+        for row in await client.recent(limit=1_000):
+            await WorkspaceOrders(client.store).end_sessions(row.conversation_id, limit_seconds=LIMIT_SECONDS)
 
 
 def script(path: Path, *turns: dict[str, Any], latency_seconds: float = 0.0) -> str:

@@ -48,5 +48,3 @@ def test_forks_go_on_from_an_event_with_another_model(tmp_path: Path) -> None:
             assert {name: listed[taken_over][name] for name in shown} == {name: listed[origin][name] for name in shown}
 
         assert deckhands("fork", f"{origin}@9999", env=env).code == 2
-        for over in listed:
-            assert deckhands("close", over, env=env).code == 0  # its shell ends with it
