@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from broker.clock import SystemClock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, ModelTimeoutError
-from controller_worker.llm.event_stream import UNREAD, event_texts, stream_limits, until_headers
+from controller_worker.llm.event_stream import UNREAD, event_texts, stream_limits, until_headers, whole_reply
 from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.messages_stream import MessagesStream
 from controller_worker.llm.messages_wire import MessagesWire, read_message, read_reply
@@ -100,9 +100,12 @@ class AnthropicLLM:
             if on_delta is not None:
                 return await self._stream(body, on_delta)
             response = await self._client.post(
-                _PATH, cast_to=httpx2.Response, content=body, options={"headers": self._headers}
+                _PATH, cast_to=httpx2.Response, content=body, options={"headers": self._headers | UNREAD}
             )
-            return read_reply(response.content), response.headers
+            try:
+                return read_reply(await whole_reply(response.aiter_bytes())), response.headers
+            finally:
+                await response.aclose()
 
     @contextlib.asynccontextmanager
     async def _errors_told(self) -> AsyncIterator[None]:
@@ -132,7 +135,8 @@ class AnthropicLLM:
             )
         try:
             if "json" in response.headers.get("content-type", ""):
-                return read_reply(await response.aread()), response.headers  # a gateway that does not stream
+                # a gateway that does not stream
+                return read_reply(await whole_reply(response.aiter_bytes())), response.headers
             stream = MessagesStream(on_delta)
             async for text in event_texts(response.aiter_bytes(), limits):
                 stream.take(text)

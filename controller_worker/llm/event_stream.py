@@ -1,7 +1,7 @@
 """Server-sent events: from the bytes of a reply to the texts of its events, with a limit on every silence.
 
-Holds: lines and characters may be cut anywhere between chunks; an event without its blank line at the end counts, as
-several servers leave the last one out.
+Holds: a reply may not grow without end; lines and characters may be cut anywhere between chunks; an event without its
+blank line at the end counts, as several servers leave the last one out.
 Does not: know what the texts mean, or read names and ids of events: the providers repeat them in the text.
 """
 
@@ -19,7 +19,7 @@ from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
 
 Chunk = TypeVar("Chunk")
 
-EVENT_LIMIT_CHARS = 64 * 1024 * 1024
+REPLY_LIMIT_BYTES = 64 * 1024 * 1024
 SLACK_SECONDS = 5.0
 DONE = "[DONE]"
 UNREAD = {"X-Stainless-Raw-Response": "stream"}
@@ -36,19 +36,13 @@ class EventDecoder:
         self._after_return = False
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Take in the next bytes; return the texts of the events that end in them.
-
-        Raises:
-            MalformedReplyError: a line is longer than 64 million characters.
-        """
+        """Take in the next bytes; return the texts of the events that end in them."""
         text = self._decoder.decode(chunk)
         if self._after_return and text:
             text = text.removeprefix("\n")  # the other half of a line end that was cut in two
         if text:
             self._after_return = text.endswith("\r")
         *lines, self._line = (self._line + text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        if len(self._line) > EVENT_LIMIT_CHARS:
-            raise MalformedReplyError(f"A line of the stream has more than {EVENT_LIMIT_CHARS:,} characters.")
         return [event for line in lines if (event := self._take(line)) is not None]
 
     def finish(self) -> list[str]:
@@ -106,13 +100,32 @@ async def event_texts(chunks: AsyncIterator[bytes], limits: StreamLimits) -> Asy
 
     Raises:
         ModelTimeoutError: a silence was too long.
+        MalformedReplyError: it has more than 64 MiB.
     """
     decoder = EventDecoder()
-    async for chunk in within_limits(chunks, limits):
+    async for chunk in within_limits(_bounded(chunks), limits):
         for text in decoder.feed(chunk):
             yield text
     for text in decoder.finish():
         yield text
+
+
+async def whole_reply(chunks: AsyncIterator[bytes]) -> bytes:
+    """Return a reply that is no stream of events.
+
+    Raises:
+        MalformedReplyError: it has more than 64 MiB.
+    """
+    return b"".join([chunk async for chunk in _bounded(chunks)])
+
+
+async def _bounded(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        if size > REPLY_LIMIT_BYTES:
+            raise MalformedReplyError(f"The reply has more than {REPLY_LIMIT_BYTES >> 20} MiB.")
+        yield chunk
 
 
 async def within_limits(chunks: AsyncIterator[Chunk], limits: StreamLimits) -> AsyncIterator[Chunk]:

@@ -21,7 +21,7 @@ from controller_worker.llm.chat_stream import ChatStream
 from controller_worker.llm.chat_wire import ChatWire, read_chat_reply
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
-from controller_worker.llm.event_stream import UNREAD, event_texts, stream_limits, until_headers
+from controller_worker.llm.event_stream import UNREAD, event_texts, stream_limits, until_headers, whole_reply
 from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import call_cost_usd, look_up
@@ -129,9 +129,12 @@ class OpenAICompatibleLLM:
             if on_delta is not None:
                 return await self._stream(body, on_delta)
             response = await self._client.post(
-                _PATH, cast_to=httpx.Response, content=body, options={"headers": self._headers}
+                _PATH, cast_to=httpx.Response, content=body, options={"headers": self._headers | UNREAD}
             )
-            return _parsed(response), response.headers
+            try:
+                return _parsed(await whole_reply(response.aiter_bytes())), response.headers
+            finally:
+                await response.aclose()
 
     @contextlib.asynccontextmanager
     async def _errors_told(self) -> AsyncIterator[None]:
@@ -161,8 +164,8 @@ class OpenAICompatibleLLM:
             )
         try:
             if "json" in response.headers.get("content-type", ""):
-                await response.aread()  # a server that does not stream
-                return _parsed(response), response.headers
+                # a server that does not stream
+                return _parsed(await whole_reply(response.aiter_bytes())), response.headers
             stream = ChatStream(on_delta)
             async for text in event_texts(response.aiter_bytes(), limits):
                 stream.take(text)
@@ -180,11 +183,12 @@ def told_cost_usd(headers: Mapping[str, str], name: str = COST_HEADER) -> float 
     return cost if 0.0 <= cost <= LARGEST_COST_USD else None
 
 
-def _parsed(response: httpx.Response) -> Any:
+def _parsed(content: bytes) -> Any:
     try:
-        answer = json.loads(response.content)
+        answer = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=response.text) from error
+        shown = content[:200].decode(errors="replace")
+        raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=shown) from error
     if isinstance(answer, dict) and answer.get("error") and not answer.get("choices"):
         raise StreamedError(answer)
     return answer

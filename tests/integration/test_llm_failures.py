@@ -14,7 +14,7 @@ import pytest
 
 from broker.clock import SystemClock
 from controller_worker.llm.errors import ModelError
-from controller_worker.llm.llm import LLM, Completion, ModelRequest
+from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.llm.registry import create_llm
 from tests.model_server.backends import BACKENDS, KEY, SERVER_ARGUMENTS, settings
@@ -206,6 +206,22 @@ async def test_a_cancelled_call_has_closed_its_socket_within_a_second(
     await asyncio.to_thread(server.wait, disconnected=before + 1)
     assert SystemClock().monotonic() - began < 1.0
     assert (await llm.complete(REQUEST)).text == "Step 1."
+
+
+@pytest.mark.parametrize("on_delta", [None, lambda _: None], ids=["whole", "streamed"])
+@pytest.mark.parametrize("backend", ["anthropic", "openai"])  # what litellm reads, nobody limits but the clock
+async def test_a_reply_without_end_is_given_up(
+    server: RunningModelServer, backend: str, on_delta: Callable[[Delta], None] | None
+) -> None:
+    server.clear()
+    server.plan({"kind": "flood"})
+    before = server.counts()["disconnected"]
+    llm = create_llm(settings(backend, server.url))
+    with pytest.raises(ModelError, match="The reply has more than 64 MiB") as caught:
+        await llm.complete(replace(REQUEST, on_delta=on_delta))
+    assert (caught.value.code, caught.value.retryable) == ("malformed_reply", True)
+    await asyncio.to_thread(server.wait, disconnected=before + 1)
+    await llm.aclose()
 
 
 async def test_malformed_calls_come_through_as_they_are(

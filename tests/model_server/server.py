@@ -31,6 +31,7 @@ BODIES_REMEMBERED = 10_000
 WAIT_LIMIT_SECONDS = 30.0
 SHUTDOWN_SECONDS = 0.5
 _WRONG_TYPES = {"html": "text/html", "wrong_type": "text/plain"}
+FLOOD_BYTES = 1 << 20
 SPLIT_BYTES = 7
 """Cuts lines, line ends and characters of several bytes alike."""
 
@@ -165,7 +166,7 @@ class ModelServer:
         stops = tuple(body.get("stop") or body.get("stop_sequences") or ())
         content = self._render(Asked(request.path, body["model"], number, is_stream, stops), fault)
         content_type = "text/event-stream" if is_stream else "application/json"
-        if fault is None or fault.kind not in ("reset", "hang", "hang_body", "drip", "cut", "split"):
+        if fault is None or fault.kind not in ("reset", "hang", "hang_body", "drip", "cut", "flood", "split"):
             content_type = _WRONG_TYPES.get(fault.kind if fault is not None else "", content_type)
             return web.Response(body=content, content_type=content_type, headers=self._quota.headers(key))
         return await _travel_badly(request, fault, content, content_type)
@@ -248,8 +249,11 @@ async def _travel_badly(request: web.Request, fault: Fault, content: bytes, cont
             await asyncio.Event().wait()
         _disconnect(request)
         return web.Response()
-    response = web.StreamResponse(headers={"Content-Type": content_type, "Content-Length": str(len(content))})
+    length = {} if fault.kind == "flood" else {"Content-Length": str(len(content))}
+    response = web.StreamResponse(headers={"Content-Type": content_type} | length)
     await response.prepare(request)
+    while fault.kind == "flood":  # until the client has enough
+        await response.write(b"\n" * FLOOD_BYTES)
     if fault.kind == "split":
         for position in range(0, len(content), SPLIT_BYTES):
             await response.write(content[position : position + SPLIT_BYTES])
