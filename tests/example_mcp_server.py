@@ -34,12 +34,6 @@ async def retell(description: str, context: Context) -> str:
     return "told"
 
 
-@server.tool(description="Print a line where messages belong.")
-def chatter(text: str) -> str:
-    os.write(1, f"{text}\n".encode())
-    return "printed"
-
-
 @server.tool(description="Show a picture.")
 def picture() -> Image:
     return Image(data=PIXEL, format="png")

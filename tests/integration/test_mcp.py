@@ -123,8 +123,9 @@ async def test_a_program_gets_its_own_secrets_and_no_others(tmp_path: Path, monk
 
 
 async def test_what_a_program_prints_by_mistake_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with offering(program(), tmp_path) as example:
-        assert text_of(await example.result("chatter", text="token: t-1")) == "printed"
+    chatting = f"print('token: t-1', flush=True); import runpy; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
+    async with offering(program(args=("-c", chatting)), tmp_path) as example:
+        assert text_of(await example.result("echo", text="heard")) == "heard"
     assert "t-1" not in caplog.text
 
 
