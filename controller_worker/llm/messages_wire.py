@@ -198,8 +198,7 @@ def read_message(message: Any) -> Reply:
         if reply.stop_reason == "content_filter":
             explanation = str((message.get("stop_details") or {}).get("explanation") or "")
             raise ContentPolicyError(explanation or "The model refused to answer.", provider_text=explanation)
-        if not reply.thinking_blocks:
-            raise NoResponseError("The reply has no content.")
+        raise NoResponseError("The reply has no content.")
     return reply
 
 

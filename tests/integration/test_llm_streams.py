@@ -135,6 +135,7 @@ async def test_streams_that_are_odd_but_whole(
         ("html", "malformed_reply"),
         ("empty_choices", "no_response"),
         ("empty_text", "no_response"),
+        ("only_thoughts", "no_response"),
         ("refusal", "content_policy"),
     ],
 )

@@ -42,8 +42,8 @@ Kind = Literal[
     # of streams only
     "error_event", "crlf", "no_done", "no_finish", "split", "not_streamed",
     # what the model says
-    "empty_choices", "empty_text", "bad_arguments", "unknown_tool", "duplicate_ids", "many_calls", "length",
-    "refusal", "wrong_usage",
+    "empty_choices", "empty_text", "only_thoughts", "bad_arguments", "unknown_tool", "duplicate_ids", "many_calls",
+    "length", "refusal", "wrong_usage",
     # of batches only
     "expired", "canceled", "missing",
 ]  # fmt: skip
@@ -134,6 +134,7 @@ def spoil_turn(kind: str, turn: Turn) -> Turn:
         "length": {"stop_reason": "length", "tool_calls": (), "text": "This reply was cut"},
         "refusal": {"stop_reason": "content_filter", "tool_calls": (), "text": ""},
         "empty_text": {"tool_calls": (), "text": "", "thinking": ""},
+        "only_thoughts": {"tool_calls": (), "text": "", "thinking": "Hm.", "stop_reason": "length"},
         "wrong_usage": {"usage": ScriptedUsage.model_construct(prompt_tokens=-5, completion_tokens=-7)},
     }
     return turn.model_copy(update=changes.get(kind, {}))
