@@ -121,7 +121,8 @@ def after_observation(state: State, observation: Observation) -> State:
     answered = next((delegate for delegate in state.delegates if delegate.id == observation.cause), None)
     if answered is None:
         return state
-    if isinstance(observation, ErrorObservation) and observation.error_id == NOT_STARTED:
+    # What was refused never was, whoever has answered it: a stop may come before the refusal is told.
+    if answered.refusal or (isinstance(observation, ErrorObservation) and observation.error_id == NOT_STARTED):
         return replace(state, delegates=tuple(other for other in state.delegates if other is not answered))
     return _with(state, answered.id, is_answered=True)
 

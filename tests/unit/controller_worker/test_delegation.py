@@ -214,6 +214,19 @@ def test_a_stop_answers_the_action_and_what_is_reported_later_is_told_without_a_
     assert violations(core.events, conversation_id=CID) == []
 
 
+@pytest.mark.parametrize("asked", ["stopped", "paused"])
+def test_what_cannot_be_started_is_answered_once_whatever_a_person_asks_for_meanwhile(asked: str) -> None:
+    core = started(agent=ABLE)
+    core.ask(asked)
+    core.reply(delegate(task=""), bash())
+    assert core.run() == Rest()
+    assert [event.cause for event in core.events if event.cause == 9] == [9]
+    assert core.state.delegates == ()
+    core.ask("running")
+    core.run()
+    assert violations(core.events, conversation_id=CID, is_over=False) == []
+
+
 def test_a_finish_stops_what_still_works_in_the_background() -> None:
     core = started(agent=ABLE)
     core.reply(delegate(background=True))
