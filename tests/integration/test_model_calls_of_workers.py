@@ -1,4 +1,4 @@
-"""Model calls of a real worker through real clients: what is asked after an empty reply, and what a stop leaves open."""
+"""Model calls of a real worker through real clients: after an empty reply, one that did not fit, and a stop."""
 
 from __future__ import annotations
 
@@ -78,3 +78,38 @@ async def test_a_stop_closes_the_connection(
     assert SystemClock().monotonic() - began < 3.0  # a second, and what a loaded machine takes to bring the order
     assert summary.state == "stopped"
     assert server.counts()["received"] == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "said"),
+    [
+        ("claude-sonnet-4-5", "auto", None),
+        ("openai/mine", "openai", "The input (61709 tokens) is longer than the model's context length (40960 tokens)."),
+        ("openai/mine", "litellm", None),
+    ],
+)
+async def test_a_prompt_that_does_not_fit_is_condensed(
+    cluster: FaultCluster,  # noqa: F811
+    model_server: Callable[..., RunningModelServer],
+    tmp_path: Path,
+    model: str,
+    backend: str,
+    said: str | None,
+) -> None:
+    script = tmp_path / "turns.json"
+    script.write_text(json.dumps({"turns": [THINK] * 5 + [{"text": "Done."}] * 2}))
+    server = model_server("--script", str(script))
+    url = server.url if model.startswith("claude") else f"{server.url}/v1"
+    cluster.start_controller(LLM_BASE_URL=url, LLM_API_KEY="k", LLM_BACKEND=backend, LLM_NATIVE_TOOL_CALLING="true")
+    server.plan({"kind": "context_overflow", "turn": 4, "text": said})
+    agent = AgentSpec(llm=LLMSpec(model=model), enable_stuck_detection=False)
+    cid = await cluster.client.submit("Begin.", agent=agent)
+    await cluster.settle([cid])
+    kinds = [event.kind for event in await cluster.client.events(cid)]
+    failed = kinds.index("model.failed")
+    assert kinds[failed : failed + 4] == [
+        *("model.failed", "action.condensation_request", "action.condensation", "model.reply")
+    ]
+    lengths = [len(request["body"]["messages"]) for request in server.requests()]
+    assert lengths[5] < lengths[4]
+    assert kinds.count("model.failed") == 1
