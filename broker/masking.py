@@ -4,6 +4,7 @@ Holds:
     - A value is found as it is, reversed, in base64 and URL-safe base64 (also within a longer encoded text), in
       hexadecimal, URL-encoded, as JSON, HTML or shell text, in single lines of it, and with line breaks in between.
     - A text that comes in pieces is masked as if it came whole, wherever it was cut.
+    - What a cut of long text has left of a value at its ends is found too.
     - Binary content is left alone by the type of its field, never because it looks like it.
 Does not: find what a program made of a secret in any other way. Who must not send it must not be given it.
 """
@@ -27,6 +28,11 @@ BINARY_FIELDS = frozenset({"screenshot", "set_of_marks"})
 """Fields of events that hold an encoded picture and nothing else."""
 PICTURE_FIELDS = frozenset({"image_urls", "goal_image_urls"})
 """Fields that hold addresses of pictures, or pictures in the form of a `data:` address."""
+
+CUTS = ("\n[... Observation truncated due to length ...]\n", "<response clipped>")
+"""What stands where the middle, or the rest, of a long text was left out."""
+MINIMUM_LEFT_CHARS = 4
+"""How much of a value has to be left at a cut to be taken for it."""
 
 _WRAPPED_FACTOR = 3
 """How much longer a value may be with line breaks than without: one of two characters after each of its own."""
@@ -78,19 +84,17 @@ class Masker:
         self._forms = sorted(found, key=len, reverse=True)
         self.longest_chars = max(map(len, self._forms), default=0)
 
+    @property
+    def reach_chars(self) -> int:
+        """How far apart the first and the last character of a value may be."""
+        return _WRAPPED_FACTOR * self.longest_chars
+
     def __bool__(self) -> bool:
         return bool(self._forms)
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
-        spans = self.spans(text)
-        if not spans:
-            return text
-        pieces, end = [], 0
-        for begin, next_end in spans:
-            pieces += [text[end:begin], MASK]
-            end = next_end
-        return "".join([*pieces, text[end:]])
+        return _without(text, self.spans(text))
 
     def wire(self, value: Any) -> Any:
         """Return a value of lists, dicts and texts without secrets, names included; itself if there are none."""
@@ -101,6 +105,8 @@ class Masker:
         found = self._found(text)
         if "\n" in text:
             found += self._found_across_lines(text)
+        for begin, end in cuts_in(text) if self._forms else ():
+            found += self._left_at(text, begin, end)
         merged: list[tuple[int, int]] = []
         for begin, end in sorted(found):
             if merged and begin < merged[-1][1]:
@@ -137,6 +143,17 @@ class Masker:
 
         return [(original(begin), original(end - 1) + 1) for begin, end in self._found("".join(joined))]
 
+    def _left_at(self, text: str, cut: int, end: int) -> list[tuple[int, int]]:
+        """Find the beginning of a value before a cut, and the end of one behind it, in lines or not."""
+        reach = self.reach_chars
+        before = [at for at in range(max(0, cut - reach), cut) if text[at] not in "\r\n"]
+        behind = [at for at in range(end, min(len(text), end + reach)) if text[at] not in "\r\n"]
+        head, tail = "".join(text[at] for at in before), "".join(text[at] for at in behind)
+        begun = max((_overlap(head, form) for form in self._forms), default=0)
+        ended = max((_overlap(form, tail) for form in self._forms), default=0)
+        found = [(before[-begun], before[-1] + 1)] if begun else []
+        return [*found, (behind[0], behind[ended - 1] + 1)] if ended else found
+
     def _walked(self, value: Any, field: str) -> Any:
         if isinstance(value, str):
             is_picture = field in BINARY_FIELDS or (field in PICTURE_FIELDS and value.startswith("data:"))
@@ -146,6 +163,33 @@ class Masker:
         if isinstance(value, list | tuple):
             return [self._walked(inner, field) for inner in value]
         return value
+
+
+def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    pieces, end = [], 0
+    for begin, next_end in spans:
+        pieces += [text[end:begin], MASK]
+        end = next_end
+    return "".join([*pieces, text[end:]])
+
+
+def cuts_in(text: str) -> list[tuple[int, int]]:
+    """Return where the middle, or the rest, of a text was left out, in order."""
+    found = []
+    for cut in CUTS:
+        at = text.find(cut)
+        while at >= 0:
+            found.append((at, at + len(cut)))
+            at = text.find(cut, at + len(cut))
+    return sorted(found)
+
+
+def _overlap(left: str, right: str) -> int:
+    """Return how many characters, if they are enough to tell, both end the one text and begin the other."""
+    if right[:MINIMUM_LEFT_CHARS] not in left:
+        return 0
+    longest = min(len(left), len(right))
+    return next((n for n in range(longest, MINIMUM_LEFT_CHARS - 1, -1) if left.endswith(right[:n])), 0)
 
 
 class MaskedPieces:
@@ -158,14 +202,15 @@ class MaskedPieces:
     def feed(self, piece: str) -> str:
         """Return what can be shown by now; the last characters are held back while a secret may begin in them."""
         self._held += piece
-        end = len(self._held) - _WRAPPED_FACTOR * self._masker.longest_chars
+        end = len(self._held) - self._masker.reach_chars - max(map(len, CUTS))
         if end <= 0:
             return ""
-        for begin, span_end in self._masker.spans(self._held):
-            if begin < end < span_end:
-                end = begin
+        spans = self._masker.spans(self._held)
+        whole = spans + [(begin, cut_end + self._masker.reach_chars) for begin, cut_end in cuts_in(self._held)]
+        while before := [begin for begin, after in whole if begin < end < after]:
+            end = min(before)
         shown, self._held = self._held[:end], self._held[end:]
-        return self._masker.text(shown)
+        return _without(shown, [span for span in spans if span[1] <= end])
 
     def finish(self) -> str:
         """Return the rest; nothing follows."""

@@ -115,6 +115,15 @@ async def test_what_a_command_prints_is_hidden(bench: Bench, command: str) -> No
     assert leaks(content.encode()) == []
 
 
+@pytest.mark.parametrize("kept", [8, len(CANARY) - 1])
+async def test_what_is_cut_in_two_with_long_output_is_hidden(bench: Bench, kept: int) -> None:
+    """Of more than 30,000 characters the first 15,000 are kept."""
+    command = f"python3 -c \"import os; print('x' * {15_000 - kept} + os.environ['TOKEN'] + 'y' * 40_000)\""
+    content = await bench.output(command)
+    assert "[... Observation truncated due to length ...]" in content
+    assert CANARY[:8] not in content
+
+
 async def test_no_sink_has_it(
     bench: Bench, valkey_server: RealServer, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.masking import MASK, MaskedPieces, Masker
+from broker.observations import TRUNCATION_MARKER
 
 SECRET = "c4n4ry-p@ss+w/rd?'\"é\\x"
 PLAIN = "ghp_0123456789abcdefABCDEF"
@@ -84,7 +85,7 @@ def test_cut_at_every_place(encode: object) -> None:
     assert "".join(pieces.feed(character) for character in text) + pieces.finish() == whole
 
 
-@given(st.lists(st.sampled_from([SECRET, PLAIN, SECRET[:7], "\n", "text ", PLAIN[::-1]])), st.data())
+@given(st.lists(st.sampled_from([SECRET, PLAIN, SECRET[:7], "\n", "text ", PLAIN[::-1], TRUNCATION_MARKER])), st.data())
 def test_pieces_are_masked_like_the_whole(parts: list[str], data: st.DataObject) -> None:
     masker, text = Masker([SECRET, PLAIN]), "".join(parts)
     pieces, shown, at = MaskedPieces(masker), "", 0
@@ -136,6 +137,21 @@ def test_events_are_masked_in_names_and_lists_but_not_in_pictures() -> None:
         "screenshot": picture,
         "image_urls": [f"data:image/png;base64,{picture}", f"https://host/?{MASK}"],
     }
+
+
+@pytest.mark.parametrize("cut", [TRUNCATION_MARKER, "<response clipped><NOTE>"])
+@pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
+def test_what_was_cut_in_two_is_found_on_both_sides_of_the_cut(encode: object, cut: str) -> None:
+    masker = Masker([PLAIN])
+    encoded = encode(PLAIN)
+    for at in range(len(encoded) + 1):
+        behind = encoded[at:] if cut == TRUNCATION_MARKER else "what to do"
+        masked = masker.text(f"before {encoded[:at]}{cut}{behind} after")
+        assert not [trace for trace in traces(PLAIN) if trace in masked.replace("\n", "")]
+        assert masked.startswith("before ")
+        assert masked.endswith(" after")
+        assert cut.strip() in masked
+    assert masker.text(f"ghp{cut}after") == f"ghp{cut}after"  # too little to tell
 
 
 def test_an_empty_line_ends_what_was_wrapped() -> None:
