@@ -168,6 +168,7 @@ async def test_no_tls_where_tls_is_expected(server: RunningModelServer, make_llm
 async def test_each_phase_has_its_limit(
     server: RunningModelServer, make_llm: Callable[..., LLM], kind: str, limit: str
 ) -> None:
+    await make_llm().complete(REQUEST)  # the first call of a process imports for longer than the limit
     before = server.counts()["disconnected"]
     server.plan({"kind": kind})
     began = SystemClock().monotonic()
