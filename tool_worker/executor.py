@@ -10,9 +10,10 @@ action without an observation; what is not known is said to be unknown.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import traceback
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -97,6 +98,7 @@ class Executor:
         self._porter = porter
         self._calls = RunningCalls(log.is_answered)
         self._quota = quota
+        self._looking: set[asyncio.Task[None]] = set()
         self.refusals = 0
 
     async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome, probation: Probation = INNOCENT) -> None:
@@ -217,8 +219,8 @@ class Executor:
             return OutcomeUnknownObservation(content=LOST_BY_REBOOT)
         arguments = await self._with_secrets(delivery.conversation_id, request)
         await probation.rest()  # while the host acts, nothing of it can end this worker
-        asked = host.run(action.id, request.tool, arguments, may_repeat=may_repeat)
-        running = self._while_wanted(host, action.id, asked)
+        ask = functools.partial(host.run, action.id, request.tool, arguments, may_repeat=may_repeat)
+        running = self._while_wanted(host, action.id, ask)
         quota = self._quota if spec.path is None else None
         result = await (_within(quota, host, action.id, running) if quota is not None else running)
         await probation.act()
@@ -233,21 +235,28 @@ class Executor:
         return observation.model_copy(update={"content": f"{observation.content}\n{notice}"}) if notice else observation
 
     async def _while_wanted(
-        self, host: OpenWorkspace, action_id: int, running: Coroutine[Any, Any, HostResult]
+        self, host: OpenWorkspace, action_id: int, ask: Callable[[], Awaitable[HostResult]]
     ) -> HostResult:
-        """Wait for an action; one that was answered before it began is stopped when it has run for a second.
+        """Run an action; one that was answered before it began is stopped when it has run for a second.
 
         An order to stop it can have come to this node when there was nothing to stop yet, and to another worker.
         """
-        acting = asyncio.ensure_future(running)
+
+        def look() -> None:
+            looking = asyncio.create_task(self._stop_if_answered(host, action_id))
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
+
+        timer = asyncio.get_running_loop().call_later(UNWANTED_SECONDS, look)
         try:
-            done, _ = await asyncio.wait({acting}, timeout=UNWANTED_SECONDS)
-            if not done and await self._log.is_answered(host.conversation_id, action_id):
-                with suppress(HostLost):
-                    await host.interrupt(action_id)
-            return await acting
+            return await ask()
         finally:
-            acting.cancel()
+            timer.cancel()
+
+    async def _stop_if_answered(self, host: OpenWorkspace, action_id: int) -> None:
+        with suppress(HostLost, StoreError):
+            if await self._log.is_answered(host.conversation_id, action_id):
+                await host.interrupt(action_id)
 
     async def _opened(self, delivery: ActionDelivery) -> Observation:
         """Open a workspace that begins with something, and save it as it is then."""
