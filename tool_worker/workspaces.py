@@ -290,8 +290,8 @@ class Workspaces:
                     return await self._connect(folder, binding)
                 async with self._starting:
                     await self._make_room()
-                    started = await self._start(folder, binding, alive_fd)
-                    return await self._connect(folder, binding, started)
+                    await self._start(folder, binding, alive_fd)
+                    return await self._connect(folder, binding)
             except (OSError, HostLost) as error:
                 # A host that is ending still holds its lock but takes no connection any more.
                 failure = error
@@ -300,33 +300,20 @@ class Workspaces:
         text = f"The host of {folder.conversation_id} cannot be reached: {failure} {folder.log_tail()}"
         raise WorkspaceUnavailable(text.strip()) from failure
 
-    async def _connect(self, folder: HostFolder, binding: Binding, started: int | None = None) -> HostConnection:
-        """Connect to a host, and bound what it will ever start, if nobody has got to that yet.
-
-        Args:
-            started: What was just started.
-        """
-        bounding = asyncio.create_task(asyncio.to_thread(self._bound, folder, binding, started))
+    async def _connect(self, folder: HostFolder, binding: Binding) -> HostConnection:
+        """Connect to a host, and bound what it will ever start, if nobody has got to that yet."""
+        connection = await HostConnection.attach(folder.conversation_id, folder.connect())
         try:
-            connection = await HostConnection.attach(folder.conversation_id, folder.connect())
-        finally:
-            await asyncio.wait({bounding})
-        try:
-            await bounding
-            # What it had started in the meantime.
-            await asyncio.to_thread(self._bound, folder, binding)
+            if self._groups is not None and binding.sandbox == BubblewrapSandbox.name:
+                limits = GroupLimits(self._limits.memory_bytes, self._limits.processes)
+                await asyncio.to_thread(bound_host, folder, self._groups, binding.host_id, limits)
         except BaseException:
             await connection.detach()
             raise
         return connection
 
-    def _bound(self, folder: HostFolder, binding: Binding, started: int | None = None) -> None:
-        if self._groups is not None and binding.sandbox == BubblewrapSandbox.name:
-            limits = GroupLimits(self._limits.memory_bytes, self._limits.processes)
-            bound_host(folder, self._groups, binding.host_id, limits, started)
-
-    async def _start(self, folder: HostFolder, binding: Binding, alive_fd: int) -> int:
-        """Start a host, which takes the lock over, give up our own hold of it, and return what was started."""
+    async def _start(self, folder: HostFolder, binding: Binding, alive_fd: int) -> None:
+        """Start a host, which takes the lock over, and give up our own hold of it."""
         try:
             await self._reap()
             sandbox, enclosure, configuration = await self._plan(binding, folder)
@@ -338,7 +325,6 @@ class Workspaces:
                 starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
                 started = await to_its_end(starting)
             self._started.add(started)
-            return started
         finally:
             os.close(alive_fd)
 

@@ -94,7 +94,7 @@ async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
         assert binding is not None
         groups = [parent / f"deckhands-{binding.host_id}" for parent in GROUPS.parents]
         inside = {int(line) for group in groups for line in (group / "cgroup.procs").read_text().split()}
-        assert inside == {process.pid for process in processes(tmp_path, "conversation")}
+        assert inside == {process.pid for process in processes(tmp_path, "conversation")[:-1]}
         await workspaces.close("conversation")
         assert not any(group.exists() for group in groups)
 
