@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
 
 import tree_sitter
-import tree_sitter_bash
 
+from broker.bash_syntax import parsed
 from broker.events import ActionSecurityRisk
 from controller_worker.security.command_risks import HIGH, LOW, MEDIUM, Arguments, command_risk
 from controller_worker.security.path_risk import reading_risk, writing_risk
@@ -60,7 +59,7 @@ def shell_risk(command: str, workspace: str) -> ActionSecurityRisk:
     """
     if len(command) > MAX_COMMAND_CHARS or "\0" in command:
         return HIGH
-    root = _parser().parse(command.encode("utf-8", "replace")).root_node
+    root = parsed(command)
     return HIGH if root.has_error else _Reading(workspace).of(root, 0)
 
 
@@ -133,7 +132,7 @@ class _Reading:
         return LOW if words == ["--version"] else HIGH
 
     def _script(self, script: str, depth: int) -> ActionSecurityRisk:
-        root = _parser().parse(script.encode("utf-8", "replace")).root_node
+        root = parsed(script)
         return HIGH if root.has_error or not script.strip() else self.of(root, depth + 1)
 
     def _wrapped(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
@@ -239,8 +238,3 @@ def _names_in(node: tree_sitter.Node | None) -> Sequence[str]:
         return ()
     own = [_text(node)] if node.type == "command_name" else []
     return [*own, *(name for child in node.named_children for name in _names_in(child))]
-
-
-@cache
-def _parser() -> tree_sitter.Parser:
-    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))

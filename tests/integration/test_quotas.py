@@ -231,6 +231,11 @@ async def test_a_budget_holds_under_kills_and_a_top_up_resumes(crowd: Crowd) -> 
     assert tenant.spent_usd <= 2.0 + CALL_USD
     await ledger.top_up("tenant:acme", 50.0)
     await crowd.settle(ids)
+
+    async def is_charged() -> bool:  # the last reply of a conversation is in its log before it is in the ledger
+        return (await ledger.account("tenant:acme")).reserved_usd == 0.0
+
+    await crowd.until(is_charged, what="the last charge")
     assert nano((await ledger.account("tenant:acme")).spent_usd) == sum(reply_costs(await crowd.logs(ids)))
     assert nano((await ledger.account("experiment:acme/swe")).spent_usd) == nano(20 * 31 * CALL_USD)
 

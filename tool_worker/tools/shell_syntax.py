@@ -6,18 +6,16 @@ what cannot be parsed counts as one, and bash itself will say what is wrong with
 
 from __future__ import annotations
 
-from functools import cache
-
 import tree_sitter
-import tree_sitter_bash
+
+from broker.bash_syntax import parsed
 
 JOINING = (";", "&")
 
 
 def top_level_commands(text: str) -> list[str]:
     """Return the commands of a text, those on lines of their own apart."""
-    source = text.encode("utf-8", "replace")
-    root = _parser().parse(source).root_node
+    root = parsed(text)
     if root.has_error:
         return [text]
     groups: list[list[tree_sitter.Node]] = []
@@ -31,9 +29,4 @@ def top_level_commands(text: str) -> list[str]:
             else:
                 groups.append([node])
             is_joined = False
-    return [source[group[0].start_byte : group[-1].end_byte].decode("utf-8", "replace").strip() for group in groups]
-
-
-@cache
-def _parser() -> tree_sitter.Parser:
-    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+    return [text[group[0].start_byte : group[-1].end_byte].strip() for group in groups]

@@ -148,6 +148,24 @@ def test_nothing_hides_behind_a_harmless_command(command: str) -> None:
     assert shell_risk(f"{command}\nsudo id", "/workspace") is ActionSecurityRisk.HIGH
 
 
+@pytest.mark.parametrize(
+    ("command", "risk"),
+    [
+        ("echo {\U000def9f5", ActionSecurityRisk.LOW),
+        ("9\x1e\x13R\U0003b558O\r{\U000def9f5", ActionSecurityRisk.MEDIUM),
+        ("k{\U000d6963", ActionSecurityRisk.MEDIUM),
+    ],
+)
+def test_characters_of_high_planes_do_not_end_the_process(command: str, risk: ActionSecurityRisk) -> None:
+    assert shell_risk(command, "/workspace") is risk
+
+
+def test_letters_beyond_ascii_make_no_known_program_of_an_unknown_one() -> None:
+    assert shell_risk("l\u0455 -la", "/workspace") is ActionSecurityRisk.MEDIUM
+    assert shell_risk("cat gr\u00fcn.txt > gr\u00fc\u00dfe.txt", "/workspace") is ActionSecurityRisk.LOW
+    assert shell_risk("echo x > /etc/gr\u00fcn", "/workspace") is ActionSecurityRisk.HIGH
+
+
 @given(st.text(max_size=60))
 def test_any_text_has_a_risk(command: str) -> None:
     assert shell_risk(command, "/workspace") is not ActionSecurityRisk.UNKNOWN

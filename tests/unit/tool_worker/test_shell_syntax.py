@@ -55,3 +55,8 @@ def test_any_text_is_taken_apart_into_pieces_of_itself(text: str) -> None:
     commands = top_level_commands(text)
     assert all(command in text for command in commands)
     assert sum(map(len, commands)) <= len(text)
+
+
+def test_characters_beyond_ascii_are_parts_of_words_and_end_no_process() -> None:
+    commands = ["echo {\U000def9f5", "cat gr\u00fcn\u00a0.txt", "ls \U0001f600"]
+    assert top_level_commands("\n".join(commands)) == commands
