@@ -383,11 +383,11 @@ local function claim_action(keys, args)
   redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, place)
   local moves = tonumber(get(meta, 'moves') or 0)
   if before == worker then return {'reclaimed', tonumber(get(once, 'n:' .. action)), worker, moves} end
+  if not before then return {'claimed', redis.call('HINCRBY', once, 'n:' .. action, 1), moves} end
   -- The first worker that dies with it counts against it, and then only one that died while it acted.
   local attempt = tonumber(get(once, 'n:' .. action) or 0)
   if attempt < 2 or get(once, 'm:' .. action) then attempt = redis.call('HINCRBY', once, 'n:' .. action, 1) end
   redis.call('HDEL', once, 'm:' .. action)
-  if not before then return {'claimed', attempt, moves} end
   redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,
     'to', worker, 'at', now_ms())
   return {'reclaimed', attempt, before, moves}

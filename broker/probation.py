@@ -5,8 +5,8 @@ against each; from then on each is marked while it acts, and the next death coun
 
 Holds: of one process, one suspect begins at a time, so that a death convicts one of them and not all. A suspect that
 takes longer than `TURN_SECONDS` keeps its mark and lets the next one begin; one that has begun and waited goes on when
-it likes, or those that begin would keep all from getting on. The more deaths count against it, the later
-it begins: whoever kills always at the same moment does not meet the same one.
+it likes, or those that begin would keep all from getting on. The more deaths count against it, the later it begins:
+whoever kills always at the same moment does not meet the same one.
 """
 
 from __future__ import annotations
