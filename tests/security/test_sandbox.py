@@ -253,6 +253,29 @@ def test_it_works_for_a_user_without_rights(tmp_path: Path) -> None:
     assert (workspace / "made").stat().st_uid == 65534
 
 
+def run_shell(bwrap: BubblewrapSandbox, enclosure: Enclosure, script: str) -> subprocess.CompletedProcess[bytes]:
+    command = bwrap.command(["/bin/sh", "-c", script], bwrap.options(enclosure))
+    return subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=False)
+
+
+def test_a_file_of_etc_can_be_lent(bwrap: BubblewrapSandbox, tmp_path: Path) -> None:
+    lent = Path("/etc/shells")
+    show = f"grep agent: /etc/passwd; cat {lent}; echo x > {lent}"
+    assert lent.read_bytes() not in run_shell(bwrap, Enclosure(tmp_path, "/workspace"), show).stdout
+    ended = run_shell(bwrap, Enclosure(tmp_path, "/workspace", read_only=(lent,)), show)
+    assert ended.stdout == b"agent:x:1000:1000:agent:/home/agent:/bin/bash\n" + lent.read_bytes()
+    assert b"Read-only file system" in ended.stderr
+
+
+def test_names_are_resolved_as_the_machine_does_only_where_there_is_a_network(
+    bwrap: BubblewrapSandbox, tmp_path: Path
+) -> None:
+    machine = Path("/etc/resolv.conf").read_bytes()
+    for has_network, shown in ((False, b""), (True, machine)):
+        enclosure = Enclosure(tmp_path, "/workspace", has_network=has_network)
+        assert run_shell(bwrap, enclosure, "cat /etc/resolv.conf").stdout == shown
+
+
 async def test_the_machine_root_is_hidden_in_a_workspace_around_it(tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "src").mkdir(parents=True)

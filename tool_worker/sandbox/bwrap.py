@@ -31,20 +31,10 @@ from tool_worker.sandbox.sandbox import (
     interpreter_prefixes,
 )
 from tool_worker.sandbox.seccomp import system_call_filter
+from tool_worker.sandbox.system_files import COPIED, HOME, HOST_NAME, OF_NETWORK, OWN, USER_ID, own_etc
 
-HOME = "/home/agent"
-USER_ID = 1000
-HOST_NAME = "workspace"
 TEMPORARY = ("/tmp", HOME)  # noqa: S108  (these are mounts inside the sandbox)
 TRIAL_LIMIT_SECONDS = 10.0
-
-# Of /etc only what programs need to run; keys, passwords and the machine's own names stay outside. Each entry is a
-# mount and costs a third of a millisecond at every start.
-ETC = (
-    *("alternatives", "crypto-policies", "fonts", "ld.so.cache", "localtime", "mime.types", "os-release"),
-    *("pki/ca-trust", "pki/tls/certs", "services", "ssl/certs", "ssl/openssl.cnf"),
-)
-ETC_WITH_NETWORK = ("resolv.conf", "gai.conf", "host.conf")
 
 # Written by root's user id without any capability, these change the whole machine; bubblewrap 0.8 covers them only
 # for users to whom the directory itself looks writable.
@@ -54,20 +44,12 @@ DANGEROUS_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 SHARED_PROC = ("timer_list", "sched_debug")
 SHARED_PROC_OF_ROOT = ("kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "pagetypeinfo")
 
-_OWN_ETC = {
-    "passwd": f"root:x:0:0:root:/root:/bin/false\nagent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/bash\n"
-    "nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
-    "group": f"root:x:0:\nagent:x:{USER_ID}:\nnogroup:x:65534:\n",
-    "hosts": f"127.0.0.1 localhost {HOST_NAME}\n::1 localhost\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-}
-
 
 class BubblewrapSandbox:
     """Runs programs under `bwrap`; a `Sandbox`.
 
     Args:
-        files: Directory, made if need be, for the few files that stand in for the machine's own.
+        files: Directory, made if need be, for the files that stand in for the machine's /etc.
     """
 
     name = "bwrap"
@@ -79,7 +61,7 @@ class BubblewrapSandbox:
 
     def __init__(self, files: Path) -> None:
         self._files = files
-        self._has_files = False
+        self._own_etc: Path | None = None
 
     def reason_unavailable(self) -> str | None:
         """See `Sandbox.reason_unavailable`."""
@@ -137,17 +119,13 @@ class BubblewrapSandbox:
         """See `Sandbox.kill_stragglers`."""
 
     def _etc(self, enclosure: Enclosure) -> Iterator[str]:
-        if not self._has_files:
-            self._files.mkdir(parents=True, exist_ok=True)
-            for name, text in _OWN_ETC.items():
-                file = self._files / name
-                # Sandboxes that run already show the very file: it is written only when its text is another.
-                if not file.exists() or file.read_text() != text:
-                    file.write_text(text)
-            self._has_files = True
-        for name in _OWN_ETC:
-            yield from ("--ro-bind", str(self._files / name), f"/etc/{name}")
-        for name in ETC + (ETC_WITH_NETWORK if enclosure.has_network else ()):
+        if self._own_etc is None:
+            self._own_etc = own_etc(self._files)
+        # One mount, unless something is lent in /etc: in a mount that cannot be written there is no making another.
+        is_lent = any(path.is_relative_to("/etc") for path in enclosure.read_only)
+        for path in (*OWN, *COPIED) if is_lent else ("",):
+            yield from ("--ro-bind-try", str(self._own_etc / path), str(Path("/etc", path)))
+        for name in OF_NETWORK if enclosure.has_network else ():
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
 
 
