@@ -70,17 +70,20 @@ local function unbind(meta)
   return true
 end
 
+-- Where an action of the conversation goes, and the workspace that it is for.
 local function route_of(shard, meta)
-  local node = get(meta, 'node')
-  if node and not (is_lost(shard, node) and unbind(meta)) then return 'node:' .. node end
-  return 'pool:' .. (get(meta, 'pool') or 'bash')
+  local node, pool, workspace = unpack(redis.call('HMGET', meta, 'node', 'pool', 'workspace'))
+  local is_bound = node and not (is_lost(shard, node) and unbind(meta))
+  return is_bound and 'node:' .. node or 'pool:' .. (pool or 'bash'), workspace or ''
 end
 
 -- Put an action on the action stream of its conversation's node, or of its pool while it has none. One that wants a
 -- pool of its own ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p').
 local function enqueue(shard, meta, once, cid, action, bytes, wanted)
-  local stream = shard .. ':act:' .. (wanted or route_of(shard, meta))
-  local workspace = get(meta, 'workspace') or ''
+  local route, workspace
+  if wanted then route, workspace = wanted, get(meta, 'workspace') or ''
+  else route, workspace = route_of(shard, meta) end
+  local stream = shard .. ':act:' .. route
   local fields = {'c', cid, 'a', action, 'e', bytes, 'w', workspace}
   if wanted then
     fields[#fields + 1] = 'p'
@@ -144,8 +147,8 @@ local function append(keys, args)
   local now = now_ms()
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
-    'append_ids')
-  local last, closed, node, owner, token, rung, append_key, append_ids = unpack(found)
+    'append_ids', 'crashes', 'mark')
+  local last, closed, node, owner, token, rung, append_key, append_ids, crashes, mark = unpack(found)
   last = last and tonumber(last)
 
   local remember
@@ -219,7 +222,7 @@ local function append(keys, args)
   end
   redis.call('HSET', meta, unpack(update))
   if guard == 'owner' then
-    redis.call('HDEL', meta, 'crashes', 'mark')
+    if crashes or mark then redis.call('HDEL', meta, 'crashes', 'mark') end
   else
     if guard == 'tool' and c ~= '' then acknowledge(c) end
     if flags ~= 'quiet' then ring_unless(rung, owner, shard, meta, cid, now) end
