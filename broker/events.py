@@ -186,9 +186,10 @@ class Action(Event):
 
 
 class Observation(Event):
-    """What came of an action, or what the environment has to say."""
+    """What came of an action, or what the environment has to say; `unsandboxed` if it ran in no sandbox."""
 
     content: str = ""
+    unsandboxed: bool | None = None
 
 
 class ModelToolCall(Part):

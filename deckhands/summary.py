@@ -13,7 +13,15 @@ from typing import Any, Self
 
 from broker.actions import AgentDelegateAction, AgentFinishAction, AgentRejectAction, MessageAction
 from broker.agent_state import AgentState
-from broker.events import ConversationCreated, DelegateEnded, Event, EventSource, ModelCallFailed, ModelReply
+from broker.events import (
+    ConversationCreated,
+    DelegateEnded,
+    Event,
+    EventSource,
+    ModelCallFailed,
+    ModelReply,
+    Observation,
+)
 from broker.observations import AgentStateChangedObservation
 from broker.standing import Standing
 from deckhands.metrics import Metrics, metrics_of, with_delegate, with_reply
@@ -71,7 +79,7 @@ class Summary:
         message: what the agent said last: its final thought, its reason to refuse, its question.
         outputs: what it handed in when it finished; empty as long as no finish counts.
         asked_id: the action that a person is asked to confirm; None for none.
-        sandbox: what was asked for, `auto` and `none` among it; empty: not known.
+        sandbox: what was asked for, `auto` among it; `none` also where something ran without one; empty: not known.
         metrics: cost, tokens and latency of every call, and what each delegate has used up.
     """
 
@@ -167,6 +175,7 @@ class Tally:
         self._failure: ModelCallFailed | None = None
         self._message = ""
         self._outputs: dict[str, Any] = {}
+        self._sandbox = ""
 
     @property
     def last_event_id(self) -> int:
@@ -183,6 +192,7 @@ class Tally:
         match event:
             case ConversationCreated():
                 self._created = event
+                self._sandbox = event.workspace.sandbox
                 self._metrics = metrics_of([event])
                 self._model = event.agent.llm.model or ""
             case ModelReply():
@@ -207,6 +217,8 @@ class Tally:
                 self._error_code = event.code or self._error_code
             case AgentStateChangedObservation(agent_state=AgentState.RUNNING) if was is AgentState.ERROR:
                 self._forget_error()
+            case Observation(unsandboxed=True):
+                self._sandbox = "none"
 
     def summary(self) -> Summary:
         """Return the summary of what was taken in so far; the first event must be among it."""
@@ -236,7 +248,7 @@ class Tally:
             metrics=self._metrics,
             outputs=self._outputs if self.standing.state is AgentState.FINISHED else {},
             asked_id=self.standing.asked_id,
-            sandbox=created.workspace.sandbox,
+            sandbox=self._sandbox,
         )
 
     def _forget_error(self) -> None:

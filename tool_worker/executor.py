@@ -213,10 +213,11 @@ class Executor:
             allow=spec.allow,
             image=spec.image,
         )
+        unsandboxed = None if host.is_confined else True
         failpoint("tool.before_run")
         may_repeat = outcome_policy(action.kind) is OutcomePolicy.IDEMPOTENT
         if isinstance(claim, ActionReclaimed) and not may_repeat and await _may_have_run_before_reboot(host, action):
-            return OutcomeUnknownObservation(content=LOST_BY_REBOOT)
+            return OutcomeUnknownObservation(content=LOST_BY_REBOOT, unsandboxed=unsandboxed)
         arguments = await self._with_secrets(delivery.conversation_id, request)
         await probation.rest()  # while the host acts, nothing of it can end this worker
         ask = functools.partial(host.run, action.id, request.tool, arguments, may_repeat=may_repeat)
@@ -226,13 +227,15 @@ class Executor:
         await probation.act()
         failpoint("tool.after_result")
         if result.is_unknown:
-            return OutcomeUnknownObservation(content=LOST_WITH_HOST)
+            return OutcomeUnknownObservation(content=LOST_WITH_HOST, unsandboxed=unsandboxed)
         observation = _with_refusals(tool.observe(action, result.value), refused := _refused(result.value))
         self.refusals += len(refused)
-        if quota is None or observation.kind not in MUTATING:
-            return observation
-        notice = await quota.notice(delivery.conversation_id)
-        return observation.model_copy(update={"content": f"{observation.content}\n{notice}"}) if notice else observation
+        is_bounded = observation.kind in MUTATING
+        notice = await quota.notice(delivery.conversation_id) if quota is not None and is_bounded else ""
+        changes: dict[str, Any] = {"unsandboxed": True} if unsandboxed else {}
+        if notice:
+            changes["content"] = f"{observation.content}\n{notice}"
+        return observation.model_copy(update=changes) if changes else observation
 
     async def _while_wanted(
         self, host: OpenWorkspace, action_id: int, ask: Callable[[], Awaitable[HostResult]]

@@ -16,13 +16,22 @@ class OpenWorkspace:
 
     Args:
         reopen: Opens it again and returns the new connection.
+
+    Attributes:
+        is_confined: whether a sandbox keeps its programs from the machine.
     """
 
     def __init__(
-        self, conversation_id: str, connection: HostConnection, reopen: Callable[[], Awaitable[HostConnection]]
+        self,
+        conversation_id: str,
+        connection: HostConnection,
+        reopen: Callable[[], Awaitable[HostConnection]],
+        *,
+        is_confined: bool,
     ) -> None:
         self.conversation_id = conversation_id
         self.connection = connection
+        self.is_confined = is_confined
         self._reopen = reopen
 
     async def run(

@@ -29,7 +29,7 @@ from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.choice import AUTO
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.docker import Containers, DockerSandbox
-from tool_worker.sandbox.none import temporary_directory
+from tool_worker.sandbox.none import NoSandbox, temporary_directory
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
 from tool_worker.sandbox.tried import TriedSandboxes
 from tool_worker.workspace_errors import HostLost, WorkspaceUnavailable
@@ -162,9 +162,14 @@ class Workspaces:
                 async with folder.opening():
                     attached.binding = await self._bind(folder, path, sandbox, network, allow, image=image)
                     attached.connection = await self._attach(folder, attached.binding)
-            if attached.binding is not None and attached.binding.allow:
-                await self._lead_out(HostFolder(self._root, conversation_id), attached.binding, attached.connection)
-            return OpenWorkspace(conversation_id, attached.connection, lambda: self._reopen(conversation_id))
+            binding, connection = attached.binding, attached.connection
+            assert binding is not None
+            if binding.allow:
+                await self._lead_out(HostFolder(self._root, conversation_id), binding, connection)
+            is_confined = binding.sandbox != NoSandbox.name
+            return OpenWorkspace(
+                conversation_id, connection, lambda: self._reopen(conversation_id), is_confined=is_confined
+            )
 
     async def demanded_sandbox(self) -> Sandbox:
         """Return the sandbox of conversations that ask for none in particular, tried out before.  Idempotent.

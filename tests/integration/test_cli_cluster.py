@@ -11,6 +11,7 @@ import pytest
 
 from broker.membership import members
 from deckhands import Client
+from deckhands.cli.output import UNCONFINED
 from deckhands.runs import event_from_export
 from deckhands.summary import summarize
 from tests.integration.command_line import (
@@ -147,7 +148,7 @@ def test_a_script_that_does_not_exist(on_cluster, workspace):
 
 def test_submit_logs_show_export_ls(env, workspace, tmp_path):
     model = script(tmp_path / "m.json", run_command("echo hello"), finish("Done."))
-    arguments = ["submit", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none", "--title", "A title"]
+    arguments = ["submit", "-t", "Do it.", "-w", workspace, "--model", model, "--title", "A title"]
     cid = deckhands(*arguments, env=env).out.strip()
     followed = deckhands("logs", "-f", cid, env=env)
     assert (followed.code, followed.out.splitlines()[-1]) == (0, "Done.")
@@ -162,6 +163,15 @@ def test_submit_logs_show_export_ls(env, workspace, tmp_path):
     assert list(exported[0])[:5] == ["id", "kind", "source", "cause_id", "timestamp"]
     deckhands("export", cid, "-o", tmp_path / "log.jsonl", env=env)
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == exported
+
+    # It asked for what the node demands, which is no sandbox.
+    assert exported[0]["workspace"]["sandbox"] == "auto"
+    assert [event["kind"] for event in exported if event.get("unsandboxed")] == [
+        "observation.survey",
+        "observation.run",
+    ]
+    assert shown["sandbox"] == "none"
+    assert f"Sandbox:      {UNCONFINED}" in deckhands("show", cid, env=env).out
 
     listed = {row["conversation_id"]: row for row in deckhands("ls", "--json", env=env).json}
     assert (listed[cid]["state"], listed[cid]["title"], listed[cid]["iterations"]) == ("finished", "A title", 2)

@@ -106,6 +106,20 @@ async def test_a_command_that_was_answered_before_it_began_does_not_go_on(memory
     assert not (tmp_path / "conversation" / "workspace" / "effect").exists()
 
 
+@pytest.mark.parametrize(("sandbox", "is_said"), [("none", True), ("bwrap", None)])
+async def test_what_ran_without_a_sandbox_says_so(
+    memory_store: Store, tmp_path: Path, sandbox: str, is_said: bool | None
+) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    async with opened(tmp_path, sandbox=sandbox) as workspaces:
+        events = Events(log, Executor(log, workspaces, worker_id="tool-1"))
+        for action in (CmdRunAction(command="true"), FileWriteAction(path="a", content="a"), FileReadAction(path="b")):
+            assert (await events.observed(action)).unsandboxed is is_said
+        stopped = CmdRunAction(command="true", confirmation_state=ConfirmationStatus.REJECTED)
+        assert (await events.observed(stopped)).unsandboxed is None
+
+
 def journal_of_an_earlier_boot(root: Path) -> None:
     folder = HostFolder(root, "conversation")
     folder.create()

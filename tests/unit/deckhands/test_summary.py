@@ -8,7 +8,7 @@ import pytest
 
 from broker.actions import AgentFinishAction, AgentRejectAction, ChangeAgentStateAction, CmdRunAction, MessageAction
 from broker.events import ConversationCreated, ModelCallFailed
-from broker.observations import AgentStateChangedObservation
+from broker.observations import AgentStateChangedObservation, CmdOutputObservation
 from deckhands.cli.output import UNCONFINED, summary_lines
 from deckhands.metrics import Metrics
 from deckhands.summary import Summary, summarize
@@ -52,6 +52,11 @@ def test_that_there_is_no_sandbox_is_said():
         workspace = first.workspace.model_copy(update={"sandbox": sandbox})
         summary = summarize([first.model_copy(update={"workspace": workspace}), *rest])
         assert [line for line in summary_lines(summary) if line.startswith("Sandbox")] == said
+
+
+def test_that_something_ran_without_a_sandbox_is_said_whatever_was_asked_for():
+    ran = CmdOutputObservation(command="true", unsandboxed=True)
+    assert [summarize(numbered(created(), *then)).sandbox for then in ([ran], [])] == ["none", "auto"]
 
 
 def test_it_comes_back_from_json():
