@@ -10,6 +10,8 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -83,6 +85,25 @@ def test_the_self_test_gets_out_where_nothing_confines_it() -> None:
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root could open these files in any case")
+def test_the_self_test_removes_what_a_killed_worker_left_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    old, young, others, elsewhere = (tmp_path / "tmp" / f"deckhands-selftest-{name}" for name in "abcd")
+    for folder in (old, young, others, tmp_path / "kept"):
+        (folder / "workspace").mkdir(parents=True)
+    elsewhere.symlink_to(tmp_path / "kept")
+    for folder in (old, others, tmp_path / "kept"):
+        os.utime(folder, (0, time.time() - 601))
+    if IS_ROOT:
+        os.chown(others, 65534, 65534)
+    run_self_test(NoSandbox())
+    left = {path.name[-1] for path in (tmp_path / "tmp").iterdir()}
+    assert left == ({"b", "c", "d"} if IS_ROOT else {"b", "d"})
+    assert (tmp_path / "kept" / "workspace").is_dir()
+
+
 def test_the_self_test_finds_a_single_hole(tmp_path: Path) -> None:
     report = run_self_test(LeakySandbox(tmp_path / "files"))
     assert {result.name for result in report.escapes} == {"read_password_hashes", "write_system"}

@@ -7,20 +7,26 @@ Does not: prove that a sandbox is tight; it finds one that is not there, or was 
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker.clock import SystemClock
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox, interpreter
 from tool_worker.spawning import in_memory
 from tool_worker.workspace_errors import SandboxUnavailable, SandboxUnsafe
 
 LIMIT_SECONDS = 20.0
+LEFT_SECONDS = 600.0
+"""A directory that is older belongs to no self-test that goes on: its worker was killed."""
+_PREFIX = "deckhands-selftest-"
 _PROBES = Path(__file__).with_name("probes.py")
 
 
@@ -51,7 +57,8 @@ def run_self_test(sandbox: Sandbox) -> SelfTestReport:
     Raises:
         SandboxUnavailable: the probes could not be run in it.
     """
-    with tempfile.TemporaryDirectory(prefix="deckhands-selftest-") as folder, _targets(Path(folder)) as settings:
+    _remove_left()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _targets(Path(folder)) as settings:
         workspace = Path(folder, "workspace")
         workspace.mkdir()
         probes = workspace / _PROBES.name
@@ -102,6 +109,15 @@ def require_safe(report: SelfTestReport) -> None:
 
 def _not_run(sandbox: Sandbox, reason: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"The self-test could not be run in the sandbox {sandbox.name}: {reason}")
+
+
+def _remove_left() -> None:
+    newest = SystemClock().now().timestamp() - LEFT_SECONDS
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            found = left.lstat()
+            if found.st_uid == os.getuid() and found.st_mtime < newest:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager
