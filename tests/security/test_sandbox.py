@@ -288,6 +288,17 @@ def test_a_file_of_etc_can_be_lent(bwrap: BubblewrapSandbox, tmp_path: Path) -> 
     assert b"Read-only file system" in ended.stderr
 
 
+def test_a_workspace_can_be_in_etc(bwrap: BubblewrapSandbox, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    enclosure = Enclosure(tmp_path / "project", "/etc/project")
+    ended = run_shell(
+        bwrap, enclosure, "pwd; echo x > made; ls /etc/ssl/certs/ca-certificates.crt; echo x > /etc/hosts"
+    )
+    assert ended.stdout == b"/etc/project\n/etc/ssl/certs/ca-certificates.crt\n"
+    assert b"Read-only file system" in ended.stderr
+    assert (tmp_path / "project" / "made").exists()
+
+
 def test_names_are_resolved_as_the_machine_does_only_where_there_is_a_network(
     bwrap: BubblewrapSandbox, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ from tool_worker.sandbox.sandbox import (
     interpreter_prefixes,
 )
 from tool_worker.sandbox.seccomp import system_call_filter
-from tool_worker.sandbox.system_files import COPIED, HOME, HOST_NAME, OF_NETWORK, OWN, USER_ID, own_etc
+from tool_worker.sandbox.system_files import COPIED, HOME, HOST_NAME, OF_NETWORK, OWN, USER_ID, EtcCopies
 
 TEMPORARY = ("/tmp", HOME)  # noqa: S108  (these are mounts inside the sandbox)
 TRIAL_LIMIT_SECONDS = 10.0
@@ -61,7 +61,7 @@ class BubblewrapSandbox:
 
     def __init__(self, files: Path) -> None:
         self._files = files
-        self._own_etc: Path | None = None
+        self._etc_copies = EtcCopies(files)
 
     def reason_unavailable(self) -> str | None:
         """See `Sandbox.reason_unavailable`."""
@@ -119,12 +119,13 @@ class BubblewrapSandbox:
         """See `Sandbox.kill_stragglers`."""
 
     def _etc(self, enclosure: Enclosure) -> Iterator[str]:
-        if self._own_etc is None:
-            self._own_etc = own_etc(self._files)
-        # One mount, unless something is lent in /etc: in a mount that cannot be written there is no making another.
-        is_lent = any(path.is_relative_to("/etc") for path in enclosure.read_only)
-        for path in (*OWN, *COPIED) if is_lent else ("",):
-            yield from ("--ro-bind-try", str(self._own_etc / path), str(Path("/etc", path)))
+        copy = self._etc_copies.current()
+        # One mount, unless something else is there: in a mount that cannot be written there is no making another.
+        is_shared = any(path.is_relative_to("/etc") for path in (Path(enclosure.mount_at), *enclosure.read_only))
+        for name in OWN if is_shared else ("",):
+            yield from ("--ro-bind", str(copy / name), str(Path("/etc", name)))
+        for name in COPIED if is_shared else ():
+            yield from ("--ro-bind-try", str(copy / name), str(Path("/etc", name)))
         for name in OF_NETWORK if enclosure.has_network else ():
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
 

@@ -1,12 +1,14 @@
 """What programs of a sandbox see as /etc: a few of the machine's files, copied, and four of our own.
 
-    <files>/etc-<digest>/    as the machine's were when the first worker started after their last change
+    <files>/etc-<boot>-<digest>/    as the machine's were when a sandbox first started after their last change
 
 A mount for each of them would take two milliseconds of every start.
 
-Holds: keys, passwords and the machine's own names stay outside; a copy appears whole or not at all, and is never
-changed: sandboxes that run already show it.
-Does not: follow changes of the machine's files until a worker is started again, or remove the copies before.
+Holds:
+    - Keys, passwords and the machine's own names stay outside, and so does what not everybody may read.
+    - A copy appears whole or not at all, and is never changed: sandboxes that run already show it.
+    - Those of earlier boots are removed: nothing shows them any more, and after a power cut they may not be whole.
+Does not: notice a file that is written in its place, and not put into it, before a worker starts again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+ATTEMPTS = 5
+"""How often a copy is begun anew because the machine's files changed meanwhile."""
 
 USER_ID = 1000
 HOME = "/home/agent"
@@ -37,40 +43,91 @@ OWN = {
 }
 
 
-def own_etc(files: Path, machine: Path = Path("/etc")) -> Path:
-    """Return the copy of what the machine's /etc is now, made if need be.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class EtcCopies:
+    """The copy that a sandbox starts with, made anew when the machine's files are others or it is gone.
 
     Args:
         files: Directory of the copies, made if need be; of a node, whose workers share it.
+    """
+
+    def __init__(self, files: Path, machine: Path = Path("/etc")) -> None:
+        self._files = files
+        self._machine = machine
+        self._copy: Path | None = None
+        self._stamps: dict[Path, tuple[int, int] | None] = {}
+
+    def current(self) -> Path:
+        """Return the copy; a look at some thirty directories and files tells whether it still is the one.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        if self._copy is None or any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
+            stamps = {path: _stamp(path) for path in _watched(self._machine)}
+            self._copy = own_etc(self._files, self._machine)
+            self._stamps = stamps | {self._copy: _stamp(self._copy)}
+        return self._copy
+
+
+def own_etc(files: Path, machine: Path) -> Path:
+    """Return the copy of what the machine's /etc is now, made if need be.
 
     Raises:
         OSError: it cannot be written.
     """
-    copy = files / f"etc-{_digest(machine)}"
-    if copy.is_dir():
-        return copy
-    files.mkdir(parents=True, exist_ok=True)
-    draft = files / f".etc-{secrets.token_hex(8)}"
-    try:
-        draft.mkdir(mode=0o755)
-        _fill(draft, machine)
+    boot = _BOOT_ID.read_text()[:8]
+    failure: OSError | None = None
+    for _ in range(ATTEMPTS):
+        digest = _digest(machine)
+        copy = files / f"etc-{boot}-{digest}"
+        if copy.is_dir():
+            return copy
+        files.mkdir(parents=True, exist_ok=True)
+        draft = files / f".etc-{boot}-{secrets.token_hex(8)}"
         try:
-            draft.rename(copy)
-        except OSError:
-            if not copy.is_dir():  # otherwise another worker was first
-                raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return copy
+            draft.mkdir(mode=0o755)
+            _fill(draft, machine)
+            if _digest(machine) == digest:
+                _put(draft, copy)
+                _remove_all_but(boot, files)
+                return copy
+        except OSError as error:
+            first = OSError(error.args[0][0][2]) if isinstance(error, shutil.Error) else error
+            if _digest(machine) == digest:
+                raise first from None
+            failure = first  # a file went away: another version of it is on its way
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    raise OSError(f"{machine} does not stop changing") from failure
+
+
+def _put(draft: Path, copy: Path) -> None:
+    try:
+        draft.rename(copy)
+    except OSError:
+        if not copy.is_dir():  # otherwise another worker was first
+            raise
+
+
+def _remove_all_but(boot: str, files: Path) -> None:
+    for pattern in ("etc-????????-*", ".etc-????????-*"):
+        for path in files.glob(pattern):
+            if f"etc-{boot}-" not in path.name:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _fill(draft: Path, machine: Path) -> None:
     for name in COPIED:
         source, target = machine / name, draft / name
         target.parent.mkdir(parents=True, exist_ok=True)
+        if not _may_be_read(source):
+            continue
         if source.is_dir():
             shutil.copytree(source, target, symlinks=True, ignore=_unfit)
-        elif os.access(source, os.R_OK):
+        else:
             shutil.copy2(source, target)
     for name in OF_NETWORK:
         (draft / name).touch()
@@ -79,19 +136,45 @@ def _fill(draft: Path, machine: Path) -> None:
 
 
 def _unfit(folder: str, names: list[str]) -> list[str]:
-    """Name what cannot be copied: links can, and those files and directories that we may read."""
-    return [name for name in names if not _is_fit(Path(folder, name))]
+    """Name what is not copied: links are, and those files and directories that everybody may read."""
+    paths = (Path(folder, name) for name in names)
+    return [path.name for path in paths if not path.is_symlink() and not _may_be_read(path)]
 
 
-def _is_fit(path: Path) -> bool:
-    return path.is_symlink() or ((path.is_file() or path.is_dir()) and os.access(path, os.R_OK))
+def _may_be_read(path: Path) -> bool:
+    """Say whether there is a file or directory that everybody may read, we among them."""
+    if not (path.is_file() or path.is_dir()):
+        return False
+    needed = 0o005 if path.is_dir() else 0o004
+    return path.stat().st_mode & needed == needed and os.access(path, os.R_OK)
+
+
+def _watched(machine: Path) -> Iterator[Path]:
+    """Yield what changes when a file is put in the place of another, or a link is."""
+    for name in COPIED:
+        yield machine / name
+        for folder, _, _ in os.walk(machine / name):
+            yield Path(folder)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _digest(machine: Path) -> str:
     """Return a name for what the files are now: another when one of them is."""
     digest = hashlib.sha256(repr((OWN, OF_NETWORK)).encode())
-    for top in [(machine / name).resolve() for name in COPIED]:
-        for path in [top, *sorted(top.rglob("*"))] if top.exists() else ():
-            found = path.lstat()
+    for name in COPIED:
+        top = (machine / name).resolve()
+        inner = sorted(Path(folder, entry) for folder, _, files in os.walk(top) for entry in ("", *files))
+        for path in inner or [top]:
+            try:
+                found = path.lstat()
+            except FileNotFoundError:
+                continue
             digest.update(os.fsencode(f"{path} {found.st_mode} {found.st_size} {found.st_mtime_ns}\n"))
     return digest.hexdigest()[:16]

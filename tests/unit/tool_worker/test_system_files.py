@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tool_worker.sandbox.system_files import OF_NETWORK, OWN, own_etc
+from tool_worker.sandbox.system_files import OF_NETWORK, OWN, EtcCopies, own_etc
 
 
 @pytest.fixture
@@ -62,6 +63,71 @@ def test_what_is_no_file_stays_away(tmp_path: Path, machine: Path) -> None:
     assert "ssl/certs/pipe" not in entries(copy)
 
 
+def test_what_not_everybody_may_read_stays_away(tmp_path: Path, machine: Path) -> None:
+    (machine / "ssl" / "certs" / "with-key.pem").write_text("key")
+    (machine / "ssl" / "certs" / "with-key.pem").chmod(0o640)
+    (machine / "ssl" / "certs" / "closed").mkdir()
+    (machine / "ssl" / "certs" / "closed" / "three.pem").write_text("three")
+    (machine / "ssl" / "certs" / "closed").chmod(0o700)
+    (machine / "os-release").chmod(0o600)
+    named = {"ssl/certs/one.pem", "ssl/certs/two.pem", "localtime"}
+    assert entries(own_etc(tmp_path / "files", machine)) == named | set(OWN) | set(OF_NETWORK)
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_what_changes_while_it_is_copied_is_copied_again(
+    tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    copy2 = shutil.copy2
+
+    def late(source: Path, target: Path) -> Path:
+        monkeypatch.setattr(shutil, "copy2", copy2)
+        if is_gone:
+            (machine / "zone").unlink()
+            return copy2(source, target)
+        copied = copy2(source, target)
+        (machine / "zone").write_text("elsewhere")
+        return copied
+
+    monkeypatch.setattr(shutil, "copy2", late)
+    copy = own_etc(tmp_path / "files", machine)
+    assert [path.name for path in (tmp_path / "files").iterdir()] == [copy.name]
+    if is_gone:
+        assert not (copy / "localtime").exists()
+    else:
+        assert (copy / "localtime").read_text() == "elsewhere"
+
+
+def test_sandboxes_start_with_what_the_machine_has_then(tmp_path: Path, machine: Path) -> None:
+    inner = machine / "ssl" / "certs" / "java"
+    inner.mkdir()
+    (inner / "all").write_text("all")
+    copies = EtcCopies(tmp_path / "files", machine)
+    first = copies.current()
+    assert copies.current() == first
+    (inner / "new").write_text("renewed")
+    (inner / "new").rename(inner / "all")
+    second = copies.current()
+    assert (second / "ssl/certs/java/all").read_text() == "renewed"
+    (machine / "localtime").unlink()
+    third = copies.current()
+    assert (second / "localtime").exists()
+    assert not (third / "localtime").exists()
+    shutil.rmtree(third)
+    assert copies.current() == third
+    assert entries(third) >= set(OWN)
+
+
+def test_copies_of_an_earlier_boot_are_removed(tmp_path: Path, machine: Path) -> None:
+    files = tmp_path / "files"
+    for name in ("etc-00000000-0123456789abcdef", ".etc-00000000-0123456789abcdef", "others"):
+        (files / name).mkdir(parents=True)
+    first = own_etc(files, machine)
+    (machine / "zone").write_text("elsewhere")
+    second = own_etc(files, machine)
+    assert {path.name for path in files.iterdir()} == {"others", first.name, second.name}
+
+
 def test_of_two_workers_that_make_it_at_once_one_is_taken(
     tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +143,18 @@ def test_of_two_workers_that_make_it_at_once_one_is_taken(
     copy = own_etc(files, machine)
     assert entries(copy) >= set(OWN)
     assert [path.name for path in files.iterdir()] == [copy.name]
+
+
+def test_what_is_in_the_way_of_a_copy_is_told_in_one_line(
+    tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'"), ("c", "d", "the same")])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device: 'a' -> 'b'$"):
+        own_etc(tmp_path / "files", machine)
+    assert list((tmp_path / "files").iterdir()) == []
 
 
 def test_a_copy_that_cannot_be_made_is_an_error_and_leaves_nothing(
