@@ -106,7 +106,7 @@ def _call(statement: ast.stmt) -> Call:
     try:
         text = ast.unparse(statement)
     except RecursionError as error:
-        raise ActionStringError("An action is nested too deeply.") from error
+        raise ActionStringError(f"The actions cannot be read: one is nested too deeply. {FORM}") from error
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise ActionStringError(f"{_shown(text)} is no action. {FORM} {_offered()}")
