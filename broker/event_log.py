@@ -59,13 +59,14 @@ class EventLog:
 
     async def hide(self, conversation_id: str, events: Sequence[Event]) -> list[Event]:
         """Return events as they would be written, for an owner who goes on from them before they are."""
-        masker = await self._masker(conversation_id)
+        masker = await self.masker(conversation_id)
         if not masker:
             return list(events)
         wires = await asyncio.to_thread(lambda: [masker.wire(event.wire()) for event in events])
         return [codec.event_from_wire(wire, event.id) for wire, event in zip(wires, events, strict=True)]
 
-    async def _masker(self, conversation_id: str) -> Masker:
+    async def masker(self, conversation_id: str) -> Masker:
+        """Return what hides the conversation's secrets in what is written of it."""
         return await self.secrets.masker(conversation_id) if self.secrets is not None else NOTHING_TO_HIDE
 
     async def create(
@@ -334,7 +335,7 @@ class EventLog:
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Outcome | None:
         names = self._store.keys(conversation_id)
-        masker = await self._masker(conversation_id)
+        masker = await self.masker(conversation_id)
         arguments: list[Argument] = [conversation_id, *guard, flags, len(fields or {})]
         for field, value in (fields or {}).items():
             arguments += (field, replace_surrogates(masker.wire(value)))

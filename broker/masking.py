@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from broker.observations import TRUNCATION_MARKER
+
 MASK = "<secret_hidden>"
 MINIMUM_CHARS = 8
 """Shorter values would be found in everything."""
@@ -29,7 +31,7 @@ BINARY_FIELDS = frozenset({"screenshot", "set_of_marks"})
 PICTURE_FIELDS = frozenset({"image_urls", "goal_image_urls"})
 """Fields that hold addresses of pictures, or pictures in the form of a `data:` address."""
 
-CUTS = ("\n[... Observation truncated due to length ...]\n", "<response clipped>")
+CUTS = (TRUNCATION_MARKER, "<response clipped>")
 """What stands where the middle, or the rest, of a long text was left out."""
 MINIMUM_LEFT_CHARS = 4
 """How much of a value has to be left at a cut to be taken for it."""
@@ -201,6 +203,8 @@ class MaskedPieces:
 
     def feed(self, piece: str) -> str:
         """Return what can be shown by now; the last characters are held back while a secret may begin in them."""
+        if not self._masker:
+            return piece
         self._held += piece
         end = len(self._held) - self._masker.reach_chars - max(map(len, CUTS))
         if end <= 0:

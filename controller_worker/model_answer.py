@@ -55,7 +55,9 @@ async def asked(
     batched = gate.batched_call(state, call, question.llm, config, question.request)
     if batched is not None:
         question = replace(question, request=replace(question.request, carry=batched.carry))
-    async with shown(services.store, question.request, attempt=call.attempt, is_watched=is_watched) as request:
+    async with shown(
+        services.store, services.log, question.request, attempt=call.attempt, is_watched=is_watched
+    ) as request:
         result = await ask(
             services.models,
             question.llm,

@@ -11,7 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from broker.connection import MultiplexedConnection
+from broker.event_log import EventLog
 from broker.live_text import LiveText, Piece
+from broker.masking import MASK
+from broker.secrets import Secrets
 from broker.store import Store
 from controller_worker.llm.llm import Delta, ModelRequest
 from controller_worker.llm.messages import Message, TextPart
@@ -39,7 +42,7 @@ async def test_who_looks_on_sees_pieces(valkey_store: Store) -> None:
     live = LiveText(valkey_store, "c1")
     await live.announce()
     watching = asyncio.create_task(watched(valkey_store, 3))
-    async with shown(valkey_store, REQUEST, attempt=1, is_watched=True) as request:
+    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         for delta in (Delta("thinking", "Hm."), Delta("text", "Good "), Delta("text", "day, 你"), Delta("call", "f {")):
             request.on_delta(delta)
@@ -53,7 +56,7 @@ async def test_who_looks_on_sees_pieces(valkey_store: Store) -> None:
 async def test_pieces_come_while_the_reply_is_on_its_way(valkey_store: Store) -> None:
     await LiveText(valkey_store, "c1").announce()
     watching = asyncio.create_task(watched(valkey_store, 1))
-    async with shown(valkey_store, REQUEST, attempt=2, is_watched=True) as request:
+    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=2, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "first"))
         assert await asyncio.wait_for(watching, 20) == [Piece("3.2", "text", "first")]
@@ -62,7 +65,7 @@ async def test_pieces_come_while_the_reply_is_on_its_way(valkey_store: Store) ->
 
 async def test_what_a_failed_call_has_shown_is_void_once_another_is_asked(valkey_store: Store) -> None:
     live = LiveText(valkey_store, "c1")
-    async with shown(valkey_store, REQUEST, attempt=1, is_watched=True) as request:
+    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         for delta in (Delta("text", "half a"), Delta("superseded", ""), Delta("text", "whole")):
             request.on_delta(delta)
@@ -74,7 +77,7 @@ async def test_what_a_failed_call_has_shown_is_void_once_another_is_asked(valkey
 
 
 async def test_nobody_looks_on(valkey_store: Store) -> None:
-    async with shown(valkey_store, REQUEST, attempt=1, is_watched=False) as request:
+    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=False) as request:
         assert request is REQUEST
     assert await valkey_store.connection.call("EXISTS", valkey_store.keys("c1").live) == 0
 
@@ -99,9 +102,32 @@ async def test_what_came_after_the_last_look_is_not_missed(valkey_store: Store) 
     assert await live.rest() == []
 
 
+async def test_secrets_are_hidden_wherever_a_piece_ends(valkey_store: Store) -> None:
+    token, words = "ghp_0123456789abcdef", "word " * 200
+    secrets = Secrets(valkey_store, lambda: bytes(32))
+    await secrets.put("c1", "TOKEN", token)
+    watching = asyncio.create_task(watched(valkey_store, 1))
+    async with shown(valkey_store, EventLog(valkey_store, secrets), REQUEST, attempt=1, is_watched=True) as request:
+        assert request.on_delta is not None
+        request.on_delta(Delta("text", words + token[:10]))
+        first = (await asyncio.wait_for(watching, 20))[0].text
+        request.on_delta(Delta("text", token[10:] + "."))
+        request.on_delta(Delta("superseded", ""))
+        for kind in ("text", "call"):
+            request.on_delta(Delta(kind, f"{kind} {token[:4]}"))
+            request.on_delta(Delta(kind, token[4:]))
+    assert words.startswith(first)
+    pieces = await LiveText(valkey_store, "c1").rest()
+    assert "".join(piece.text for piece in pieces if piece.call == "3.1") == f"{words}{MASK}."
+    assert [(piece.kind, piece.text) for piece in pieces if piece.call == "3.1.1"] == [
+        ("text", f"text {MASK}"),
+        ("call", f"call {MASK}"),
+    ]
+
+
 async def test_a_store_that_is_gone_costs_the_pieces_and_not_the_call(valkey_store: Store, tmp_path: Path) -> None:
     store = replace(valkey_store, connection=MultiplexedConnection(f"unix://{tmp_path}/nobody"))
-    async with shown(store, REQUEST, attempt=1, is_watched=True) as request:
+    async with shown(store, EventLog(store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "to nobody"))
     await LiveText(store, "c1").show([Piece("3.1", "text", "to nobody")])

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 
+from tool_worker.host.output_buffer import CUT_NOTICE
+
 LONG_TEXT_CHARS = 2**20
 SHORT_TEXT_CHARS = 2048
 
@@ -144,5 +146,5 @@ def bounded(result: dict[str, object], limit_chars: int) -> dict[str, object]:
         text = bounded.get(name)
         if isinstance(text, str) and len(text) > limit_chars:
             half = limit_chars // 2
-            bounded[name] = f"{text[:half]}\n[... truncated ...]\n{text[-half:]}" if name == "content" else None
+            bounded[name] = f"{text[:half]}{CUT_NOTICE}{text[-half:]}" if name == "content" else None
     return bounded

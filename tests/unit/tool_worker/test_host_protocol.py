@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.masking import MASK, Masker
+from broker.observations import TRUNCATION_MARKER
 from tool_worker.host.bash_call import COMMAND_LIMIT_BYTES, BashCall, BashCallError
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.protocol import FRAME_LIMIT_BYTES, Lines, ProtocolError, decode, encode
@@ -58,10 +60,15 @@ def test_results_are_bounded_before_they_are_kept() -> None:
     }
     assert bounded(result, 1000) == {
         **result,
-        "content": "a" * 500 + "\n[... truncated ...]\n" + "b" * 500,
+        "content": "a" * 500 + TRUNCATION_MARKER + "b" * 500,
         "old_content": None,
     }
     assert bounded(result, 1200) == result
+
+
+def test_what_is_left_of_a_secret_at_the_cut_of_a_result_is_hidden() -> None:
+    cut = bounded({"content": "a" * 492 + "ghp_0123456789abcdef" + "b" * 600}, 1000)
+    assert Masker(["ghp_0123456789abcdef"]).wire(cut)["content"] == "a" * 492 + MASK + TRUNCATION_MARKER + "b" * 500
 
 
 def test_a_configuration_comes_back() -> None:
