@@ -1,4 +1,7 @@
-"""AgentState and its transitions (OpenHands section 1.1: same names, same values)."""
+"""What an agent is doing, and which of it needs no worker (OpenHands section 1.1: same names, same values).
+
+Does not: say which state may follow which; that is the business of `controller_worker.controller`.
+"""
 
 from __future__ import annotations
 

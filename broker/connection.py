@@ -204,11 +204,11 @@ class _Wire(asyncio.Protocol):
         self._watch = None
         if not self._waiting:
             return
-        overdue = self._waiting[0][1] + self._reply_timeout_seconds - self._loop.time()
-        if overdue <= 0:
+        left = self._waiting[0][1] + self._reply_timeout_seconds - self._loop.time()
+        if left <= 0:
             self.abort(TimeoutError(f"no reply within {self._reply_timeout_seconds} s"))
         else:
-            self._watch = self._loop.call_later(overdue, self._check_replies)
+            self._watch = self._loop.call_later(left, self._check_replies)
 
 
 class _Address:

@@ -14,7 +14,8 @@
     │   └── EventsLost             the log ends before an event that had been acknowledged
     └── OwnershipLost              this process no longer owns what it was working on
 
-Holds: every expected failure is one of these and carries a stable `code` and `retryable`.
+Holds: every expected failure derives from these and carries a stable `code` and `retryable`; one that concerns a single
+module (`SecretsLocked`, `ToolFailed`, `ModelError`, …) stands there.
 Does not: describe the outcomes of an append (`Fenced`, `Duplicate`, …); those are values, see `event_log`.
 """
 

@@ -135,7 +135,8 @@ end
 --   guard 'producer'  a: idempotency key
 --   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
 --   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
---   flags 'quiet': ring nobody; of an owner: key of this very call, the same when it is repeated.  fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
+--   flags 'quiet': ring nobody; of an owner: key of this very call, the same when it is repeated.
+--   fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
 --   dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's; '': neither.
 --   answers: the action id an observation settles, or ''.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}

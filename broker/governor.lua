@@ -178,7 +178,7 @@ local function free(pool, cid, held)
   if held.key then held.key.level.in_flight = math.max(0, held.key.level.in_flight - 1) end
 end
 
--- about: '<priority> <place> <input> <output> <calls> <tenant>'
+-- about: '<priority> <place> <input> <output> <calls>'
 local function about(pool, cid)
   local text = get(pool.base .. ':about', cid)
   if not text then return nil end

@@ -16,6 +16,7 @@
     deck:{k}:act:<route>           stream  append        trimmed       actions for a pool (`pool:bash`) or a node
     deck:{0}:quota:<pool>:…        several governor      for ever      who may call a model, see governor.lua
     deck:{0}:budget:<account>      hash    ledger        for ever      limit, spent, reserved; see ledger.lua
+    deck:{0}:budgets               set     ledger        for ever      those of tenants and experiments, or with a limit
     deck:{0}:ledger:…              several ledger        for ever      budgets reserved for calls under way
     deck:{0}:notes:<t>/<u>/<p>     hash    controller    until erased  notes of a tenant's user's project, by id
     deck:{0}:notebooks             set     controller    for ever      which of them there are

@@ -18,10 +18,8 @@ from broker.observations import AgentStateChangedObservation, LoopDetectionObser
 REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})
 """What a person may ask for; other requests change nothing."""
 
-
 ANSWERS = frozenset({AgentState.USER_CONFIRMED, AgentState.USER_REJECTED})
 """What a person may answer while the agent asks for a confirmation."""
-
 
 RECOVERED_TO = {1: AgentState.AWAITING_USER_INPUT, 2: AgentState.RUNNING, 3: AgentState.STOPPED}
 """Where each option of a loop's recovery leads."""

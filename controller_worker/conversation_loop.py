@@ -198,7 +198,7 @@ class ConversationLoop:
             return not await self._has_dispatched(effect)
         elif isinstance(effect, CallModel):
             if not self._gate.is_shut or self.state.gate is None:
-                return await self._has_condensed(effect)
+                return await self._does_call(effect)
             await self._release()  # its call has to wait for long; it is woken wherever it is then
         elif self._call is not None:
             return False  # paused while the model thinks: its answer is paid for and will be kept
@@ -315,8 +315,8 @@ class ConversationLoop:
         await self._probation.rest()
         return True
 
-    async def _has_condensed(self, effect: CallModel) -> bool:
-        """Ask the model. True if a condensation came first, for which nobody had to be asked."""
+    async def _does_call(self, effect: CallModel) -> bool:
+        """Ask the model, or do what has to come before it; False if there is only to wait then."""
         if self._call is not None or self._gate.is_shut:
             return False
         if await self._gate.is_in_batch(self.state, effect):

@@ -24,7 +24,6 @@ OVER = (
     "files. Delete what you do not need, now: what is beyond is not saved, and actions that add more are stopped.]"
 )
 
-
 _NO_LIMITS = TreeLimits(files=sys.maxsize, bytes=sys.maxsize)
 
 

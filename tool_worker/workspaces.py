@@ -65,8 +65,8 @@ class Workspaces:
 
     Args:
         root: Directory of the node's workspaces. Tool workers of one node share it.
-        sandbox: What the node demands: `auto` (the best that works here), `bwrap`, or `none`. A conversation may ask
-            for something weaker only if this is `none`.
+        sandbox: What the node demands: `auto` (the best that works here), `bwrap`, `docker`, or `none`. A conversation
+            may ask for something weaker only if this is `none`.
         ttl_seconds: How long a host lives on when nobody is attached and no action runs.
         idle_seconds: How long it lives on when nothing at all runs in it, background jobs included.
         no_change_timeout_seconds: After how much silence a command is answered.

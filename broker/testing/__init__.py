@@ -1,1 +1,1 @@
-"""What tests and simulations need of the broker: a store in memory that runs the real functions, and failpoints."""
+"""What tests and simulations need of the broker: a store in memory that runs the real functions."""

@@ -36,7 +36,7 @@ _NOT_PART_OF_A_REQUEST = frozenset({
     *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name"),
 })  # fmt: skip
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class CachedLLM:
@@ -91,7 +91,7 @@ class CachedLLM:
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
-            logger.warning("the kept reply %s cannot be used: %r", name, error)
+            _log.warning("the kept reply %s cannot be used: %r", name, error)
             return None
 
     def _write(self, name: str, completion: Completion) -> None:
@@ -100,7 +100,7 @@ class CachedLLM:
             content = json.dumps(asdict(completion), default=_plain).encode("utf-8", errors="replace")
             self._shelf.write(name, content)
         except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
-            logger.warning("a reply cannot be kept as %s: %s", name, error)
+            _log.warning("a reply cannot be kept as %s: %s", name, error)
 
 
 class _Shelf(Protocol):

@@ -43,7 +43,7 @@ NOT_HERE: Mapping[str, str] = {
 }
 """Settings of OpenHands that are refused, and why."""
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Fallback(BaseModel):
@@ -173,7 +173,6 @@ class LLMConfig(BaseModel):
         cache_ttl_seconds: for how long a kept reply is used.
         batch: make the calls of conversations without a person by the provider's batch API; see `batching`.
         drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
-        native_tool_calling: None decides by model.
         native_tool_calling: whether tools are the provider's business; False puts them into the prompt as text (see
             `text_tools`); None decides by model.
         disable_stop_word: send no stop word with tools in text.
@@ -373,8 +372,8 @@ def _warn_of_misspelt(env: Mapping[str, str]) -> None:
     for name in sorted(env):
         field = name.removeprefix(ENV_PREFIX).lower()
         if name.startswith(ENV_PREFIX) and field in NOT_HERE:
-            logger.warning("The environment variable %s does nothing: %s.", name, NOT_HERE[field])
+            _log.warning("The environment variable %s does nothing: %s.", name, NOT_HERE[field])
         elif name.startswith(ENV_PREFIX) and name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if nearest:
-                logger.warning("The environment variable %s is not known; did you mean %s?", name, nearest[0])
+                _log.warning("The environment variable %s is not known; did you mean %s?", name, nearest[0])

@@ -18,7 +18,7 @@ from controller_worker.llm.model_table import look_up
 DEFAULT_MAX_TOKENS = 8_192
 MAX_TOKENS_LIMIT = 64_000
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
@@ -104,4 +104,4 @@ def _tell_dropped(config: LLMConfig, dropped: set[str]) -> None:
         return
     if not config.drop_params:
         raise LLMConfigError(f"The model {config.model!r} does not take {', '.join(names)}.", remedy="Unset it.")
-    logger.warning("The model %s does not take %s; it is not sent.", config.model, ", ".join(names))
+    _log.warning("The model %s does not take %s; it is not sent.", config.model, ", ".join(names))

@@ -35,7 +35,7 @@ RESPONSES_PREFIX = "responses/"
 OPENHANDS_PREFIX = "openhands/"
 OPENHANDS_URL = "https://llm-proxy.app.all-hands.dev/"
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def create_llm(config: LLMConfig) -> LLM:
@@ -90,7 +90,7 @@ def _with_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:
         return TextToolsLLM(llm, config)
     if backend in LOCAL_BACKENDS or config.native_tool_calling or features_of(config.model).function_calling:
         return llm
-    logger.info("%s is not known to call tools natively: they go into the prompt as text.", config.model)
+    _log.info("%s is not known to call tools natively: they go into the prompt as text.", config.model)
     return TextToolsLLM(llm, config)
 
 

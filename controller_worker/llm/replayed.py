@@ -34,8 +34,8 @@ class ReplayedLLM:
         self._path = Path(config.model.removeprefix(PREFIX)).expanduser()
         replies = _read(self._path)
         self._replies = [reply for reply in replies if reply.service == "agent"]
-        self._condensations = [reply for reply in replies if reply.service != "agent"]
-        self._condensed: dict[str, int] = {}
+        self._others = [reply for reply in replies if reply.service != "agent"]
+        self._others_said: dict[str, int] = {}
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Say the reply of this step. See `LLM.complete`.
@@ -46,9 +46,9 @@ class ReplayedLLM:
         if request.service == "agent":
             reply = self._reply(self._replies, request.iteration)
         else:
-            number = self._condensed.get(request.conversation_id, 0)
-            reply = self._reply(self._condensations, number)
-            self._condensed[request.conversation_id] = number + 1
+            number = self._others_said.get(request.conversation_id, 0)
+            reply = self._reply(self._others, number)
+            self._others_said[request.conversation_id] = number + 1
         if request.on_delta is not None and reply.content:
             request.on_delta(Delta("text", reply.content))
         return Completion(

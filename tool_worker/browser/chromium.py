@@ -48,7 +48,6 @@ PREFERENCES = {
     "translate": {"enabled": False},
 }
 
-
 _PREFIX = "deckhands-browser-"
 _LOCK = "lock"
 

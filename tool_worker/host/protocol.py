@@ -15,8 +15,13 @@ answered `{"request", "error": {"code", "message", "retryable"}}`, and then noth
         Stops the action, within a second; null: whatever runs in the shell. Who runs it gets its result as usual.
         → {"was_running"}
     {"op": "ping", "request"}
-        → {"protocol", "workspace", "running": [action ids], "is_shell_busy"}; the shell is busy also with a command
-        that was answered when it timed out
+        → {"protocol", "workspace", "running": [action ids], "is_shell_busy", "has_egress"}; the shell is busy also with
+        a command that was answered when it timed out
+    {"op": "egress", "request"}
+        Lends the socket that programs in the workspace connect to, to the proxy that is to serve them.
+        → {}, with the listening socket beside it
+    {"op": "refused", "why"}
+        Keeps for the next result what the proxy has refused; there is no answer.
     {"op": "close", "request"}
         → {"closing": true}; then the host and everything it started end
     {"op": "retire", "request", "may_kill"}

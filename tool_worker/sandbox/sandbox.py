@@ -23,7 +23,6 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Programs that would wait for a key in a pager, or draw on a screen, when nobody looks at one.
 PLAIN_TERMINAL = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "LANG": "C.UTF-8"}
 
-
 TEMPORARY_LIMIT_BYTES = 2 * 2**30
 
 
