@@ -127,11 +127,6 @@ class EmbeddedValkey:
         if self._child is not None:
             await self._child.stop(grace_seconds=STOP_GRACE_SECONDS)
 
-    async def restart(self) -> None:
-        """Start the server again after it has ended or been stopped; raises what `start` does."""
-        await self.stop()
-        await self.start()
-
     @property
     def _login(self) -> str:
         return f":{self._password}@" if self._password else ""

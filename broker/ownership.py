@@ -166,8 +166,3 @@ class Owners:
             ownership.token,
             *arguments,
         )
-
-
-def due_millis(store: Store, seconds: float) -> int:
-    """Return the time `seconds` from now in milliseconds since the epoch, for parking."""
-    return to_millis(store.clock.now()) + int(seconds * 1000)

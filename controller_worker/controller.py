@@ -56,7 +56,7 @@ from broker.observations import (
 from broker.planning import PlanAction
 from broker.standing import ANSWERS, REQUESTABLE_STATES
 from controller_worker import acceptance, delegation, handing_in, opening, planning
-from controller_worker.announcement import announce, end_in_error
+from controller_worker.announcement import announce
 from controller_worker.condensation import after_paid_reply
 from controller_worker.confirmation import after_answer, may_run, rest_of_rejection, to_carry_out, with_runnable
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
@@ -65,10 +65,8 @@ from controller_worker.effects import (
     AwaitDelegates,
     AwaitTools,
     CallModel,
-    CarryOut,
     Effect,
     Greet,
-    Park,
     Recall,
     Rest,
     TakeNote,
@@ -89,25 +87,6 @@ from controller_worker.stuck_detector import (
     with_observation,
     with_settled,
 )
-
-__all__ = [
-    "Append",
-    "AwaitDelegates",
-    "AwaitTools",
-    "CallModel",
-    "CarryOut",
-    "Effect",
-    "Greet",
-    "Park",
-    "Recall",
-    "Rest",
-    "TakeNote",
-    "apply",
-    "end_in_error",
-    "fold",
-    "limit_reached",
-    "next_effect",
-]
 
 
 def fold(state: State, events: Iterable[Event]) -> State:

@@ -51,7 +51,7 @@ from controller_worker.gate import asks_again_at
 from controller_worker.memory.recollection import Recollection
 from controller_worker.model_answer import ModelAnswer, asked
 from controller_worker.question import Question, next_question
-from controller_worker.services import Services as Services  # noqa: PLC0414  (whoever makes a loop makes its services)
+from controller_worker.services import Services
 from controller_worker.state import State, snapshot_of, state_from
 
 SNAPSHOT_EVERY_EVENTS = 50

@@ -59,9 +59,10 @@ from broker.workspace_events import OpenWorkspaceAction
 from controller_worker import delegation
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
+from controller_worker.announcement import end_in_error
 from controller_worker.commit import greeting
 from controller_worker.confirmation import carried_out
-from controller_worker.controller import apply, end_in_error, next_effect
+from controller_worker.controller import apply, next_effect
 from controller_worker.critic import verdict_of
 from controller_worker.delegation import NOT_STARTED, STARTED
 from controller_worker.effects import Append, AwaitDelegates, CallModel, CarryOut, Effect, Greet, Recall, TakeNote

@@ -31,17 +31,8 @@ from broker.observations import AgentStateChangedObservation, CmdOutputMetadata,
 from controller_worker.agents.registry import create_agent
 from controller_worker.commit import Commit, greeting, settle
 from controller_worker.confirmation import carried_out
-from controller_worker.controller import (
-    Append,
-    AwaitTools,
-    CallModel,
-    CarryOut,
-    Effect,
-    Greet,
-    Recall,
-    apply,
-    next_effect,
-)
+from controller_worker.controller import apply, next_effect
+from controller_worker.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Recall
 from controller_worker.handing_in import examined
 from controller_worker.llm.messages import Message
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions

@@ -39,7 +39,6 @@ from openhands.tools.terminal import TerminalTool  # noqa: E402
 from pydantic import SecretStr  # noqa: E402
 
 TOOL = "execute_bash"
-HISTORY_OUTPUT_CHARS = 1_200
 
 
 class NoopAction(Action):

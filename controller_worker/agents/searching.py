@@ -25,7 +25,8 @@ GREP = ToolSpec(
     name="grep",
     description=(
         "Search the contents of files by a regular expression, without regard to upper and lower case. Returns the "
-        "paths of files that match, those changed last first, at most 100. Use `include` to look at some files only."
+        f"paths of files that match, those changed last first, at most {MAX_FILES}. Use `include` to look at some "
+        "files only."
     ),
     parameters={
         "type": "object",
@@ -42,7 +43,7 @@ GLOB = ToolSpec(
     name="glob",
     description=(
         "Find files by a pattern of their paths, such as `**/*.py` or `src/*.ts`. Returns the paths, those changed "
-        "last first, at most 100."
+        f"last first, at most {MAX_FILES}."
     ),
     parameters={
         "type": "object",
@@ -75,7 +76,7 @@ VIEW = ToolSpec(
 def grep_action(arguments: Mapping[str, Any]) -> CmdRunAction:
     """Return the command of a search for content."""
     pattern = shlex.quote(required_text(arguments, "pattern", GREP.name))
-    path = optional_text(arguments, "path", GREP.name, ".") or "."
+    path = optional_text(arguments, "path", GREP.name, ".")
     include = _below(path, optional_text(arguments, "include", GREP.name, ""))
     only = f" -g {shlex.quote(include)}" if include else ""
     return _search(
@@ -86,7 +87,7 @@ def grep_action(arguments: Mapping[str, Any]) -> CmdRunAction:
 
 def glob_action(arguments: Mapping[str, Any]) -> CmdRunAction:
     """Return the command of a search for files."""
-    path = optional_text(arguments, "path", GLOB.name, ".") or "."
+    path = optional_text(arguments, "path", GLOB.name, ".")
     pattern = _below(path, required_text(arguments, "pattern", GLOB.name))
     return _search(
         f"rg --files -g {shlex.quote(pattern)} --sortr=modified -- {shlex.quote(path)}",

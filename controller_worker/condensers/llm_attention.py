@@ -71,8 +71,7 @@ def _conclude(spec: LLMAttentionCondenserSpec, view: View, reply: ModelReply) ->
 
 def _ids(reply: ModelReply) -> list[int]:
     """Return the ids that the model names; none if it names none."""
-    texts = [call.arguments for call in reply.tool_calls] + [found[0] for found in [_object(reply.content)] if found]
-    for text in texts:
+    for text in [*(call.arguments for call in reply.tool_calls), *_JSON_OBJECT.findall(reply.content)]:
         try:
             ids = json.loads(text)["ids"]
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -80,7 +79,3 @@ def _ids(reply: ModelReply) -> list[int]:
         if isinstance(ids, list):
             return [found for found in ids if isinstance(found, int)]
     return []
-
-
-def _object(text: str) -> re.Match[str] | None:
-    return _JSON_OBJECT.search(text)

@@ -13,7 +13,7 @@ from broker.connection import Connection
 from broker.conversations import Conversations
 from broker.errors import UnknownConversation
 from broker.event_log import Fenced
-from broker.ownership import Claimed, NotClaimed, Owners, Ownership, due_millis
+from broker.ownership import Claimed, NotClaimed, Owners, Ownership
 from broker.store import Store, open_store
 from tests.broker_parts import CID, begin, claim, enter, lapse, mail_of, message, rung
 
@@ -144,7 +144,7 @@ async def test_a_park_lasts_as_long_as_the_worker_says_whatever_its_clock_tells(
     # This clock is far behind the store's: by the store's, the conversation was due long ago.
     slow = await open_store(connect(), clock=ManualClock(datetime(2001, 1, 1, tzinfo=UTC)))
     ownership = await claim(store, "w1")
-    await Owners(slow).release(ownership, seen_id=1, due_ms=due_millis(slow, 3_600))
+    await Owners(slow).release(ownership, seen_id=1, due_ms=to_millis(slow.clock.now()) + 3_600_000)
     tick = await worker.tick(1)
     assert tick is not None
     assert tick.woken == 0

@@ -92,7 +92,8 @@ async def test_it_is_stopped_in_order_and_started_again(tmp_path, servers):
     servers.append(server)
     await server.start()
     first = server.child.pid
-    await server.restart()
+    await server.stop()
+    await server.start()
     assert not is_alive(first)
     assert await call(server.url, "PING") == b"PONG"
     await server.stop()

@@ -16,7 +16,7 @@ from broker.observations import RecallObservation
 from broker.secrets import Secrets
 from broker.specs import MemorySpec, Tenancy
 from controller_worker.answering import answered
-from controller_worker.controller import TakeNote
+from controller_worker.effects import TakeNote
 from controller_worker.replay import replay
 from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands

@@ -40,9 +40,9 @@ from broker.specs import (
 )
 from controller_worker.acceptance import wants_verdict
 from controller_worker.condensers.registry import create_condenser
-from controller_worker.controller import Append, AwaitDelegates, AwaitTools, CallModel, Effect, Park, TakeNote
 from controller_worker.critic import verdict_of
 from controller_worker.delegation import STARTED, answering
+from controller_worker.effects import Append, AwaitDelegates, AwaitTools, CallModel, Effect, Park, TakeNote
 from controller_worker.memory.view import ViewFold
 from tests.controller_parts import Core, answer, bash, call, finish, think
 

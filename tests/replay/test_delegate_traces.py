@@ -12,8 +12,7 @@ from typing import Any
 from broker.agent_state import AgentState
 from broker.events import AgentSpec, DelegateEnded, EventSource, Limits
 from broker.observations import AgentDelegateObservation
-from controller_worker.controller import CallModel, Effect, Rest
-from controller_worker.effects import AwaitDelegates
+from controller_worker.effects import AwaitDelegates, CallModel, Effect, Rest
 from tests.controller_parts import Core, call, finish, started, traced
 
 

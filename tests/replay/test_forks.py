@@ -20,7 +20,8 @@ from broker.invariants import violations
 from broker.loop_policy import LoopPolicy
 from broker.standing import Standing, standing
 from broker.store import Store
-from controller_worker.controller import AwaitTools, CallModel, fold, next_effect
+from controller_worker.controller import fold, next_effect
+from controller_worker.effects import AwaitTools, CallModel
 from controller_worker.replay import replay
 from controller_worker.state import State
 from deckhands.forking import fork_of, taken_over

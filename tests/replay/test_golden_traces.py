@@ -11,7 +11,7 @@ from broker.actions import MessageAction
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.events import AgentSpec, EventSource, Limits, ModelReply
 from broker.observations import ErrorObservation
-from controller_worker.controller import AwaitTools, CallModel, Park, Rest
+from controller_worker.effects import AwaitTools, CallModel, Park, Rest
 from tests.controller_parts import Core, bash, call, finish, started, think
 
 GREETING = [

@@ -24,7 +24,8 @@ from broker.events import (
 from broker.invariants import violations
 from broker.observations import AgentStateChangedObservation
 from broker.standing import standing
-from controller_worker.controller import AwaitTools, CallModel, Effect, Park, Rest, fold, next_effect
+from controller_worker.controller import fold, next_effect
+from controller_worker.effects import AwaitTools, CallModel, Effect, Park, Rest
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.replay import replay

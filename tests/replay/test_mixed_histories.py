@@ -14,7 +14,7 @@ from broker.agent_state import TERMINAL_STATES, is_settled
 from broker.events import ConversationCreated
 from broker.invariants import violations
 from broker.standing import standing
-from controller_worker.controller import Rest
+from controller_worker.effects import Rest
 from controller_worker.replay import replay
 from tests.controller_parts import CID, check_snapshots
 from tests.replay.mixed_history import MixedHistory

@@ -27,11 +27,6 @@ def sandboxes(files: Path, containers: Containers | None = None) -> dict[str, Sa
     return {sandbox.name: sandbox for sandbox in in_order}
 
 
-def available(files: Path, containers: Containers | None = None) -> dict[str, str | None]:
-    """Say for each sandbox, by name, why it does not work on this machine; None: it works."""
-    return {name: sandbox.reason_unavailable() for name, sandbox in sandboxes(files, containers).items()}
-
-
 def best_sandbox(files: Path, containers: Containers | None = None) -> Sandbox:
     """Return the first sandbox that works on this machine and keeps programs from it.
 

@@ -12,7 +12,7 @@ from broker.observations import (
     OutcomeUnknownObservation,
 )
 from broker.specs import GoalSpec
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
+from controller_worker.effects import AwaitTools, CallModel, Effect, Rest
 from tests.controller_parts import Core, bash, check_snapshots, finish, started
 
 

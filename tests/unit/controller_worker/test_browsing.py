@@ -13,7 +13,7 @@ from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.registry import create_agent
 from controller_worker.agents.tool_schemas import FINISH
-from controller_worker.controller import AwaitTools, CallModel, Rest
+from controller_worker.effects import AwaitTools, CallModel, Rest
 from controller_worker.handing_in import finish_tool
 from controller_worker.replay import replay
 from tests.controller_parts import bash, call, messages_of, started

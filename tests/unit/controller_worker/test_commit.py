@@ -12,7 +12,7 @@ from broker.events import AgentSpec, EventSource, ModelReply
 from broker.observations import ErrorObservation
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.commit import greeting, index_fields, settle
-from controller_worker.controller import Append
+from controller_worker.effects import Append
 from tests.controller_parts import START, Core, bash, finish, said, started, think
 
 LATER = START + timedelta(seconds=90)

@@ -13,7 +13,7 @@ from broker.events import AgentSpec, ConfirmationStatus, EventSource
 from broker.invariants import violations
 from broker.observations import AgentStateChangedObservation, ErrorObservation, UserRejectObservation
 from broker.standing import standing
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
+from controller_worker.effects import AwaitTools, CallModel, Effect, Rest
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
 ALWAYS = ConfirmationPolicy(mode="always", analyzer="none")

@@ -9,7 +9,7 @@ import pytest
 from broker.events import Limits, TokenUsage
 from broker.observations import AgentStateChangedObservation, ErrorObservation
 from controller_worker.control_flags import Refusal, limit_reached
-from controller_worker.controller import AwaitTools, CallModel, Park, Rest
+from controller_worker.effects import AwaitTools, CallModel, Park, Rest
 from controller_worker.state import State
 from tests.controller_parts import START, Core, bash, started, think
 

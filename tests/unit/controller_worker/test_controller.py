@@ -22,16 +22,9 @@ from broker.observations import (
     ErrorObservation,
     RecallObservation,
 )
-from controller_worker.controller import (
-    Append,
-    AwaitTools,
-    CallModel,
-    Greet,
-    Rest,
-    apply,
-    end_in_error,
-    next_effect,
-)
+from controller_worker.announcement import end_in_error
+from controller_worker.controller import apply, next_effect
+from controller_worker.effects import Append, AwaitTools, CallModel, Greet, Rest
 from controller_worker.state import PendingAction, State, Wait
 from tests.controller_parts import START, Core, answer, bash, finish, said, started, system_message, think
 

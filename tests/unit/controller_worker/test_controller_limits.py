@@ -9,7 +9,8 @@ import pytest
 from broker.events import Limits, ModelCallFailed
 from broker.observations import AgentStateChangedObservation
 from broker.standing import standing
-from controller_worker.controller import CallModel, Park, Rest, limit_reached
+from controller_worker.control_flags import limit_reached
+from controller_worker.effects import CallModel, Park, Rest
 from controller_worker.state import State
 from tests.controller_parts import START, finish, started, think
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from broker.agent_state import AgentState
 from broker.events import AgentSpec, Limits, ModelCallAdmitted, ModelCallDeferred
 from broker.observations import AgentStateChangedObservation
-from controller_worker.controller import AwaitTools, CallModel, Park, Rest
+from controller_worker.effects import AwaitTools, CallModel, Park, Rest
 from controller_worker.gate import BATCH, BUDGET, QUOTA
 from controller_worker.state import snapshot_of, state_from
 from tests.controller_parts import Core, bash, call, finish, think

@@ -8,7 +8,7 @@ from broker.actions import CondensationAction, CondensationRequestAction
 from broker.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage
 from broker.specs import LLMSummarizingCondenserSpec, NoOpCondenserSpec
 from controller_worker.condensation import MAX_OVERFLOWS
-from controller_worker.controller import CallModel, Rest
+from controller_worker.effects import CallModel, Rest
 from controller_worker.state import snapshot_of, state_from
 from tests.controller_parts import Core, started
 

@@ -8,7 +8,7 @@ from broker.actions import CmdRunAction
 from broker.agent_state import AgentState
 from broker.events import EventSource
 from broker.observations import ErrorObservation
-from controller_worker.controller import AwaitTools, CallModel, Rest
+from controller_worker.effects import AwaitTools, CallModel, Rest
 from tests.controller_parts import bash, finish, started
 
 STOPPED_TEXT = "Stop button pressed. The action has not been executed."

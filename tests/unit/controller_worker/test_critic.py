@@ -12,7 +12,7 @@ from broker.events import AgentSpec, EventSource, Limits, ModelReply, ModelToolC
 from broker.observations import AgentStateChangedObservation, FinishRefusedObservation, FinishVerdictObservation
 from broker.specs import CriticSpec, GoalSpec
 from controller_worker import critic
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
+from controller_worker.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.view import ViewFold
 from controller_worker.replay import replay

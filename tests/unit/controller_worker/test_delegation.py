@@ -13,9 +13,9 @@ from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Limits,
 from broker.invariants import violations
 from broker.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
 from controller_worker.control_flags import limit_reached
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest, apply
+from controller_worker.controller import apply
 from controller_worker.delegates import conversation_id_of, is_over, spec_of
-from controller_worker.effects import AwaitDelegates
+from controller_worker.effects import AwaitDelegates, AwaitTools, CallModel, Effect, Rest
 from controller_worker.state import Order, State
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 

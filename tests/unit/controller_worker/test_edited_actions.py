@@ -9,7 +9,7 @@ from broker.agent_state import AgentState
 from broker.confirmation_policy import ConfirmationPolicy
 from broker.events import AgentSpec, EventSource
 from broker.planning import PlanAction
-from controller_worker.controller import AwaitTools
+from controller_worker.effects import AwaitTools
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.turn import MAX_EDITED_CHARS, told_edit

@@ -9,7 +9,7 @@ import pytest
 from broker.agent_state import is_settled
 from broker.errors import StoreUnavailable
 from broker.observations import AgentStateChangedObservation
-from controller_worker.controller import CallModel, Park, Rest
+from controller_worker.effects import CallModel, Park, Rest
 from controller_worker.failures import FAILURES, Failure, code_of, failure_of
 from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError
 from tests.controller_parts import started

@@ -10,7 +10,7 @@ from broker.actions import ChangeAgentStateAction
 from broker.agent_state import AgentState
 from broker.events import EventSource, ModelCallAdmitted, ModelCallDeferred, Tenancy
 from controller_worker.commit import index_fields
-from controller_worker.controller import CallModel, Rest
+from controller_worker.effects import CallModel, Rest
 from controller_worker.gate import asks_again_at
 from controller_worker.state import replace, snapshot_of, state_from
 from tests.controller_parts import START, Core, bash, finish, started, think

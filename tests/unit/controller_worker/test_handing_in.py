@@ -12,8 +12,8 @@ from broker.output_schema import problems_of
 from broker.specs import GoalSpec, OutputSpec
 from controller_worker.agents.registry import create_agent
 from controller_worker.agents.tool_schemas import FINISH
-from controller_worker.controller import AwaitTools, CallModel, Rest
 from controller_worker.delegates import spec_of
+from controller_worker.effects import AwaitTools, CallModel, Rest
 from controller_worker.handing_in import finish_tool
 from controller_worker.llm.messages import TextPart
 from controller_worker.replay import replay

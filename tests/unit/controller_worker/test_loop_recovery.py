@@ -14,7 +14,7 @@ from broker.invariants import violations
 from broker.loop_policy import LoopPolicy
 from broker.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
 from broker.standing import standing
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
+from controller_worker.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.replay import replay
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 

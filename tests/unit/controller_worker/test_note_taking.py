@@ -14,8 +14,8 @@ from broker.specs import MemorySpec, Skill
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.looking import ReadOnlyAgent
 from controller_worker.agents.note_tool import NOTE
-from controller_worker.controller import AwaitTools, CallModel, Rest, TakeNote
 from controller_worker.delegates import spec_of
+from controller_worker.effects import AwaitTools, CallModel, Rest, TakeNote
 from controller_worker.llm.messages import TextPart
 from controller_worker.replay import replay
 from tests.controller_parts import Core, bash, call, check_snapshots, messages_of, started

@@ -9,7 +9,7 @@ from broker.events import Observation, WorkspaceSpec
 from broker.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.workspace_sources import GitSource
-from controller_worker.controller import AwaitTools, CallModel, Rest
+from controller_worker.effects import AwaitTools, CallModel, Rest
 from controller_worker.opening import FAILED_CODE, MAX_ATTEMPTS
 from controller_worker.replay import replay
 from tests.controller_parts import Core

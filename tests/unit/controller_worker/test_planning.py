@@ -17,7 +17,7 @@ from broker.observations import ErrorObservation
 from broker.planning import PlanAcceptedObservation
 from broker.specs import PlanSpec
 from controller_worker.agents.registry import create_agent
-from controller_worker.controller import AwaitTools, CallModel, Effect, Rest
+from controller_worker.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
 from controller_worker.replay import replay

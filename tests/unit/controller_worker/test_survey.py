@@ -18,7 +18,7 @@ from broker.observations import (
     SurveyObservation,
 )
 from broker.specs import Skill
-from controller_worker.controller import AwaitTools, CallModel
+from controller_worker.effects import AwaitTools, CallModel
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from controller_worker.memory.survey import MAX_ATTEMPTS, skills_from
 from tests.controller_parts import Core, messages_of
