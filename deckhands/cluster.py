@@ -22,9 +22,10 @@ from pathlib import Path
 from broker.child import Child, last_lines, rotate
 from broker.clock import SystemClock, to_millis
 from broker.embedded import SPACE_FOR_LOG_BYTES, EmbeddedValkey
-from broker.errors import DeckhandsError, StoreUnavailable
+from broker.errors import DeckhandsError
 from broker.membership import members
 from broker.store import Store, open_store
+from deckhands.home import disk_full
 
 QUICK_END_SECONDS = 10.0
 """A worker that ends sooner than this after its start has not begun to work."""
@@ -240,10 +241,7 @@ class Cluster:
         while True:
             is_full = shutil.disk_usage(self.spec.directory).free < SPACE_FOR_LOG_BYTES
             if is_full and not was_full:
-                error = StoreUnavailable(
-                    f"The disk is full: nothing can be written in {self.spec.directory}.",
-                    remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",
-                )
+                error = disk_full(self.spec.directory)
                 if self.spec.gives_up:
                     self._fail(error)
                     return

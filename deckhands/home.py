@@ -10,6 +10,7 @@ Holds: only its user can enter it; a directory has one supervisor at a time, kno
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from broker.embedded import EmbeddedValkey
-from broker.errors import UsageError
+from broker.errors import StoreUnavailable, UsageError
 
 
 class Home:
@@ -40,10 +41,12 @@ class Home:
 
         Raises:
             UsageError: it cannot be written.
+            StoreUnavailable: the disk is full.
         """
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(parents=True, exist_ok=True)
+            with _told_when_full(folder):
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True)
             writable = os.access(folder, os.W_OK | os.X_OK)
             reason = "it cannot be written"
         except OSError as error:
@@ -76,14 +79,24 @@ class Home:
         return EmbeddedValkey(self.run_folder(conversation_id) / "valkey").url
 
 
+def disk_full(folder: Path) -> StoreUnavailable:
+    """Return the error of a folder to which nothing can be added."""
+    return StoreUnavailable(
+        f"The disk is full: nothing can be written in {folder}.",
+        remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",
+    )
+
+
 @contextmanager
 def supervising(folder: Path, what: str) -> Iterator[None]:
     """Be the only supervisor of a folder as long as the block lasts; the kernel lets go of it if we die.
 
     Raises:
         UsageError: another one is at work; names its pid.
+        StoreUnavailable: the disk is full.
     """
-    lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with _told_when_full(folder):
+        lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,7 +106,18 @@ def supervising(folder: Path, what: str) -> Iterator[None]:
                 f"{what} is at work in {folder} already (pid {pid}).",
                 remedy=f"Stop it with `kill {pid}`, or choose another directory by DECKHANDS_HOME.",
             ) from error
-        os.pwrite(lock, f"{os.getpid()}\n".encode().ljust(16), 0)
+        with _told_when_full(folder):
+            os.pwrite(lock, f"{os.getpid()}\n".encode().ljust(16), 0)
         yield
     finally:
         os.close(lock)
+
+
+@contextmanager
+def _told_when_full(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise disk_full(folder) from error
+        raise

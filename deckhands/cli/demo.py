@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import click
 from broker.clock import SystemClock
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
+from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.demo import Demo, DemoReport, DemoSpec, Progress
 from deckhands.settings import FaceSettings
 from deckhands.summary import ExitCode
@@ -77,9 +77,7 @@ async def _run(spec: DemoSpec) -> DemoReport | None:
     screen = _Screen()
     run = Demo(spec, on_notice=screen.notice, on_progress=screen.progress)
     running = asyncio.ensure_future(run.run())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, running.cancel)
+    on_stop_signals(running.cancel)
     try:
         return await running
     except asyncio.CancelledError:
@@ -127,7 +125,8 @@ class _Screen:
         if self._is_terminal:
             if now - self._drawn >= REDRAW_SECONDS:
                 self._drawn = now
-                click.echo("\r\x1b[K" + self._line(progress, now), nl=False, err=True, color=True)
+                line = self._line(progress, now)[: shutil.get_terminal_size().columns - 1]
+                click.echo("\r\x1b[K" + line, nl=False, err=True, color=True)
             return
         quarter = 4 * progress.finished // progress.conversations
         if quarter > self._quarter:

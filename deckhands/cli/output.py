@@ -6,8 +6,10 @@ Holds: colour and redrawing only on a terminal; what comes from a conversation i
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -29,8 +31,19 @@ def print_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Tell a person something that is not the result."""
-    click.echo(clean_line(text, limit=1_000), err=True)
+    """Tell a person something that is not the result, if anybody reads it."""
+    with suppress(OSError):
+        click.echo(clean_line(text, limit=1_000), err=True)
+
+
+@contextmanager
+def outliving_reader(on_gone: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Go on when whoever reads standard output has gone; what is printed from then on is dropped."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        on_gone()
 
 
 class EventPrinter:

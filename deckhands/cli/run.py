@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from broker.errors import UsageError
+from broker.events import Event
 from broker.specs import AGENTS_WITHOUT_MODEL
 from deckhands.cli.confirming import ask_at_terminal
 from deckhands.cli.control import WAYS
@@ -26,8 +27,9 @@ from deckhands.cli.options import (
     task_options,
     workspace_of,
 )
-from deckhands.cli.output import EventPrinter, note
+from deckhands.cli.output import EventPrinter, note, outliving_reader
 from deckhands.cli.secret import secret_values
+from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.headless import Ending, Task, Watcher, check_directory, run_on_cluster, run_privately
 from deckhands.home import Home
 from deckhands.settings import FaceSettings
@@ -56,9 +58,8 @@ OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream
 @click.option("--stream", is_flag=True, help="Show the model's words as they come, on standard error.")
 @json_option
 def run(**options: Any) -> int:
-    r"""Run one task on a directory, with a private store and workers, and show what happens.
+    """Run one task on a directory, with a private store and workers, and show what happens.
 
-    \b
     The model is that of LLM_MODEL, LLM_API_KEY and LLM_BASE_URL. Exit codes: 0 finished, 1 error, 2 usage,
     3 rejected by the agent, 4 out of time, 5 needs a person, 6 a limit is used up, 130 interrupted.
     """
@@ -66,7 +67,8 @@ def run(**options: Any) -> int:
     printer = EventPrinter(as_json=options["as_json"])
     task = _task(settings, options)
     ending = asyncio.run(_run(settings, task, printer, is_streamed=options["stream"]))
-    printer.summary(ending.summary)
+    with outliving_reader():
+        printer.summary(ending.summary)
     return int(ending.exit_code)
 
 
@@ -126,16 +128,21 @@ def _refuse_what_is_settled() -> None:
 
 async def _run(settings: FaceSettings, task: Task, printer: EventPrinter, *, is_streamed: bool) -> Ending:
     home = Home(settings.home)
-    watcher = Watcher(on_event=printer.event, on_notice=note, on_piece=printer.piece if is_streamed else None)
+    watcher = Watcher(on_notice=note, on_piece=printer.piece if is_streamed else None)
+    watcher.on_event = partial(_show, watcher, printer)
     if sys.stdin.isatty():
         watcher.ask = ask_at_terminal
     watcher.on_start = lambda conversation_id: note(f"Conversation {conversation_id}")
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, _interrupt, watcher)
+    on_stop_signals(partial(_interrupt, watcher))
     if settings.url is not None:
         return await run_on_cluster(settings.url, task, watcher)
     return await run_privately(home, task, settings.environment, watcher)
+
+
+def _show(watcher: Watcher, printer: EventPrinter, event: Event) -> None:
+    """Print an event; stop in order when nobody reads any more."""
+    with outliving_reader(watcher.interrupted.set):
+        printer.event(event)
 
 
 def _interrupt(watcher: Watcher) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from typing import Any, NoReturn
 
@@ -16,6 +15,7 @@ from broker.tool_offers import ToolOffers
 from deckhands.cli.options import sandbox_option
 from deckhands.cli.output import note
 from deckhands.cli.reach import cluster_client
+from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
 from deckhands.home import Home, supervising
 from deckhands.settings import FaceSettings
@@ -52,9 +52,7 @@ def up(*, controllers: int, tool_workers: int, port: int | None, sandbox: str | 
 
 async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
+    on_stop_signals(stop.set)
     cluster = Cluster(spec, on_notice=note)
     try:
         await cluster.start()

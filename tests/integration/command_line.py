@@ -70,9 +70,13 @@ def deckhands(*arguments: str | Path, env: Mapping[str, str], stdin: io.TextIOBa
 
 
 @contextmanager
-def started(*arguments: str | Path, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Start the command as a process of its own; it is interrupted at the end of the block if it still runs."""
-    command = [*COMMAND, *map(str, arguments)]
+def started(*arguments: str | Path, env: Mapping[str, str], before: str = "") -> Iterator[subprocess.Popen[str]]:
+    """Start the command as a process of its own; it is interrupted at the end of the block if it still runs.
+
+    Args:
+        before: what is to start it, such as `nohup`.
+    """
+    command = [*before.split(), *COMMAND, *map(str, arguments)]
     with subprocess.Popen(
         command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:

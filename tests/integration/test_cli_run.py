@@ -124,6 +124,18 @@ def test_an_interrupted_run_stops_in_order_and_can_be_gone_on_with(env, home, wo
     assert (workspace / "b").read_text() == "x\n"  # in a new session, since the first one ended with the run
 
 
+def test_a_run_whose_reader_has_gone_stops_in_order(env, home, workspace, tmp_path):
+    model = script(tmp_path / "m.json", run_command("sleep 302.7"), finish("Done."))
+    arguments = ["run", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none"]
+    with started(*arguments, env=env) as running:
+        read_until(running, "Do it.")
+        running.stdout.close()
+        assert running.wait(timeout=60) == 130
+        cid = re.match(r"Conversation (\w+)\ninterrupted; stopping\n\Z", running.stderr.read())[1]
+    assert json.loads((home / "runs" / cid / "summary.json").read_text())["state"] == "stopped"
+    assert running_below(home) == []
+
+
 def test_a_run_that_was_killed_can_be_gone_on_with(env, home, workspace, tmp_path):
     go = tmp_path / "go"
     waiting = f"while [ ! -e {go} ]; do sleep 0.05; done; echo x >> count"
@@ -189,6 +201,20 @@ def test_a_disk_that_is_full_is_named(env, home, workspace, tmp_path, size_bytes
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done
     assert "The disk is full: " in done.stderr
     assert re.search(r"Free some space .*DECKHANDS_HOME", done.stderr)
+
+
+@pytest.mark.parametrize("verb", ["run", "up"])
+def test_a_disk_without_a_single_byte_is_named(env, home, tmp_path, verb):
+    home.mkdir()
+    full = f'cat /dev/zero > {home}/full 2>/dev/null; exec "$@"'
+    task = ["-t", "x", "-w", tmp_path, "--model", "scripted/x"] if verb == "run" else []
+    mount = ["bwrap", "--dev-bind", "/", "/", "--size", "60000", "--tmpfs", str(home)]
+    command = [*mount, "sh", "-c", full, "sh", *COMMAND, verb, *task]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.splitlines()[0].partition(str(home))[0]) == (
+        1,
+        "deckhands: The disk is full: nothing can be written in ",
+    )
 
 
 def test_workers_that_cannot_start_are_quoted(env, workspace, tmp_path):

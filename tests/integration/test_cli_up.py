@@ -60,6 +60,32 @@ def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
     assert not (tmp_path / "cluster" / "url").exists()
 
 
+def test_a_worker_is_replaced_though_nobody_reads_of_it(tmp_path):
+    env = environment(tmp_path)
+    with started("up", "--controllers", "1", "--tools", "0", env=env) as running:
+        read_until(running, "Ctrl-C stops it")
+        running.stderr.close()
+
+        def workers() -> set[int]:
+            below = [child for child in psutil.Process(running.pid).children() if child.status() != "zombie"]
+            return {child.pid for child in below if "controller_worker" in child.cmdline()}
+
+        (first,) = workers()
+        os.kill(first, signal.SIGKILL)
+        asyncio.run(until(lambda: bool(workers() - {first}), limit=10, what="another worker"))
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=20) == 0
+
+
+def test_one_that_nohup_has_started_goes_on_when_its_terminal_is_closed(tmp_path):
+    with started("up", "--controllers", "0", "--tools", "0", env=environment(tmp_path), before="nohup") as running:
+        read_until(running, "Ctrl-C stops it")
+        running.send_signal(signal.SIGHUP)
+        assert deckhands("submit", "-t", "x", "--model", "scripted/x", env=environment(tmp_path)).code == 0
+        running.send_signal(signal.SIGTERM)
+        assert finished(running).code == 0
+
+
 def test_help_takes_less_than_a_third_of_a_second_of_cpu():
     with subprocess.Popen([*COMMAND, "--help"], stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
