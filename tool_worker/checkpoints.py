@@ -21,7 +21,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from broker.clock import SystemClock
 from broker.ids import check_conversation_id
 from tool_worker.beneath import Directory
+from tool_worker.drafts import draft_in
 from tool_worker.file_tree import DIRECTORY, FILE, LINK, Entry, TreeLimits, entries, is_of_the_entry
 from tool_worker.workspace_errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
 
@@ -147,18 +147,15 @@ class Checkpoints:
         if workspace.exists():
             raise FileExistsError(f"{workspace} is there already")
         workspace.parent.mkdir(parents=True, exist_ok=True)
-        draft = workspace.with_name(f".{workspace.name}-{secrets.token_hex(8)}")
-        draft.mkdir(mode=0o700)
-        try:
+        with draft_in(workspace.parent) as folder:
+            draft = folder / workspace.name
+            draft.mkdir(mode=0o700)
             size = sum(self._restore_entry(draft, row) for row in rows)
             # Directories last: one without the right to write would take nothing, and each entry changes its time.
             for path, _, mode, mtime_ns, _, _ in reversed([row for row in rows if row[1] == DIRECTORY]):
                 (draft / path).chmod(mode)
                 os.utime(draft / path, ns=(mtime_ns, mtime_ns))
             draft.rename(workspace)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
         return Checkpoint(len(rows), size)
 
     def copy(self, source_id: str, target_id: str) -> bool:

@@ -63,11 +63,12 @@ class HostFolder:
         self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def read_binding(self) -> Binding | None:
-        """Return what the workspace was bound to, or None before it was first opened."""
-        if not self._binding.exists():
+        """Return what the workspace was bound to, or None before it was first opened, or if a power cut took it."""
+        try:
+            fields = json.loads(self._binding.read_text())
+            return Binding(**{**fields, "allow": tuple(fields.get("allow", ()))})
+        except (FileNotFoundError, ValueError, TypeError, AttributeError):
             return None
-        fields = json.loads(self._binding.read_text())
-        return Binding(**{**fields, "allow": tuple(fields.get("allow", ()))})
 
     def write_binding(self, binding: Binding) -> None:
         """Bind the workspace, wholly or not at all."""

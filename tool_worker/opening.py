@@ -12,11 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,15 +23,14 @@ from broker.event_log import EventLog
 from broker.parcels import Parcels
 from broker.workspace_sources import GitSource, UploadedSource
 from tool_worker.beneath import Directory
+from tool_worker.drafts import drafting_in, remove
 from tool_worker.egress.gate import EgressGate
 from tool_worker.file_tree import TreeLimits, measure
-from tool_worker.host_launch import to_its_end
 from tool_worker.repositories import Repositories, is_installed, require_git
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.unpacking import Unpacking
 from tool_worker.workspace_errors import SourceUnusable
 
-DRAFT = ".opening-"
 WORKSPACE, BASE, OPENED = "workspace", "base.git", "opened.json"
 
 
@@ -108,25 +103,20 @@ class Openings:
         if workspace.exists():
             return _opened(folder / OPENED)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = folder / f"{DRAFT}{secrets.token_hex(8)}"
-        share = await to_its_end(asyncio.to_thread(_share, folder))
-        try:
-            draft.mkdir(mode=0o700)
+        async with drafting_in(folder) as draft:
             for name in (WORKSPACE, BASE):
                 (draft / name).mkdir(mode=0o700)
             opened = await self._fill(conversation_id, source, draft / WORKSPACE, draft / BASE)
             if not workspace.exists():
                 (draft / OPENED).write_text(json.dumps(asdict(opened)))
                 (draft / OPENED).replace(folder / OPENED)
-                await asyncio.to_thread(shutil.rmtree, folder / BASE, ignore_errors=True)
+                if (folder / BASE).exists():
+                    await asyncio.to_thread(remove, folder / BASE)
                 (draft / BASE).rename(folder / BASE)
                 # Last: whoever finds a workspace finds all that belongs to it.
                 with contextlib.suppress(FileExistsError):
                     (draft / WORKSPACE).rename(workspace)
             return opened
-        finally:
-            await to_its_end(asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True))
-            os.close(share)
 
     async def _fill(
         self, conversation_id: str, source: GitSource | UploadedSource, workspace: Path, base: Path
@@ -189,32 +179,6 @@ class Openings:
         assert source.format != "bundle"
         with Directory(workspace) as directory:
             Unpacking(directory, self._limits).unpack(content, source.format)
-
-
-def remove_drafts(folder: Path) -> None:
-    """Remove the half filled workspaces of a conversation's folder, unless one of them is being filled."""
-    if not any(folder.glob(f"{DRAFT}*")):
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        _clear_if_alone(folder, descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _share(folder: Path) -> int:
-    """Return a descriptor that keeps others from removing drafts in this folder; those that are there go."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    _clear_if_alone(folder, descriptor)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
-
-
-def _clear_if_alone(folder: Path, descriptor: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for draft in folder.glob(f"{DRAFT}*"):
-            shutil.rmtree(draft, ignore_errors=True)
 
 
 def _opened(file: Path) -> Opened:

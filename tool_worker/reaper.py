@@ -16,15 +16,16 @@ import asyncio
 import logging
 import os
 import secrets
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from broker.conversations import Conversations
 from broker.errors import DeckhandsError, UnknownConversation
 from broker.ids import is_conversation_id
 from broker.store import Store
+from tool_worker.drafts import remove, remove_drafts
 from tool_worker.host_folder import HostFolder
-from tool_worker.opening import remove_drafts
 from tool_worker.sandbox.none import NoSandbox, temporary_directory
 
 SWEEP_SECONDS = 600.0
@@ -60,14 +61,19 @@ class Reaper:
     async def sweep(self) -> list[str]:
         """Remove what is due, and return the conversations it was of.  Idempotent.
 
+        What cannot be removed is logged, and keeps nothing else from it.
+
         Raises:
-            OSError: something cannot be removed.
+            OSError: the directory of the workspaces cannot be read.
             StoreError: the store does not say.
         """
         found = await asyncio.to_thread(self._folders)
-        removed = [cid for cid in found if await self._is_due(cid, found) and await self._remove(cid)]
+        removed = []
         for conversation_id in found:
-            await self._clear_after_kills(conversation_id)
+            with _logging_what_stays(conversation_id):
+                if await self._is_due(conversation_id, found) and await self._remove(conversation_id):
+                    removed.append(conversation_id)
+                await self._clear_after_kills(conversation_id)
         await asyncio.to_thread(self._clear)
         return removed
 
@@ -118,7 +124,16 @@ class Reaper:
 
     def _clear(self) -> None:
         for doomed in self._root.glob(f"{REMOVED}*"):
-            shutil.rmtree(doomed)
+            with _logging_what_stays(doomed.name):
+                remove(doomed)
+
+
+@contextmanager
+def _logging_what_stays(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        _log.warning("what is in %s cannot be removed: %s", name, error)
 
 
 def _left_by(folder: HostFolder) -> str:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from broker.workspace_sources import GitSource
 from tool_worker.confined import Ran, run_confined
+from tool_worker.drafts import drafting_in
 from tool_worker.file_tree import TreeLimits, measure
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox
@@ -168,8 +168,7 @@ class Repositories:
             SourceUnusable: git says no.
             WorkspaceTooLarge, WorkspaceUnavailable: the patch is too large, or took too long.
         """
-        with tempfile.TemporaryDirectory(prefix=".diff-", dir=directory.parent, ignore_cleanup_errors=True) as name:
-            scratch = Path(name)
+        async with drafting_in(directory.parent) as scratch:
             read_only = (directory,) if base is None else (directory, base)
             enclosure = Enclosure(scratch, str(scratch), read_only=read_only, ends_with_starter=True)
             environment = {"BASE": "" if base is None else str(base), "TREE": str(directory)}

@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
-import shutil
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ from broker.events import ConversationCreated, Observation
 from broker.ids import is_conversation_id
 from broker.workspace_sources import GitSource, UploadedSource
 from tool_worker.checkpoints import Checkpoint, Checkpoints, SavedFiles
+from tool_worker.drafts import drafting_in
 from tool_worker.opening import BASE, Openings
 from tool_worker.workspace_errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
 
@@ -138,10 +137,9 @@ class Safekeeping:
     async def give_up(self, conversation_id: str) -> None:
         """Remove a workspace that has gone on elsewhere; its processes have ended."""
         directory = self._directory(conversation_id)
-        doomed = directory.with_name(f".left-{secrets.token_hex(8)}")
-        directory.rename(doomed)
-        self._kept.pop(conversation_id, None)
-        await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
+        async with drafting_in(directory.parent) as doomed:
+            directory.rename(doomed / directory.name)
+            self._kept.pop(conversation_id, None)
 
     async def _recovered(
         self, conversation_id: str, action_id: int, told: Path, source: GitSource | UploadedSource | None

@@ -199,8 +199,8 @@ class Workspaces:
             if folder.exists:
                 async with folder.opening():
                     binding = folder.read_binding()
-                    assert binding is not None
-                    await end_host(folder, self._sandboxes.known(binding.sandbox), binding.host_id)
+                    if binding is not None:
+                        await end_host(folder, self._sandboxes.known(binding.sandbox), binding.host_id)
             # Only now: over it the host has told whoever waits for an action.
             if attached.connection is not None:
                 await attached.connection.detach()

@@ -52,4 +52,4 @@ async def test_a_workspace_is_opened_once_whoever_dies(tmp_path: Path, point: st
         assert [event.content for event in events if isinstance(event, CmdOutputObservation)] == ["one"]
         left = {path.name for path in (tmp_path / "n" / conversation_id).iterdir()}
         assert left >= {"workspace", "base.git", "opened.json"}
-        assert not any(name.startswith(".opening-") for name in left)
+        assert not any(name.startswith(".draft-") for name in left)

@@ -24,9 +24,10 @@ from broker.parcels import Parcels
 from broker.secrets import Secrets
 from broker.store import Store
 from broker.workspace_sources import GitSource, UploadedSource, git_source
+from tool_worker.drafts import remove_drafts
 from tool_worker.egress.gate import EgressGate
 from tool_worker.file_tree import TreeLimits
-from tool_worker.opening import Opened, Openings, remove_drafts
+from tool_worker.opening import Opened, Openings
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.workspace_errors import EgressRefused, FileUnfit, SourceUnusable, WorkspaceTooLarge
 
@@ -196,7 +197,7 @@ async def test_what_is_not_there_is_said_and_leaves_nothing(world: World, projec
 
 async def test_what_a_killed_worker_left_half_filled_goes_unless_another_fills_one(world: World, project: Path) -> None:
     source = GitSource(url=f"file://{project}")
-    half = world.root / CID / ".opening-0"
+    half = world.root / CID / ".draft-0"
     (half / "workspace").mkdir(parents=True)
     filling = os.open(world.root / CID, os.O_RDONLY)
     fcntl.flock(filling, fcntl.LOCK_SH)  # as a worker does that fills it

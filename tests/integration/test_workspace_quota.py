@@ -19,6 +19,7 @@ from broker.observations import CmdOutputObservation
 from broker.store import Store
 from tests.integration.workspace_hosts import alive, gone, main_pid, opened, sleeping
 from tests.polling import until
+from tests.unit.tool_worker.test_drafts import nested
 from tool_worker.binding import Binding
 from tool_worker.executor import Executor
 from tool_worker.file_tree import TreeLimits
@@ -130,12 +131,24 @@ async def test_only_what_closed_conversations_have_left_is_removed(memory_store:
     assert await Reaper(memory_store, root / "nowhere", 0.0).sweep() == []
 
 
+async def test_what_is_in_the_way_of_removing_one_workspace_keeps_no_other(memory_store: Store, tmp_path: Path) -> None:
+    for name in ("deep", "held", "plain", "torn"):
+        await left(memory_store, tmp_path, name, is_closed=True)
+    (tmp_path / "torn" / "host" / "binding.json").write_text("")  # as a power cut leaves it
+    (tmp_path / "held" / "host" / "opening.lock").mkdir()
+    with nested(tmp_path / "deep" / "workspace", 1500):
+        assert sorted(await Reaper(memory_store, tmp_path, 0.0).sweep()) == ["deep", "plain", "torn"]
+        assert [path.name for path in tmp_path.iterdir()] == ["held"]
+    (tmp_path / "held" / "host" / "opening.lock").rmdir()
+    assert await Reaper(memory_store, tmp_path, 0.0).sweep() == ["held"]
+
+
 async def test_what_killed_hosts_and_workers_left_goes_although_the_conversation_is_not_closed(
     memory_store: Store, tmp_path: Path
 ) -> None:
     root = tmp_path / "node"
     workspace = await left(memory_store, root, "live", is_closed=False)
-    (root / "live" / ".opening-half" / "workspace").mkdir(parents=True)
+    (root / "live" / ".draft-half" / "workspace").mkdir(parents=True)
     async with opened(root) as workspaces:
         await (await workspaces.open("live")).run(1, "bash", {"command": "mktemp; setsid sleep 1000 & disown"})
         await until(lambda: sleeping(root, "live") == ["1000"], what="the program")

@@ -1,0 +1,114 @@
+"""What is made beside a workspace, and how it is removed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tool_worker.drafts import draft_in, remove, remove_drafts
+
+
+@contextmanager
+def without_rights(own: Path) -> Iterator[None]:
+    """Be somebody to whom permissions matter and who owns a directory."""
+    if os.getuid() != 0:
+        yield
+        return
+    for path in itertools.takewhile(lambda path: path.stat().st_mode & 0o005 != 0o005, own.parents):
+        path.chmod(0o755)
+    os.chown(own, 65534, 65534)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
+def nested(top: Path, levels: int) -> Iterator[None]:
+    """Put directories into each other, deeper than what clears up after tests can go."""
+    descriptor = os.open(top, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=descriptor)
+        inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = inner
+    os.close(descriptor)
+    try:
+        yield
+    finally:
+        subprocess.run(["rm", "-rf", "--", str(top)], check=False)
+
+
+def test_what_is_deeper_than_python_goes_is_removed(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    with nested(top, 3000):
+        remove(top)
+        assert not top.exists()
+        remove(top)
+
+
+def test_what_its_owner_may_not_write_or_read_is_removed(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    with without_rights(own):
+        for name, mode in (("cached", 0o555), ("closed", 0)):
+            (own / "top" / name / "inner").mkdir(parents=True)
+            (own / "top" / name / "inner" / "file").touch(mode=0o444)
+            (own / "top" / name / "inner").chmod(mode)
+            (own / "top" / name).chmod(mode)
+        remove(own / "top")
+        assert list(own.iterdir()) == []
+
+
+def test_what_links_lead_to_stays_as_it_is(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    with without_rights(own):
+        (own / "outside").mkdir()
+        (own / "outside" / "file").touch(mode=0o400)
+        (own / "outside").chmod(0o500)
+        (own / "top" / "cached").mkdir(parents=True)
+        (own / "top" / "cached" / "out").symlink_to(own / "outside")
+        (own / "top" / "cached").chmod(0o555)
+        remove(own / "top")
+        assert [path.name for path in own.iterdir()] == ["outside"]
+        assert (own / "outside").stat().st_mode & 0o777 == 0o500
+        assert (own / "outside" / "file").stat().st_mode & 0o777 == 0o400
+        (own / "outside").chmod(0o700)
+
+
+def test_what_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "top").mkdir(parents=True)
+    (own / "top" / "others").mkdir(mode=0o755)
+    (own / "top" / "others" / "file").touch()
+    if os.getuid() != 0:
+        pytest.skip("needs root to be two people")
+    with without_rights(own), pytest.raises(OSError, match="Not all of it can be removed"):
+        remove(own / "top")
+    assert (own / "top" / "others" / "file").exists()
+
+
+def test_a_draft_is_gone_at_the_end_and_so_is_what_was_left_of_others(tmp_path: Path) -> None:
+    left = tmp_path / ".draft-left"
+    left.mkdir()
+    with draft_in(tmp_path) as draft:
+        assert not left.exists()
+        (draft / "made").mkdir()
+        left.mkdir()
+        with draft_in(tmp_path) as second:
+            assert second != draft
+        remove_drafts(tmp_path)
+        assert left.exists()
+        (draft / "made").rename(tmp_path / "made")
+    assert {path.name for path in tmp_path.iterdir()} == {"made", ".draft-left"}
+    remove_drafts(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"made"}
