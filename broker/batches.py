@@ -12,12 +12,13 @@ Keys: `deck:{0}:batch:…`, see batches.lua.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from broker.clock import to_millis
+from broker.connection import texts_by_name
 from broker.ids import new_key
 from broker.keys import ShardKeys
 from broker.store import Store
@@ -106,7 +107,7 @@ class Batches:
 
     async def lanes(self) -> dict[str, str]:
         """Return what was said about each lane, by lane."""
-        return _fields(await self._read("HGETALL", f"{self._root}:lanes"))
+        return texts_by_name(await self._read("HGETALL", f"{self._root}:lanes"))
 
     async def seal(
         self,
@@ -139,7 +140,7 @@ class Batches:
         outcome, *flat = await self._call("deck_batch_lease", batch_id, worker_id, round(lease_seconds * 1000))
         if outcome == "busy":
             return None
-        found = _fields(flat)
+        found = texts_by_name(flat)
         return Batch(
             batch_id=batch_id,
             lane=found["lane"],
@@ -203,7 +204,7 @@ class Batches:
         return {provider.decode() for provider in found}
 
     async def _calls(self, batch: Batch) -> dict[str, str]:
-        return _fields(await self._read("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
+        return texts_by_name(await self._read("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
 
     @property
     def _root(self) -> str:
@@ -214,7 +215,3 @@ class Batches:
 
     async def _call(self, function: str, *arguments: Any) -> list[Any]:
         return await self._store.function(function, (self._shard.root,), *arguments)
-
-
-def _fields(flat: Sequence[bytes]) -> dict[str, str]:
-    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}

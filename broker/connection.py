@@ -248,6 +248,11 @@ def _parse(url: str) -> _Address:
         ) from error
 
 
+def texts_by_name(flat: Sequence[bytes]) -> dict[str, str]:
+    """Return a hash of texts, or the fields of an entry, which come as names and values in turns."""
+    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+
+
 def check_reply(reply: Any) -> Any:
     """Return a reply, or raise the error that it is.
 

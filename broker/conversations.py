@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from broker.clock import from_millis
+from broker.connection import texts_by_name
 from broker.errors import UnknownConversation
 from broker.store import Store
 
@@ -95,7 +96,7 @@ class Conversations:
             key = names.takeovers
             entries = await self._store.persist(lambda: self._store.connection.call("XRANGE", key, "-", "+"))  # noqa: B023
             for _, flat in entries:
-                fields = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+                fields = texts_by_name(flat)
                 action = fields.get("a")
                 found.append(
                     Takeover(
@@ -125,7 +126,7 @@ _INTERNAL = {"token", "rung", "ready_id", "append_key", "append_ids", "mark", "o
 
 
 def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
-    meta = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+    meta = texts_by_name(flat)
     if "last_id" not in meta:
         return None
     return ConversationRow(

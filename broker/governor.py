@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,6 +21,7 @@ from broker.connection import Argument
 from broker.keys import ShardKeys
 from broker.quotas import Pool, QuotaTable
 from broker.store import Store
+from broker.wakeups import wake
 
 LONGEST_NAP_SECONDS = 1.0
 SHORTEST_NAP_SECONDS = 0.005
@@ -174,15 +174,6 @@ class Governor:
 
     def _keys(self, pool: Pool) -> tuple[str, str]:
         return self._shard.quota(pool.name), self._shard.root
-
-
-async def wake(store: Store, conversation_ids: Iterable[str]) -> None:
-    """Ring conversations whose logs have not grown: what they wait for has come."""
-    calls = []
-    for conversation_id in conversation_ids:
-        names = store.keys(conversation_id)
-        calls.append(("FCALL", "deck_wake", 2, names.root, names.shard.root, conversation_id))
-    await store.persist(lambda: store.connection.call_many(calls))
 
 
 class _Nap:

@@ -146,7 +146,7 @@ local function leave(key, cid)
 end
 
 -- Go through those who wait for an account, in order, and set aside what they are to have.
--- Returns who may call now, and what is left for somebody who comes later; nil for nothing.
+-- Returns who may call now, whether the end of the queue was reached, and what is left then (nil without a limit).
 local function served(shard, account, now)
   local key, room, turn = budget(shard, account), room_of(shard, account), {}
   local queue = redis.call('ZRANGE', key .. ':waiting', 0, MAX_SCAN - 1)
@@ -158,11 +158,10 @@ local function served(shard, account, now)
       turn[cid] = true
       if not is_late then set_aside(room, waiter.amount) end
     elseif not is_late then
-      return turn, nil
+      return turn, false
     end
   end
-  if #queue == MAX_SCAN then return turn, nil end
-  return turn, room or {limit = 0, reserved = 0, committed = -1}
+  return turn, #queue < MAX_SCAN, room
 end
 
 -- Since when a conversation waits for one of these accounts; nil when it does not.
@@ -197,8 +196,8 @@ local function may_spend(shard, account, cid, amount, since, now)
     return turn[cid] or false
   end
   if redis.call('ZCARD', budget(shard, account) .. ':waiting') == 0 then return fits(room_of(shard, account), amount) end
-  local _, left = served(shard, account, now)
-  return left ~= nil and fits(left, amount)
+  local _, is_open, left = served(shard, account, now)
+  return is_open and fits(left, amount)
 end
 
 local function stop_waiting(shard, chain, cid)

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from broker.connection import texts_by_name
 from broker.errors import UsageError
-from broker.governor import wake
 from broker.ids import new_key
 from broker.keys import ShardKeys
 from broker.ownership import Ownership
 from broker.store import Store
+from broker.wakeups import wake
 
 NANO = 1_000_000_000
 LARGEST_USD = 1_000_000
@@ -202,7 +203,7 @@ class Ledger:
         flat, waiting = await self._store.persist(
             lambda: self._store.connection.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
         )
-        fields = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+        fields = texts_by_name(flat)
         return Account(
             name=account,
             parent=fields.get("parent", ""),

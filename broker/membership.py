@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from broker.connection import texts_by_name
 from broker.store import Store
 
 HEARTBEAT_SECONDS = 0.3
@@ -113,6 +114,6 @@ async def members(store: Store) -> list[Member]:
     for worker, deadline in zip(flat[::2], flat[1::2], strict=True):
         worker_id = worker.decode()
         pairs = await store.persist(lambda: store.connection.call("HGETALL", names.about(worker_id)))  # noqa: B023
-        about = {pairs[i].decode(): pairs[i + 1].decode() for i in range(0, len(pairs), 2)}
+        about = texts_by_name(pairs)
         found.append(Member(worker_id, about.get("role", ""), int(float(deadline)), about))
     return found

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from broker import keys
 from broker.clock import Clock, SystemClock
 from broker.codec import SCHEMA_VERSION
-from broker.connection import Argument, Connection, MultiplexedConnection
+from broker.connection import Argument, Connection, MultiplexedConnection, texts_by_name
 from broker.errors import OutcomeUnknown, StoreMisconfigured, StoreTooNew, StoreUnavailable
 from broker.ids import jitter, new_key
 from broker.keys import ConversationKeys, ShardKeys
@@ -214,7 +214,7 @@ async def _found_store(connection: Connection, shards: int) -> dict[str, str]:
         ]
     )
     flat = await connection.call("HGETALL", keys.STORE)
-    about = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+    about = texts_by_name(flat)
     if int(about["schema"]) > SCHEMA_VERSION:
         raise StoreTooNew(
             f"The store has schema version {about['schema']}; this version of Deckhands reads up to {SCHEMA_VERSION}.",

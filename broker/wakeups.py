@@ -1,10 +1,12 @@
-"""How a controller worker hears of news: its shard's ready stream, and its own mailbox.
+"""How a controller worker hears of news: its shard's ready stream, and its own mailbox; and how others ring it.
 
 Holds: a ring is a hint; the log is the truth. Lost, late and repeated rings cost time, never events.
 Keys: `deck:{k}:ready` (group `controllers`), `deck:{k}:worker:<w>:mail`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from broker.group_reader import BLOCK_SECONDS, GroupReader
 from broker.keys import ShardKeys
@@ -62,3 +64,12 @@ class Mailbox:
     async def aclose(self) -> None:
         """Close its connection."""
         await self._connection.aclose()
+
+
+async def wake(store: Store, conversation_ids: Iterable[str]) -> None:
+    """Ring conversations whose logs have not grown: what they wait for has come."""
+    calls = []
+    for conversation_id in conversation_ids:
+        names = store.keys(conversation_id)
+        calls.append(("FCALL", "deck_wake", 2, names.root, names.shard.root, conversation_id))
+    await store.persist(lambda: store.connection.call_many(calls))

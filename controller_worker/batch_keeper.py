@@ -21,8 +21,8 @@ from broker.batches import Batch, Batches
 from broker.clock import to_millis
 from broker.events import LLMSpec
 from broker.failpoints import failpoint
-from broker.governor import wake
 from broker.store import Store
+from broker.wakeups import wake
 from controller_worker.llm.batching import BatchProvider, NotYetKnown, Outgoing, Sought, failed, lane_of
 from controller_worker.llm.config import BatchSpec
 from controller_worker.llm.errors import LLMConfigError, ModelError, NoResponseError, RateLimitError
