@@ -12,6 +12,7 @@ import difflib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -250,6 +251,13 @@ class LLMConfig(BaseModel):
         if isinstance(value, str):
             value = [name.strip() for name in value.split(",") if name.strip()]
         return [{"use": item} if isinstance(item, str) else item for item in value]
+
+    @field_validator("base_url", "ollama_base_url")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value and not re.match(r"https?://[^/]", value):
+            raise ValueError("this is no address; it looks like https://host/v1")  # its text may be a key
+        return value
 
     @field_validator("batch", mode="before")
     @classmethod

@@ -64,6 +64,9 @@ _BY_TEXT: tuple[tuple[tuple[str, ...], type[ModelError]], ...] = (
     (("exceededbudget", "credit balance is too low"), OutOfCreditsError),
     (("contentpolicyviolationerror", "content filtering policy"), ContentPolicyError),
     (("could not resolve authentication method", "api_key client option must be set"), AuthenticationError),
+    # The openai client without a key; litellm without one, for most of its providers
+    (("missing credentials. please pass", "api key - a call is being made", "missing api key"), AuthenticationError),
+    (("missing gemini api key", "missing xai api key"), AuthenticationError),
     (("empty or invalid response from llm endpoint",), MalformedReplyError),
     (("closed the responses stream before any terminal event",), MalformedReplyError),
     (("unknown items in responses api response: []",), NoResponseError),
@@ -218,6 +221,7 @@ def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
         said = str(first) or type(first).__name__
         if last is not first and str(last) and str(last) not in said:
             said += f" ({str(last).strip()})"
+    said = said.partition("\nTraceback (most recent call last)")[0]  # litellm quotes one for a key that is missing
     for secret in secrets:
         if len(secret) >= MASKED_FROM_CHARS:
             said = said.replace(secret, MASK)

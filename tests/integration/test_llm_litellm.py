@@ -13,7 +13,7 @@ import pytest
 
 from broker.tool_specs import ToolSpec
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import OutOfCreditsError
+from controller_worker.llm.errors import AuthenticationError, OutOfCreditsError
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.llm.registry import create_llm
@@ -147,6 +147,16 @@ async def test_another_way_to_a_provider_keeps_its_words(server: RunningModelSer
     with pytest.raises(OutOfCreditsError) as caught:
         await llm.complete(REQUEST)
     assert caught.value.provider_text == "You exceeded your current quota."
+
+
+@pytest.mark.parametrize("model", ["openai/gpt-4o", "gpt-4o", "gemini/gemini-2.0-flash"])
+async def test_without_a_key_nobody_waits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    llm = create_llm(LLMConfig.create(model=model, backend="litellm"))
+    with pytest.raises(AuthenticationError, match=r"Check LLM_API_KEY\.$") as caught:
+        await llm.complete(REQUEST)
+    assert "Traceback" not in str(caught.value)
 
 
 def test_importing_litellm_is_quiet(tmp_path: Path) -> None:

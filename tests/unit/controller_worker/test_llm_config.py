@@ -115,6 +115,16 @@ def test_a_bad_value_names_its_variable() -> None:
     assert "top_p (LLM_TOP_P)" in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["localhost:8000/v1", "models", "ftp://models/v1", "http://"])
+def test_an_address_that_is_none_is_told_at_once(url: str) -> None:
+    with pytest.raises(LLMConfigError) as caught:
+        LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_BASE_URL": url})
+    assert str(caught.value) == (
+        "The model's settings cannot be used: base_url (LLM_BASE_URL): "
+        "this is no address; it looks like https://host/v1"
+    )
+
+
 @pytest.mark.parametrize(
     ("field", "nearest"),
     [("modle", "model"), ("temprature", "temperature"), ("max_output_token", "max_output_tokens")],
