@@ -172,6 +172,7 @@ class ConversationLoop:
             version = self.state.version
             assert rounds < MAX_ROUNDS_A_VERSION, f"no end to what is wanted at version {version}"
             if not await self._does_next():
+                await self._probation.rest()
                 return
 
     async def _does_next(self) -> bool:
@@ -191,9 +192,9 @@ class ConversationLoop:
             services, state = self._services, self.state
             await self._commit(await answered(services.log, services.notebooks, services.hooks, state, effect))
         elif isinstance(effect, AwaitDelegates):
-            wanted = await self._delegates.start(self.state, effect.delegate_ids)
-            await (self._commit(wanted) if wanted else self._probation.rest())
-            return wanted is not None
+            if (wanted := await self._delegates.start(self.state, effect.delegate_ids)) is None:
+                return False
+            await self._commit(wanted)
         elif isinstance(effect, AwaitTools):
             return not await self._has_dispatched(effect)
         elif isinstance(effect, CallModel):
@@ -312,7 +313,6 @@ class ConversationLoop:
                 return False
             self._dispatched.add(action_id)
         self._dispatched.intersection_update(effect.action_ids)
-        await self._probation.rest()
         return True
 
     async def _does_call(self, effect: CallModel) -> bool:
@@ -328,13 +328,13 @@ class ConversationLoop:
             await self._commit(Append((question,)))
             return True
         models, llm = self._services.models, question.llm
+        await self._probation.rest()  # for a client that is made, a seat, the model
         notice = await self._gate.knock(self.state, models.settings(llm), question.request, lambda: models.of(llm))
         if notice is not None:
             await self._commit(Append((notice,)))
             return True
         if self._gate.is_shut:
             return self.state.gate is not None
-        await self._probation.rest()
         failpoint("controller.model_thinking")
         self._call = asyncio.create_task(self._ask_model(effect, question), name=f"model {self.conversation_id}")
         return False

@@ -14,7 +14,7 @@ from broker.file_events import FileReadObservation
 from broker.invariants import violations
 from broker.membership import Membership
 from broker.observations import AgentStateChangedObservation, ErrorObservation
-from broker.ownership import Claimed, NotClaimed
+from broker.ownership import NotClaimed
 from broker.specs import NoOpCondenserSpec
 from broker.standing import standing
 from controller_worker.agents.registry import AGENTS
@@ -302,41 +302,6 @@ async def test_a_damaged_entry_is_an_error_that_names_it(hands: Hands) -> None:
     row = await Conversations(hands.store).row(CID)
     assert (row.state, row.owner, row.last_event_id) == ("error", "", 4)
     assert row.fields["last_error"].startswith("CorruptEntry: Event 3 cannot be read: ")
-
-
-async def crash(hands: Hands, times: int) -> None:
-    """Let workers die, one after another, while they step the conversation."""
-    for number in range(times):
-        worker = f"victim-{number}"
-        await Membership(hands.store, worker, "controller", ttl_seconds=3600.0).register()
-        claimed = await hands.owners.claim(CID, worker)
-        assert isinstance(claimed, Claimed)
-        await hands.owners.mark(claimed.ownership, is_stepping=True)
-        await lapse(hands.store, worker)
-        await Membership(hands.store, WORKER, "controller", ttl_seconds=3600.0).tick(1)
-
-
-@pytest.mark.parametrize(
-    ("times", "expected"),
-    [
-        (3, ["observation.error", "observation.agent_state_changed"]),  # what waits for a tool is settled
-        (4, ["observation.agent_state_changed"]),  # to read it is what kills: nothing is read any more
-    ],
-)
-async def test_a_conversation_that_crashes_its_workers_rests_in_error(
-    hands: Hands, times: int, expected: list[str]
-) -> None:
-    await hands.begin(BASH)
-    loop = await hands.go()
-    await loop.release_idle()
-    last_id = len(await hands.events())
-    await crash(hands, times)
-    assert await Conversations(hands.store).dead_letters() == [CID]
-    await hands.go()
-    row = await Conversations(hands.store).row(CID)
-    assert (row.state, row.owner) == ("error", "")
-    assert row.fields["last_error"] == f"DeckhandsError: The conversation crashed its worker {times} times in a row."
-    assert await hands.kinds(after=last_id) == expected
 
 
 # Others
