@@ -27,7 +27,7 @@ from tool_worker.host.children import Children
 from tool_worker.host.command_marks import CommandEnd
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.loop import Loop
-from tool_worker.host.shell import ENDED, IDLE, INPUT_LINE_LIMIT_BYTES, SUBMITTED, Shell, ShellEvents
+from tool_worker.host.shell import BEGUN, ENDED, IDLE, INPUT_LINE_LIMIT_BYTES, SUBMITTED, Shell, ShellEvents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +45,15 @@ REFUSED = "refused"
 NOTHING_TO_READ = "ERROR: No previous running command to retrieve logs from."
 NOTHING_TO_TYPE_FOR = "ERROR: No previous running command to interact with."
 BELOW = "[Below is the output of the previous command.]\n"
+DEAF = (
+    "\n[The shell takes no commands any more and has been ended: something that was done to it keeps it from reading "
+    "them or from saying that they have ended (a function named `builtin`, a trap, PROMPT_COMMAND or a prompt that "
+    "waits, a closed descriptor). {outcome} The next command gets a new shell in {directory}, without its variables.]"
+)
+DEAF_OUTCOMES = {
+    SUBMITTED: "This command has probably not been run.",
+    BEGUN: "How this command ended is not known.",
+}
 WAYS_ON = (
     'You may wait longer to see additional output by sending empty command \'\', send text or keys ("C-c", "C-d", '
     '"C-z") to the running program with `is_input` set to true, or give a longer `timeout` with your next commands.'
@@ -215,6 +224,10 @@ class BashSession:
         self._complete(facts, "")
 
     def _exited(self, exit_code: int, last_state: str) -> None:
+        if self._shell.is_deaf:
+            suffix = DEAF.format(outcome=DEAF_OUTCOMES[last_state], directory=self._working_dir)
+            self._conclude({"exit_code": exit_code, **self._place()}, suffix)
+            return
         gone = f"[The shell had ended with exit code {exit_code}; this is a new one.]\n"
         if last_state == IDLE:
             self._notice = gone
@@ -230,10 +243,14 @@ class BashSession:
         return {"username": self._username, "hostname": os.uname().nodename, "working_dir": self._working_dir}
 
     def _complete(self, facts: dict[str, object], note: str) -> None:
-        self._escalation.set(None)
         key = self._call.key if self._call is not None and self._finish is not None else None
         suffix = f"\n[The command completed with exit code {facts['exit_code']}.{f' CTRL+{key} was sent.' * bool(key)}]"
-        suffix += note + "\n[The command was cancelled.]" * self._is_cancelled
+        self._conclude(facts, suffix + note)
+
+    def _conclude(self, facts: dict[str, object], suffix: str) -> None:
+        """Tell whoever waits, or asks next, that the command is over."""
+        self._escalation.set(None)
+        suffix += "\n[The command was cancelled.]" * self._is_cancelled
         if self._finish is not None:
             self._answer(CANCELLED if self._is_cancelled else COMPLETED, suffix=suffix, facts=facts)
         else:

@@ -85,7 +85,7 @@ class MarkScanner:
 def begin_line(
     nonce: str, command: str, terminal: str, *, previous_exit_code: int, environment: dict[str, str], cwd: str | None
 ) -> bytes:
-    """Return the line that makes bash mark the beginning and run the command.
+    """Return the line that makes bash mark the beginning and run the command; it exits if it cannot mark it.
 
     Bash reads these lines from a socket; only the command has the terminal, and whatever the command does to its
     standard descriptors ends with it.
@@ -97,8 +97,8 @@ def begin_line(
     if cwd is not None:
         run = f"{{ \\builtin cd -- {quoted(cwd)} && {run}; }} >{terminal} 2>&1"
     # The mark has reset $?. The list gives it back without tripping over `set -e`.
-    restore = f"(exit {previous_exit_code}) || " if previous_exit_code else ""
-    return f"{mark}; {restore}{run}\n".encode("utf-8", "replace")
+    restore = f"(\\builtin exit {previous_exit_code}) || " if previous_exit_code else ""
+    return f"{mark} || \\exit; {restore}{run}\n".encode("utf-8", "replace")
 
 
 def end_line(nonce: str, terminal: str) -> bytes:
@@ -108,7 +108,7 @@ def end_line(nonce: str, terminal: str) -> bytes:
     """
     fields = '"$?" "${!-}" "${PWD-}" "${PATH-}"'
     form = f"\\036{nonce}>%s\\037%s\\037%.{FIELD_LIMIT}s\\037%.{FIELD_LIMIT}s\\036"
-    return f"\\builtin printf '{form}' {fields} </dev/null >{terminal} 2>/dev/null || \\exit\n".encode()
+    return f"\\builtin printf '{form}' {fields} >{terminal} 2>/dev/null || \\exit\n".encode()
 
 
 def quoted(text: str) -> str:

@@ -4,7 +4,8 @@ Bash is interactive, so an interrupt ends the command and not the shell, and job
 from a socket instead of the terminal: no line limit, no echo, and text typed for a program is never run as a command.
 Its own standard error is /dev/null, so prompts and traces of our lines are seen by nobody.
 
-Holds: one command at a time; output costs bounded memory; what a program prints cannot end a command.
+Holds: one command at a time; output costs bounded memory; what a program prints cannot end a command; a bash that takes
+no commands any more, whatever a command did to it, is ended within `DEAF_SECONDS`.
 Does not: survive a command that ends it (`exit`, `exec`, `kill $$`): `on_exit` tells, and a new shell is a new object.
 """
 
@@ -42,6 +43,10 @@ ENDED = "ended"
 KILL_ROUNDS = 50
 """How often to look for more of what a command started; a fork bomb wins longer only until the workspace is closed."""
 
+LOOK_SECONDS = 2.5
+DEAF_SECONDS = {SUBMITTED: 30.0, BEGUN: 5.0}
+"""How long a command may not have begun (on a busy machine also bash itself has yet to), or be over and not said so."""
+
 _READ_BYTES = 65536
 _MAX_FD = 1 << 20
 
@@ -72,6 +77,7 @@ class Shell:
     Attributes:
         state: `IDLE`; `SUBMITTED`: it has been given a command; `BEGUN`: the command runs; `ENDED`: bash is no more.
         output: what has been printed and not yet taken.
+        is_deaf: whether it was ended because it took no commands any more.
     """
 
     def __init__(
@@ -88,6 +94,8 @@ class Shell:
         self._command_tick = 0
         self._earlier: frozenset[int] = frozenset()
         self.state = IDLE
+        self.is_deaf = False
+        self._deaf_since: float | None = None
         self._master, self._slave = os.openpty()
         self._commands, theirs = socket.socketpair()
         try:
@@ -95,6 +103,7 @@ class Shell:
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
             os.set_blocking(self._master, False)
             self._commands.setblocking(False)
+            self._source = f"socket:[{os.fstat(theirs.fileno()).st_ino}]"
             self.pid = os.fork()
         except OSError:
             theirs.close()
@@ -105,6 +114,7 @@ class Shell:
         theirs.close()
         self._to_bash = Outlet(loop, self._commands.fileno())
         self._to_program = Outlet(loop, self._master)
+        self._looks = loop.alarm(self._look)
         loop.on_readable(self._master, self._read)
         reaper.watch(self.pid, self._exited)
 
@@ -131,6 +141,8 @@ class Shell:
             cwd=cwd,
         )
         self._to_bash.write(line + end_line(self._nonce, self._terminal))
+        self._deaf_since = None
+        self._looks.set(self._loop.now() + LOOK_SECONDS)
 
     def type_text(self, text: str) -> bool:
         """Type a line for the running program; false if the terminal would cut it."""
@@ -194,6 +206,26 @@ class Shell:
         # The interrupt may arrive when the command has just ended and discard the line that says so.
         self._to_bash.write(end_line(self._nonce, self._terminal))
 
+    def _look(self) -> None:
+        """End a bash that will not say any more that the command has ended."""
+        now = self._loop.now()
+        if self.state == SUBMITTED or self._input() == self._source:
+            self._deaf_since = self._deaf_since or now
+            if now - self._deaf_since >= DEAF_SECONDS[self.state]:
+                self.is_deaf = True
+                self.kill()
+                return
+        else:
+            self._deaf_since = None
+        self._looks.set(now + LOOK_SECONDS)
+
+    def _input(self) -> str:
+        """Return what bash reads: the socket between two commands, for its lines and also while it makes a prompt."""
+        try:
+            return os.readlink(f"/proc/{self.pid}/fd/0")
+        except OSError:
+            return ""
+
     def _settle_terminal(self) -> None:
         """Undo what earlier programs did to the terminal: no echo, no translation, nothing left to read."""
         attributes = termios.tcgetattr(self._slave)
@@ -231,9 +263,13 @@ class Shell:
                 self._to_program.write(typed)
             return
         self.state = IDLE
+        self._looks.set(None)
         self._to_program.clear()
         end = CommandEnd(mark.fields)
         self._previous_exit_code = end.exit_code
+        if self._input() not in (self._source, ""):
+            # It has lost the socket and takes its commands from elsewhere.
+            self.kill()
         self._events.on_end(end)
 
     def _exited(self, exit_code: int) -> None:
@@ -245,6 +281,7 @@ class Shell:
             except OSError:
                 break
         last_state, self.state = self.state, ENDED
+        self._loop.drop(self._looks)
         self._to_bash.clear()
         self._to_program.clear()
         self._loop.on_readable(self._master, None)

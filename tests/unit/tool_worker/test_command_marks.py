@@ -80,11 +80,11 @@ def test_a_quoted_word_is_one_word(text: str) -> None:
 def test_lines_for_bash() -> None:
     line = begin_line("n", "echo hi", "/dev/pts/1", previous_exit_code=0, environment={"A": "b c"}, cwd=None)
     assert line == (
-        b"\\builtin printf '\\036n<\\036' >/dev/pts/1 2>/dev/null; "
+        b"\\builtin printf '\\036n<\\036' >/dev/pts/1 2>/dev/null || \\exit; "
         b"A='b c' \\builtin command eval 'echo hi' </dev/pts/1 >/dev/pts/1 2>&1\n"
     )
     line = begin_line("n", "x", "/dev/pts/1", previous_exit_code=3, environment={}, cwd="/a b")
     assert line.endswith(
-        b"; (exit 3) || { \\builtin cd -- '/a b' && \\builtin command eval 'x' </dev/pts/1 >/dev/pts/1 2>&1; } >/dev/pts/1 2>&1\n"
+        b"; (\\builtin exit 3) || { \\builtin cd -- '/a b' && \\builtin command eval 'x' </dev/pts/1 >/dev/pts/1 2>&1; } >/dev/pts/1 2>&1\n"
     )
     assert end_line("n", "/dev/pts/1").count(b"\n") == 1
