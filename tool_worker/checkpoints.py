@@ -17,13 +17,14 @@ Does not:
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from broker.clock import SystemClock
 from broker.ids import check_conversation_id
 from tool_worker.beneath import Directory
 from tool_worker.drafts import draft_in
-from tool_worker.file_tree import DIRECTORY, FILE, LINK, Entry, TreeLimits, entries, is_of_the_entry
+from tool_worker.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
 from tool_worker.workspace_errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
 
 VERSION = 1
@@ -44,6 +45,11 @@ PIECE_BYTES = 8 * 2**20
 MAX_MANIFEST_BYTES = 256 * 2**20
 UNSETTLED_NS = 50_000_000
 """A file that changed so shortly before may change again within the same tick of the clock, and is read next time."""
+ROUNDS = 100
+"""How often what its owner has closed to himself is opened, each time one level deeper."""
+
+_Rows = list[list[Any]]
+_Pieces = dict[str, tuple[tuple[int, ...], list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Checkpoint:
 class SavedFiles:
     """What the last checkpoint of a workspace knew of its files; losing it costs time and nothing else."""
 
-    pieces: dict[str, tuple[tuple[int, ...], list[str]]] = field(default_factory=dict)
+    pieces: _Pieces = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -93,36 +99,55 @@ class Checkpoints:
             CheckpointsUnavailable: the place cannot be used; the last checkpoint stays.
             OSError: the workspace cannot be read; the last checkpoint stays.
         """
+        with Directory(workspace) as directory, OpenedUp(directory) as opened_up:
+            for _ in range(ROUNDS):
+                closed: list[str] = []
+                rows, pieces, done = self._save_entries(directory, known, closed)
+                if not closed:
+                    break
+                opened_up.open(closed)
+            else:
+                raise PermissionError(errno.EACCES, "It is closed again and again", closed[0])
+        for row in rows:
+            row[2] = opened_up.modes.get(row[0], int(row[2])) & 0o777
+        manifest = json.dumps({"version": VERSION, "entries": rows}, separators=(",", ":")).encode("ascii")
+        written = self._write(self._manifest(conversation_id), manifest)
+        known.pieces = pieces
+        return replace(done, written_bytes=done.written_bytes + written)
+
+    def _save_entries(
+        self, directory: Directory, known: SavedFiles, closed: list[str]
+    ) -> tuple[_Rows, _Pieces, Checkpoint]:
+        """Save the content of all files that may have changed; `closed` gets what could not be read."""
         began_ns = int(SystemClock().now().timestamp() * 1e9)
         read = written = size = 0
-        saved: dict[str, tuple[tuple[int, ...], list[str]]] = {}
-        rows: list[list[Any]] = []
-        with Directory(workspace) as directory:
-            for entry in entries(directory, self._limits):
-                content: Any = entry.target
-                if entry.kind == FILE:
-                    before = known.pieces.get(entry.path)
-                    if before is not None and before[0] == entry.stamp:
-                        content = before[1]
-                    else:
-                        try:
-                            content, added = self._save_file(directory, entry)
-                        except FileUnfit:
-                            continue  # it became something else
-                        except OSError as error:
-                            if is_of_the_entry(error):
-                                continue  # it went away
-                            raise
-                        written += added
-                        read += entry.size
-                    if entry.ctime_ns < began_ns - UNSETTLED_NS:
-                        saved[entry.path] = (entry.stamp, content)
-                    size += entry.size
-                rows.append([entry.path, entry.kind, entry.mode, entry.mtime_ns, entry.size, content])
-        manifest = json.dumps({"version": VERSION, "entries": rows}, separators=(",", ":")).encode("ascii")
-        written += self._write(self._manifest(conversation_id), manifest)
-        known.pieces = saved
-        return Checkpoint(len(rows), size, read, written)
+        saved: _Pieces = {}
+        rows: _Rows = []
+        for entry in entries(directory, self._limits, closed=closed):
+            content: Any = entry.target
+            if entry.kind == FILE:
+                before = known.pieces.get(entry.path)
+                if before is not None and before[0] == entry.stamp:
+                    content = before[1]
+                else:
+                    try:
+                        content, added = self._save_file(directory, entry)
+                    except PermissionError:
+                        closed.append(entry.path)
+                        continue
+                    except FileUnfit:
+                        continue  # it became something else
+                    except OSError as error:
+                        if is_of_the_entry(error):
+                            continue  # it went away
+                        raise
+                    written += added
+                    read += entry.size
+                if entry.ctime_ns < began_ns - UNSETTLED_NS:
+                    saved[entry.path] = (entry.stamp, content)
+                size += entry.size
+            rows.append([entry.path, entry.kind, entry.mode, entry.mtime_ns, entry.size, content])
+        return rows, saved, Checkpoint(len(rows), size, read, written)
 
     def has(self, conversation_id: str) -> bool:
         """Say whether there is a checkpoint of a conversation's workspace.

@@ -13,7 +13,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from tool_worker.file_tree import TreeLimits, measure
+from tool_worker.file_tree import MAX_PATH_BYTES, TreeLimits, measure
+from tool_worker.workspace_errors import WorkspaceTooLarge
 
 FIRST_LOOK_SECONDS = 5.0
 PAUSE_FACTOR = 10.0
@@ -22,6 +23,10 @@ REMEMBERED_WORKSPACES = 1_000
 OVER = (
     "[This workspace holds {size:,} bytes in {files:,} files; it may hold {limits.bytes:,} bytes in {limits.files:,} "
     "files. Delete what you do not need, now: what is beyond is not saved, and actions that add more are stopped.]"
+)
+TOO_DEEP = (
+    f"[This workspace has paths of more than {MAX_PATH_BYTES:,} bytes. Delete them, now: as long as they are there, "
+    "nothing of it is saved.]"
 )
 
 _NO_LIMITS = TreeLimits(files=sys.maxsize, bytes=sys.maxsize)
@@ -33,6 +38,7 @@ class _Look:
 
     files: int
     size_bytes: int
+    is_too_deep: bool
     at: float
     took: float
 
@@ -60,6 +66,8 @@ class Quota:
         now = asyncio.get_running_loop().time()
         if last is None or self._is_over(last) or now - last.at >= self._pause_factor * last.took:
             last = await self._look(conversation_id)
+        if last.is_too_deep:
+            return TOO_DEEP
         return OVER.format(files=last.files, size=last.size_bytes, limits=self._limits) if self._is_over(last) else ""
 
     async def until_exceeded(self, conversation_id: str) -> None:
@@ -73,25 +81,29 @@ class Quota:
             look = await self._look(conversation_id)
 
     def _is_over(self, look: _Look) -> bool:
-        return look.files > self._limits.files or look.size_bytes > self._limits.bytes
+        return look.is_too_deep or look.files > self._limits.files or look.size_bytes > self._limits.bytes
 
     async def _look(self, conversation_id: str) -> _Look:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        files, size = await asyncio.to_thread(self._measured, self._root / conversation_id / "workspace")
+        directory = self._root / conversation_id / "workspace"
+        files, size, is_too_deep = await asyncio.to_thread(self._measured, directory)
         ended = loop.time()
-        look = _Look(files, size, ended, ended - began)
+        look = _Look(files, size, is_too_deep, ended, ended - began)
         self._looks[conversation_id] = look
         self._looks.move_to_end(conversation_id)
         while len(self._looks) > REMEMBERED_WORKSPACES:
             self._looks.popitem(last=False)
         return look
 
-    def _measured(self, directory: Path) -> tuple[int, int]:
+    def _measured(self, directory: Path) -> tuple[int, int, bool]:
         try:
-            return measure(directory, _NO_LIMITS)  # all of it: what has passed the limit is watched for growth
+            files, size = measure(directory, _NO_LIMITS)  # all: what has passed the limit is watched for growth
+        except WorkspaceTooLarge:
+            return 0, 0, True
         except OSError:
-            return 0, 0
+            return 0, 0, False
+        return files, size, False
 
 
 def _is_more(look: _Look, earlier: _Look) -> bool:

@@ -16,6 +16,7 @@ import pytest
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
+from tests.trees import cleared, nested, without_rights
 from tool_worker.checkpoints import PIECE_BYTES, Checkpoint, Checkpoints, SavedFiles
 from tool_worker.file_tree import TreeLimits
 from tool_worker.workspace_errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
@@ -108,6 +109,59 @@ def test_what_is_restored_is_what_was_saved(checkpoints: Checkpoints, workspace:
     assert content(tmp_path / "elsewhere" / "restored") == content(workspace)
     with pytest.raises(FileExistsError):
         checkpoints.restore("conversation", tmp_path / "elsewhere" / "restored")
+
+
+def test_what_its_owner_has_closed_to_himself_is_saved_and_stays_closed(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    with without_rights(own):
+        workspace = own / "workspace"
+        (workspace / "a" / "b").mkdir(parents=True)
+        (workspace / "a" / "b" / "file").write_text("closed")
+        (workspace / "locked").mkdir()
+        (workspace / "written").write_text("only written")
+        modes = {"a/b/file": 0, "a/b": 0o300, "a": 0o400, "locked": 0, "written": 0o200}
+        for name, mode in modes.items():
+            (workspace / name).chmod(mode)
+        checkpoints = Checkpoints(f"file://{own}/checkpoints")
+        assert checkpoints.save("conversation", workspace, SavedFiles()).files == len(modes)
+        checkpoints.restore("conversation", own / "restored")
+        for top in (workspace, own / "restored"):
+            for name in reversed(modes):
+                path = top / name
+                assert path.lstat().st_mode & 0o777 == modes[name]
+                path.chmod(0o700)
+            assert (top / "a" / "b" / "file").read_text() == "closed"
+            assert (top / "written").read_text() == "only written"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to be two people")
+def test_what_is_closed_by_somebody_else_is_not_left_out_unawares(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "workspace" / "others").mkdir(parents=True, mode=0o700)
+    (own / "workspace" / "others").chmod(0o700)
+    with without_rights(own):
+        (own / "checkpoints").mkdir()
+        checkpoints = Checkpoints(f"file://{own}/checkpoints")
+        with pytest.raises(PermissionError, match="others"):
+            checkpoints.save("conversation", own / "workspace", SavedFiles())
+        assert not checkpoints.has("conversation")
+
+
+def test_however_deep_it_is_nothing_is_left_out_unawares(tmp_path: Path) -> None:
+    workspace, top = tmp_path / "workspace", tmp_path / "restored"
+    workspace.mkdir()
+    checkpoints = Checkpoints(f"file://{tmp_path}/checkpoints")
+    with nested(workspace, 1500):
+        deep = "/".join(["d"] * 1500)
+        (workspace / deep / "file").write_text("deep")
+        assert checkpoints.save("conversation", workspace, SavedFiles()).files == 1501
+        with cleared(top):
+            checkpoints.restore("conversation", top)
+            assert (top / deep / "file").read_text() == "deep"
+        (workspace / deep / ("long" * 30)).mkdir()
+        with pytest.raises(WorkspaceTooLarge, match="paths of more than 3,072 bytes"):
+            checkpoints.save("conversation", workspace, SavedFiles())
 
 
 def test_only_what_changed_is_read_and_written(checkpoints: Checkpoints, tmp_path: Path) -> None:

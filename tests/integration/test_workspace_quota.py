@@ -19,7 +19,7 @@ from broker.observations import CmdOutputObservation
 from broker.store import Store
 from tests.integration.workspace_hosts import alive, gone, main_pid, opened, sleeping
 from tests.polling import until
-from tests.unit.tool_worker.test_drafts import nested
+from tests.trees import nested
 from tool_worker.binding import Binding
 from tool_worker.executor import Executor
 from tool_worker.file_tree import TreeLimits
@@ -82,6 +82,14 @@ async def test_what_is_far_too_much_at_the_first_look_is_stopped_too(shell: Shel
     grown = await shell(f"head -c {10 * LIMIT_BYTES} /dev/zero > large; sleep 20")
     assert grown.exit_code == 130
     assert "This workspace holds" in grown.content
+
+
+async def test_the_model_is_told_of_what_is_nested_too_deep(shell: Shell) -> None:
+    nest = "top=$PWD; name=$(printf 'd%.0s' {1..200}); for i in {1..17}; do mkdir $name; cd $name; done; echo made"
+    told = "[This workspace has paths of more than 3,072 bytes. Delete them, now: as long as they are there, nothing"
+    assert (await shell(nest)).content.startswith(f"made\n{told}")
+    assert told in (await shell("echo still")).content
+    assert (await shell("cd $top; sleep 0.3; rm -r d*; echo cleared up")).content == "cleared up"
 
 
 async def test_a_directory_of_the_user_is_not_bounded(shell: Shell, tmp_path: Path) -> None:

@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.trees import nested, without_rights
 from tool_worker.drafts import draft_in, remove, remove_drafts
-
-
-@contextmanager
-def without_rights(own: Path) -> Iterator[None]:
-    """Be somebody to whom permissions matter and who owns a directory."""
-    if os.getuid() != 0:
-        yield
-        return
-    for path in itertools.takewhile(lambda path: path.stat().st_mode & 0o005 != 0o005, own.parents):
-        path.chmod(0o755)
-    os.chown(own, 65534, 65534)
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@contextmanager
-def nested(top: Path, levels: int) -> Iterator[None]:
-    """Put directories into each other, deeper than what clears up after tests can go."""
-    descriptor = os.open(top, os.O_RDONLY)
-    for _ in range(levels):
-        os.mkdir("d", dir_fd=descriptor)
-        inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
-        os.close(descriptor)
-        descriptor = inner
-    os.close(descriptor)
-    try:
-        yield
-    finally:
-        subprocess.run(["rm", "-rf", "--", str(top)], check=False)
 
 
 def test_what_is_deeper_than_python_goes_is_removed(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Directories that are hard to deal with, and somebody who has no rights."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def without_rights(own: Path) -> Iterator[None]:
+    """Be somebody to whom permissions matter and who owns a directory."""
+    if os.getuid() != 0:
+        yield
+        return
+    for path in itertools.takewhile(lambda path: path.stat().st_mode & 0o005 != 0o005, own.parents):
+        path.chmod(0o755)
+    os.chown(own, 65534, 65534)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
+def cleared(top: Path) -> Iterator[None]:
+    """Remove a directory at the end, also one that is deeper than what clears up after tests can go."""
+    try:
+        yield
+    finally:
+        subprocess.run(["rm", "-rf", "--", str(top)], check=False)
+
+
+@contextmanager
+def nested(top: Path, levels: int) -> Iterator[None]:
+    """Put directories into each other; all goes at the end."""
+    with cleared(top):
+        descriptor = os.open(top, os.O_RDONLY)
+        for _ in range(levels):
+            os.mkdir("d", dir_fd=descriptor)
+            inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        os.close(descriptor)
+        yield
