@@ -22,8 +22,6 @@ Chunk = TypeVar("Chunk")
 REPLY_LIMIT_BYTES = 64 * 1024 * 1024
 SLACK_SECONDS = 5.0
 DONE = "[DONE]"
-UNREAD = {"X-Stainless-Raw-Response": "stream"}
-"""Asks an SDK made by Stainless (openai, anthropic) for the reply as it is, before its body is read."""
 
 
 class EventDecoder:

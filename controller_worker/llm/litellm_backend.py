@@ -28,6 +28,7 @@ from controller_worker.llm.openai_backend import COST_HEADER, told_cost_usd
 from controller_worker.llm.parameters import chat_parameters
 from controller_worker.llm.provider_errors import model_error
 from controller_worker.llm.quota_headers import quota_left
+from controller_worker.llm.raw_client import timeouts
 
 if TYPE_CHECKING:
     import httpx
@@ -160,12 +161,8 @@ def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
 def _timeout(config: LLMConfig, read_seconds: float) -> httpx.Timeout:
     import httpx
 
-    return httpx.Timeout(
-        connect=config.connect_timeout,
-        read=read_seconds,
-        write=config.read_timeout,
-        pool=config.total_timeout_seconds,
-    )
+    limits: httpx.Timeout = timeouts(httpx, config, read_seconds)
+    return limits
 
 
 def _address(config: LLMConfig, model: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from controller_worker.llm.call_names import fitting, with_distinct_ids
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.llm.provider_errors import StreamedError
 from controller_worker.llm.reply import Reply, counts_of, token_count
 from controller_worker.llm.tool_arguments import arguments_object
 from controller_worker.llm.written_messages import WrittenMessages, json_bytes
@@ -157,18 +156,6 @@ def _part(part: TextPart | ImagePart) -> Block | None:
 
 def _tool(tool: ToolSpec) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
-
-
-def read_reply(body: bytes) -> Reply:
-    """Read the body of a successful reply; see `read_message`.  Raises StreamedError if it is an error all the same."""
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        shown = body[:200].decode(errors="replace")
-        raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=shown) from error
-    if isinstance(message, dict) and message.get("type") == "error":
-        raise StreamedError(message)
-    return read_message(message)
 
 
 def read_message(message: Any) -> Reply:

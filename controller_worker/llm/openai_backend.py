@@ -10,34 +10,22 @@ Does not: import the SDK before a model is created; that costs a second of CPU.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
 from broker.clock import SystemClock
 from controller_worker.llm.chat_stream import ChatStream
 from controller_worker.llm.chat_wire import ChatWire, read_chat_reply
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
-from controller_worker.llm.event_stream import UNREAD, event_texts, stream_limits, until_headers, whole_reply
-from controller_worker.llm.llm import Completion, Delta, ModelRequest
+from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import call_cost_usd, look_up
 from controller_worker.llm.parameters import body_and_headers, chat_parameters
-from controller_worker.llm.provider_errors import StreamedError, model_error
 from controller_worker.llm.quota_headers import quota_left
-
-if TYPE_CHECKING:
-    import httpx
-    import openai
+from controller_worker.llm.raw_client import RawClient, connections
 
 COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
 """Names of litellm's for servers that speak Chat Completions at an address of their own."""
 NO_KEY = "no-key"
-CONNECTIONS_LIMIT = 2_000
-IDLE_CONNECTION_SECONDS = 30.0
 COST_HEADER = "x-litellm-response-cost"
 LARGEST_COST_USD = 10_000.0
 """No call costs more."""
@@ -59,7 +47,6 @@ class OpenAICompatibleLLM:
         provider, _, rest = config.model.partition("/")
         model = rest if rest and provider in COMPATIBLE_PROVIDERS else config.model
         features = features_of(model)
-        self._secrets = config.secrets
         self._row = look_up(model)
         fields, further_headers = body_and_headers(chat_parameters(config, model))
         self._parameters = {"model": model} | fields
@@ -80,7 +67,8 @@ class OpenAICompatibleLLM:
         if request.carry is not None:
             answer = await request.carry(body)
         else:
-            answer, headers = await self._ask(body, request.on_delta)
+            streamed = ChatStream(request.on_delta) if request.on_delta is not None else None
+            answer, headers = await self._client.ask(_PATH, body, self._headers, streamed)
         reply = read_chat_reply(answer)
         told = told_cost_usd(headers)
         return reply.completion(
@@ -93,85 +81,22 @@ class OpenAICompatibleLLM:
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
-        import httpx
-
-        options: Any = {"headers": dict(headers)}
-        async with self._errors_told():
-            if method == "GET":
-                answer = await self._client.get(path, cast_to=httpx.Response, options=options)
-            else:
-                ask = self._client.post if method == "POST" else self._client.delete
-                answer = await ask(path, cast_to=httpx.Response, content=content, options=options)
-            return answer.content
+        sent = {} if method == "GET" else {"content": content}
+        return await self._client.request(method, path, headers, **sent)
 
     async def upload(self, name: str, content: bytes) -> bytes:
         """Upload a file for a batch and return what is said about it; raises `ModelError`."""
-        import httpx
-
-        async with self._errors_told():
-            answer = await self._client.post(
-                "/files",
-                cast_to=httpx.Response,
-                body={"purpose": "batch"},
-                files=[("file", (name, content, "application/jsonl"))],
-                options={"headers": {"Content-Type": "multipart/form-data"}},
-            )
-            return answer.content
+        return await self._client.request(
+            "POST",
+            "/files",
+            {"Content-Type": "multipart/form-data"},
+            body={"purpose": "batch"},
+            files=[("file", (name, content, "application/jsonl"))],
+        )
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._client.close()
-
-    async def _ask(self, body: bytes, on_delta: Callable[[Delta], None] | None) -> tuple[Any, Mapping[str, str]]:
-        import httpx
-
-        async with self._errors_told():
-            if on_delta is not None:
-                return await self._stream(body, on_delta)
-            response = await self._client.post(
-                _PATH, cast_to=httpx.Response, content=body, options={"headers": self._headers | UNREAD}
-            )
-            try:
-                return _parsed(await whole_reply(response.aiter_bytes())), response.headers
-            finally:
-                await response.aclose()
-
-    @contextlib.asynccontextmanager
-    async def _errors_told(self) -> AsyncIterator[None]:
-        """Limit what is done within in time, and tell its errors as our own."""
-        import httpx
-        import openai
-
-        limit_seconds = self._config.total_timeout_seconds
-        try:
-            async with asyncio.timeout(limit_seconds):
-                yield
-        except TimeoutError as error:
-            raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
-        except (openai.OpenAIError, httpx.HTTPError, StreamedError) as error:
-            raise model_error(error, secrets=self._secrets) from error
-
-    async def _stream(self, body: bytes, on_delta: Callable[[Delta], None]) -> tuple[Any, Mapping[str, str]]:
-        import httpx
-
-        limits = stream_limits(self._config)
-        async with until_headers(limits):
-            response = await self._client.post(
-                _PATH,
-                cast_to=httpx.Response,
-                content=body,
-                options={"headers": self._headers | UNREAD, "timeout": _timeout(self._config, limits.longest_seconds)},
-            )
-        try:
-            if "json" in response.headers.get("content-type", ""):
-                # a server that does not stream
-                return _parsed(await whole_reply(response.aiter_bytes())), response.headers
-            stream = ChatStream(on_delta)
-            async for text in event_texts(response.aiter_bytes(), limits):
-                stream.take(text)
-            return stream.reply(), response.headers
-        finally:
-            await response.aclose()
+        await self._client.aclose()
 
 
 def told_cost_usd(headers: Mapping[str, str], name: str = COST_HEADER) -> float | None:
@@ -183,43 +108,17 @@ def told_cost_usd(headers: Mapping[str, str], name: str = COST_HEADER) -> float 
     return cost if 0.0 <= cost <= LARGEST_COST_USD else None
 
 
-def _parsed(content: bytes) -> Any:
-    try:
-        answer = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        shown = content[:200].decode(errors="replace")
-        raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=shown) from error
-    if isinstance(answer, dict) and answer.get("error") and not answer.get("choices"):
-        raise StreamedError(answer)
-    return answer
-
-
-def _timeout(config: LLMConfig, read_seconds: float) -> httpx.Timeout:
-    import httpx
-
-    return httpx.Timeout(
-        connect=config.connect_timeout,
-        read=read_seconds,
-        write=config.read_timeout,
-        pool=config.total_timeout_seconds,
-    )
-
-
-def _client(config: LLMConfig) -> openai.AsyncOpenAI:
+def _client(config: LLMConfig) -> RawClient:
     import httpx
     import openai
 
-    timeout = _timeout(config, config.read_timeout)
-    return openai.AsyncOpenAI(
+    options = connections(httpx, config)
+    client = openai.AsyncOpenAI(
         api_key=config.api_key.get_secret_value() if config.api_key is not None else NO_KEY,
         base_url=config.base_url,
         max_retries=0,
-        timeout=timeout,
+        timeout=options["timeout"],
         # The SDK's other client searches all pairs of its connections for each request: 20 ms at 200 in flight.
-        http_client=openai.DefaultAioHttpClient(
-            timeout=timeout,
-            limits=httpx.Limits(max_connections=CONNECTIONS_LIMIT, keepalive_expiry=IDLE_CONNECTION_SECONDS),
-            # A redirect would carry prompt and key to wherever it points.
-            follow_redirects=False,
-        ),
+        http_client=openai.DefaultAioHttpClient(**options),
     )
+    return RawClient(client, httpx, openai.OpenAIError, config)

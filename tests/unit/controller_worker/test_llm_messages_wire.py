@@ -12,7 +12,8 @@ from broker.tool_specs import ToolSpec
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.llm.messages_wire import MessagesWire, read_reply
+from controller_worker.llm.messages_wire import MessagesWire, read_message
+from controller_worker.llm.raw_client import parsed
 from controller_worker.llm.reply import Reply
 
 BASH = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
@@ -193,7 +194,7 @@ def test_a_reply() -> None:
             "input_tokens": 10, "output_tokens": 7, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 20,
         },
     )  # fmt: skip
-    assert read_reply(body) == Reply(
+    assert read_message(parsed(body)) == Reply(
         text="I look.",
         tool_calls=(ToolCall("t1", "execute_bash", '{"command": "echo ü"}'),),
         thinking_blocks=tuple(thinking),
@@ -213,7 +214,7 @@ def test_a_reply() -> None:
     ],
 )  # fmt: skip
 def test_stop_reasons(sent: str | None, read: str) -> None:
-    assert read_reply(reply_body({"type": "text", "text": "x"}, stop_reason=sent)).stop_reason == read
+    assert read_message(parsed(reply_body({"type": "text", "text": "x"}, stop_reason=sent))).stop_reason == read
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_stop_reasons(sent: str | None, read: str) -> None:
     ],
 )
 def test_counts_that_are_none_are_nothing(usage: Any) -> None:
-    assert read_reply(reply_body({"type": "text", "text": "x"}, usage=usage)).usage == Usage()
+    assert read_message(parsed(reply_body({"type": "text", "text": "x"}, usage=usage))).usage == Usage()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def test_counts_that_are_none_are_nothing(usage: Any) -> None:
 )  # fmt: skip
 def test_what_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedReplyError) as caught:
-        read_reply(body)
+        read_message(parsed(body))
     assert caught.value.retryable is True
 
 
@@ -258,5 +259,5 @@ def test_what_is_no_message_is_refused(body: bytes) -> None:
 )
 def test_replies_with_nothing_in_them(body: bytes, error: type[ModelError], said: str) -> None:
     with pytest.raises(error) as caught:
-        read_reply(body)
+        read_message(parsed(body))
     assert caught.value.message == said
