@@ -8,24 +8,15 @@ from typing import Any
 
 import pytest
 
-from broker.tool_specs import ToolSpec
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import BadRequestError, LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.llm.registry import create_llm
+from tests.integration.llm_requests import HISTORY, TOOL, answer
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
-
-TOOL = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
-HISTORY = (
-    Message("system", (TextPart("Be good."),)),
-    Message("user", (TextPart("Write a file."),)),
-    Message("assistant", (TextPart("Step 1."),), (ToolCall("call_0001_0", "execute_bash", '{"command": "ls"}'),)),
-    Message("tool", (TextPart("a.txt"),), tool_call_id="call_0001_0", name="execute_bash"),
-)
-REQUEST = ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w")
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +25,7 @@ def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningMod
 
 
 async def ask(server: RunningModelServer, **settings: Any) -> Completion:
-    server.clear()
-    config = LLMConfig.create(**{"model": "claude-sonnet-5", "api_key": "k", "base_url": server.url} | settings)
-    llm = create_llm(config)
-    try:
-        return await llm.complete(REQUEST)
-    finally:
-        await llm.aclose()
+    return await answer(server, {"model": "claude-sonnet-5", "api_key": "k", "base_url": server.url} | settings)
 
 
 async def sent(server: RunningModelServer, **settings: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the backend for OpenAI-compatible servers sends, literally, and what it makes of a reply."""
+"""What the backends for Chat Completions send, our own and litellm's, and what they make of a reply."""
 
 from __future__ import annotations
 
@@ -7,23 +7,12 @@ from typing import Any
 
 import pytest
 
-from broker.tool_specs import ToolSpec
-from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.llm.registry import create_llm
+from tests.integration.llm_requests import HISTORY, answer
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
-
-TOOL = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
-HISTORY = (
-    Message("system", (TextPart("Be good."),)),
-    Message("user", (TextPart("Write a file."),)),
-    Message("assistant", (TextPart("Step 1."),), (ToolCall("call_0001_0", "execute_bash", '{"command": "ls"}'),)),
-    Message("tool", (TextPart("a.txt"),), tool_call_id="call_0001_0", name="execute_bash"),
-)
-REQUEST = ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w")
 
 
 @pytest.fixture(scope="module")
@@ -31,25 +20,25 @@ def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningMod
     return shared_model_server("--builtin", "bash:3")
 
 
-async def ask(server: RunningModelServer, **settings: Any) -> Completion:
-    server.clear()
-    llm = create_llm(
-        LLMConfig.create(**{"api_key": "k", "base_url": server.url + "/v1", "native_tool_calling": True} | settings)
-    )
-    try:
-        return await llm.complete(REQUEST)
-    finally:
-        await llm.aclose()
+@pytest.fixture(params=["openai", "litellm"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
-async def sent(server: RunningModelServer, **settings: Any) -> dict[str, Any]:
-    await ask(server, **settings)
+async def ask(server: RunningModelServer, backend: str, **settings: Any) -> Completion:
+    usual = {"backend": backend, "api_key": "k", "base_url": server.url + "/v1", "native_tool_calling": True}
+    return await answer(server, usual | settings)
+
+
+async def sent(server: RunningModelServer, backend: str, **settings: Any) -> dict[str, Any]:
+    await ask(server, backend, **settings)
     body: dict[str, Any] = server.requests()[0]["body"]
     return body
 
 
-async def test_a_whole_request_and_its_reply(server: RunningModelServer) -> None:
-    reply = await ask(server, model="my-own", max_output_tokens=500, seed=7)
+async def test_a_whole_request_and_its_reply(server: RunningModelServer, backend: str) -> None:
+    reply = await ask(server, backend, model="my-own", max_output_tokens=500, seed=7)
     (request,) = server.requests()
     assert request["path"] == "/v1/chat/completions"
     assert request["body"] == {
@@ -100,31 +89,33 @@ async def test_a_whole_request_and_its_reply(server: RunningModelServer) -> None
     ("model", "named"),
     [("my-own", "my-own"), ("openai/my-own", "my-own"), ("Qwen/Qwen3-Coder", "Qwen/Qwen3-Coder")],
 )
-async def test_models_of_openai_compatible_servers(server: RunningModelServer, model: str, named: str) -> None:
-    assert (await sent(server, model=model))["model"] == named
+async def test_models_of_openai_compatible_servers(
+    server: RunningModelServer, backend: str, model: str, named: str
+) -> None:
+    assert (await sent(server, backend, model=model))["model"] == named
 
 
 async def test_a_server_without_keys_needs_none(server: RunningModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert (await ask(server, model="my-own", api_key=None)).text == "Step 2."
+    assert (await ask(server, "openai", model="my-own", api_key=None)).text == "Step 2."
 
 
-async def test_prices_are_the_tables_or_the_configured(server: RunningModelServer) -> None:
+async def test_prices_are_the_tables_or_the_configured(server: RunningModelServer, backend: str) -> None:
     # gpt-4o: 2.5 and 10 USD per million tokens
-    assert (await ask(server, model="openai/gpt-4o")).cost_usd == pytest.approx(1_200 * 2.5e-6 + 50 * 10e-6)
+    assert (await ask(server, backend, model="openai/gpt-4o")).cost_usd == pytest.approx(1_200 * 2.5e-6 + 50 * 10e-6)
     priced = {"input_cost_per_token": 1e-6, "output_cost_per_token": 4e-6}
-    assert (await ask(server, model="my-own", **priced)).cost_usd == pytest.approx(1_200e-6 + 200e-6)
+    assert (await ask(server, backend, model="my-own", **priced)).cost_usd == pytest.approx(1_200e-6 + 200e-6)
 
 
-async def test_reasoning_models_take_an_effort_and_no_sampling(server: RunningModelServer) -> None:
-    body = await sent(server, model="openai/o3", reasoning_effort="high")
+async def test_reasoning_models_take_an_effort_and_no_sampling(server: RunningModelServer, backend: str) -> None:
+    body = await sent(server, backend, model="openai/o3", reasoning_effort="high")
     assert body["reasoning_effort"] == "high"
     assert not {"temperature", "top_p"} & set(body)
-    assert "reasoning_effort" not in await sent(server, model="my-own", reasoning_effort="high")
+    assert "reasoning_effort" not in await sent(server, backend, model="my-own", reasoning_effort="high")
 
 
-async def test_claude_behind_a_gateway_gets_marks(server: RunningModelServer) -> None:
-    body = await sent(server, model="openai/claude-sonnet-4-5", backend="openai")
+async def test_claude_behind_a_gateway_gets_marks(server: RunningModelServer, backend: str) -> None:
+    body = await sent(server, backend, model="openai/claude-sonnet-4-5")
     mark = {"type": "ephemeral"}
     assert body["messages"][0]["content"] == [{"type": "text", "text": "Be good.", "cache_control": mark}]
     assert body["messages"][-1]["cache_control"] == mark
@@ -139,26 +130,27 @@ IMAGE = Message("user", (TextPart("Look."), ImagePart("data:image/png;base64,AAA
     [("gpt-4o", None, True), ("gpt-4o", True, False), ("my-own", None, False), ("my-own", False, True)],
 )
 async def test_images_are_for_models_that_see(
-    server: RunningModelServer, model: str, disable_vision: bool | None, is_shown: bool
+    server: RunningModelServer, backend: str, model: str, disable_vision: bool | None, is_shown: bool
 ) -> None:
-    server.clear()
-    llm = create_llm(LLMConfig.create(model=model, base_url=server.url + "/v1", disable_vision=disable_vision))
-    await llm.complete(ModelRequest((HISTORY[0], IMAGE), (), "c1", 1, "/w"))
-    await llm.aclose()
+    settings = {"backend": backend, "model": model, "api_key": "k", "base_url": server.url + "/v1"}
+    request = ModelRequest((HISTORY[0], IMAGE), (), "c1", 1, "/w")
+    await answer(server, settings | {"disable_vision": disable_vision}, request)
     content = server.requests()[0]["body"]["messages"][1]["content"]
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     note = "Look.\n[An image was left out here: this model cannot see images.]"
     assert content == ([{"type": "text", "text": "Look."}, image] if is_shown else note)
 
 
-async def test_fields_that_win_over_all_others(server: RunningModelServer) -> None:
-    body = await sent(server, model="my-own", temperature=0.5, completion_kwargs={"temperature": 1, "min_p": 0.1})
+async def test_fields_that_win_over_all_others(server: RunningModelServer, backend: str) -> None:
+    body = await sent(
+        server, backend, model="my-own", temperature=0.5, completion_kwargs={"temperature": 1, "min_p": 0.1}
+    )
     assert (body["temperature"], body["min_p"]) == (1, 0.1)
 
 
-async def test_extra_fields_of_the_body_are_fields_of_the_body(server: RunningModelServer) -> None:
+async def test_extra_fields_of_the_body_are_fields_of_the_body(server: RunningModelServer, backend: str) -> None:
     """As the openai client and litellm have it, and every manual of vLLM."""
     kwargs = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}, "min_p": 0.1}
-    body = await sent(server, model="my-own", completion_kwargs=kwargs)
+    body = await sent(server, backend, model="my-own", completion_kwargs=kwargs)
     assert (body["chat_template_kwargs"], body["min_p"]) == ({"enable_thinking": False}, 0.1)
     assert "extra_body" not in body

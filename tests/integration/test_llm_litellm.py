@@ -1,4 +1,4 @@
-"""What the litellm backend sends, literally, and what it makes of a reply."""
+"""What only the litellm backend does; what it sends as Chat Completions is in `test_llm_chat`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from broker.tool_specs import ToolSpec
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import AuthenticationError, OutOfCreditsError
-from controller_worker.llm.llm import Completion, ModelRequest, Usage
-from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.llm.registry import create_llm
+from tests.integration.llm_requests import REQUEST, answer
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
 
 ROOT = Path(__file__).parents[2]
-TOOL = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
-HISTORY = (
-    Message("system", (TextPart("Be good."),)),
-    Message("user", (TextPart("Write a file."),)),
-    Message("assistant", (TextPart("Step 1."),), (ToolCall("call_0001_0", "execute_bash", '{"command": "ls"}'),)),
-    Message("tool", (TextPart("a.txt"),), tool_call_id="call_0001_0", name="execute_bash"),
-)
-REQUEST = ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w")
 
 
 @pytest.fixture(scope="module")
@@ -37,106 +26,9 @@ def server(shared_model_server: Callable[..., RunningModelServer]) -> RunningMod
     return shared_model_server("--builtin", "bash:3")
 
 
-async def ask(server: RunningModelServer, **settings: Any) -> Completion:
-    server.clear()
-    llm = create_llm(
-        LLMConfig.create(
-            **{"backend": "litellm", "api_key": "k", "base_url": server.url + "/v1", "native_tool_calling": True}
-            | settings
-        )
-    )
-    try:
-        return await llm.complete(REQUEST)
-    finally:
-        await llm.aclose()
-
-
-async def sent(server: RunningModelServer, **settings: Any) -> dict[str, Any]:
-    await ask(server, **settings)
-    body: dict[str, Any] = server.requests()[0]["body"]
-    return body
-
-
-async def test_a_whole_request_and_its_reply(server: RunningModelServer) -> None:
-    reply = await ask(server, model="my-own", max_output_tokens=500, seed=7)
-    (request,) = server.requests()
-    assert request["path"] == "/v1/chat/completions"
-    assert request["body"] == {
-        "model": "my-own",
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "seed": 7,
-        "max_completion_tokens": 500,
-        "messages": [
-            {"role": "system", "content": "Be good."},
-            {"role": "user", "content": "Write a file."},
-            {
-                "role": "assistant",
-                "content": "Step 1.",
-                "tool_calls": [
-                    {
-                        "id": "call_0001_0",
-                        "type": "function",
-                        "function": {"name": "execute_bash", "arguments": '{"command": "ls"}'},
-                    }
-                ],
-            },
-            {"role": "tool", "content": "a.txt", "tool_call_id": "call_0001_0", "name": "execute_bash"},
-        ],
-        "tools": [
-            {
-                "type": "function",
-                "function": {
-                    "name": "execute_bash",
-                    "description": "Run a command.",
-                    "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
-                },
-            }
-        ],
-    }
-    headers = {name.lower(): value for name, value in request["headers"].items()}
-    assert headers["authorization"] == "Bearer k"
-    assert (reply.text, reply.model, reply.response_id, reply.stop_reason) == (
-        "Step 2.", "my-own", "chatcmpl-1", "tool_calls",
-    )  # fmt: skip
-    assert reply.tool_calls == (ToolCall("call_0002_0", "execute_bash", '{"command": "echo step 2 >> steps.txt"}'),)
-    assert reply.usage == Usage(prompt_tokens=1_200, completion_tokens=50)
-    assert reply.cost_usd is None
-    assert 0 < reply.latency_seconds < 30
-
-
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [("my-own", "my-own"), ("openai/my-own", "my-own"), ("Qwen/Qwen3-Coder", "Qwen/Qwen3-Coder")],
-)
-async def test_models_of_openai_compatible_servers(server: RunningModelServer, model: str, named: str) -> None:
-    assert (await sent(server, model=model))["model"] == named
-
-
-async def test_prices_are_the_tables_or_the_configured(server: RunningModelServer) -> None:
-    # gpt-4o: 2.5 and 10 USD per million tokens
-    assert (await ask(server, model="openai/gpt-4o")).cost_usd == pytest.approx(1_200 * 2.5e-6 + 50 * 10e-6)
-    priced = {"input_cost_per_token": 1e-6, "output_cost_per_token": 4e-6}
-    assert (await ask(server, model="my-own", **priced)).cost_usd == pytest.approx(1_200e-6 + 200e-6)
-
-
-async def test_reasoning_models_take_an_effort_and_no_sampling(server: RunningModelServer) -> None:
-    body = await sent(server, model="openai/o3", reasoning_effort="high")
-    assert body["reasoning_effort"] == "high"
-    assert not {"temperature", "top_p"} & set(body)
-    assert "reasoning_effort" not in await sent(server, model="my-own", reasoning_effort="high")
-
-
-async def test_claude_behind_a_gateway_gets_marks(server: RunningModelServer) -> None:
-    body = await sent(server, model="openai/claude-sonnet-4-5")
-    mark = {"type": "ephemeral"}
-    assert body["messages"][0]["content"] == [{"type": "text", "text": "Be good.", "cache_control": mark}]
-    assert body["messages"][-1]["cache_control"] == mark
-    assert (body["temperature"], "top_p" in body) == (0.0, False)
-
-
 async def test_another_provider_than_openai(server: RunningModelServer) -> None:
-    reply = await ask(server, model="deepseek/deepseek-chat")
+    settings = {"model": "deepseek/deepseek-chat", "api_key": "k", "base_url": server.url + "/v1"}
+    reply = await answer(server, settings)
     assert reply.text == "Step 2."
     assert server.requests()[0]["body"]["model"] == "deepseek-chat"
 

@@ -1,0 +1,31 @@
+"""One call of a model as its backends send it: a history with a tool call and its result, and a tool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.tool_specs import ToolSpec
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.llm import Completion, ModelRequest
+from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.llm.registry import create_llm
+from tests.model_server.running_server import RunningModelServer
+
+TOOL = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
+HISTORY = (
+    Message("system", (TextPart("Be good."),)),
+    Message("user", (TextPart("Write a file."),)),
+    Message("assistant", (TextPart("Step 1."),), (ToolCall("call_0001_0", "execute_bash", '{"command": "ls"}'),)),
+    Message("tool", (TextPart("a.txt"),), tool_call_id="call_0001_0", name="execute_bash"),
+)
+REQUEST = ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w")
+
+
+async def answer(server: RunningModelServer, settings: dict[str, Any], request: ModelRequest = REQUEST) -> Completion:
+    """Send one request by a client of its own; afterwards the server has seen nothing else."""
+    server.clear()
+    llm = create_llm(LLMConfig.create(**settings))
+    try:
+        return await llm.complete(request)
+    finally:
+        await llm.aclose()
