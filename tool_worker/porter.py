@@ -15,6 +15,7 @@ import tarfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import IO, cast
 
 import zstandard
 
@@ -201,8 +202,18 @@ def _add(archive: tarfile.TarFile, name: str, entry: Entry | os.stat_result, des
     assert isinstance(entry, os.stat_result)
     header.size = entry.st_size
     with os.fdopen(os.dup(descriptor), "rb") as file:
-        archive.addfile(header, file)
+        archive.addfile(header, cast("IO[bytes]", _Filled(file)))
     return header.size
+
+
+class _Filled:
+    """A file that holds as many bytes as it did, whatever it has lost since: the header with its size is written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        return self._file.read(size).ljust(size, b"\0")
 
 
 def _is_directory(root: Directory, path: str) -> bool:

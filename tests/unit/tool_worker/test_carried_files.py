@@ -1,0 +1,54 @@
+"""What is carried out of a workspace and into one: whatever the names, and whatever programs do meanwhile."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import tarfile
+from pathlib import Path
+
+import zstandard
+
+from broker.transfers import TransferRequest
+from tool_worker.porter import packed, unpacked
+
+ODD_NAMES = (b"new\nline", b"\xff\xfe", b"n" * 255, "é".encode() * 127, b"-rf", b" ", b"\x1b[31mred", b"back\\slash")
+
+
+def test_odd_names_and_files_arrive_and_what_is_no_file_stays(tmp_path: Path) -> None:
+    workspace, target = tmp_path / "workspace", tmp_path / "target"
+    for path in (workspace, target):
+        path.mkdir()
+    for name in ODD_NAMES:
+        Path(os.fsdecode(os.fsencode(workspace) + b"/" + name)).write_bytes(name)
+    (workspace / "one").write_text("linked")
+    (workspace / "two").hardlink_to(workspace / "one")
+    (workspace / "loop").symlink_to("loop")
+    (workspace / "long").symlink_to("x" * 4000)
+    with (workspace / "sparse").open("wb") as sparse:
+        sparse.truncate(10_000_000)
+    os.utime(workspace / "one", (-5, -5))
+    os.mkfifo(workspace / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{workspace}/socket")
+    _, content = packed(workspace, ".")
+    unpacked(target, TransferRequest(what="upload", path="in"), content)
+    arrived = {os.fsencode(path.name): path for path in (target / "in").iterdir()}
+    assert set(arrived) == {*ODD_NAMES, b"one", b"two", b"loop", b"long", b"sparse"}
+    assert all(arrived[name].read_bytes() == name for name in ODD_NAMES)
+    assert arrived[b"two"].read_text() == "linked"
+    assert arrived[b"long"].readlink() == Path("x" * 4000)
+    assert arrived[b"sparse"].stat().st_size == 10_000_000
+
+
+def test_a_file_that_has_become_shorter_keeps_no_other_from_being_carried() -> None:
+    # The kernel's settings claim a page each, and hold some bytes.
+    done, content = packed(Path("/sys/devices/system/cpu"), "online")
+    with tarfile.open(fileobj=io.BytesIO(zstandard.ZstdDecompressor().decompressobj().decompress(content))) as archive:
+        (member,) = archive.getmembers()
+        carried = archive.extractfile(member)
+        assert carried is not None
+        text = Path("/sys/devices/system/cpu/online").read_bytes()
+        assert carried.read() == text.ljust(done.size_bytes, b"\0")
+    assert done.size_bytes > len(text)
