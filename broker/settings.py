@@ -6,10 +6,12 @@ Holds: a misspelt `DECKHANDS_…` name is an error that names the nearest one, n
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from broker.errors import UsageError
 
@@ -121,9 +123,17 @@ class BrokerSettings:
                 raise UsageError(f"The environment variable {name} is not known.", remedy=hint)
             values[key] = _converted(name, text.strip(), str(known[key].type))
         settings = cls(**values)  # type: ignore[arg-type]
+        for name in ("concurrency", "max_conversations"):
+            if (value := getattr(settings, name)) < 1:
+                raise UsageError(f"{PREFIX}{name.upper()} is {value}.", remedy="It must be 1 or more.")
         if not 1 <= settings.shards <= 1024:
             raise UsageError(f"{PREFIX}SHARDS is {settings.shards}.", remedy="Use 1 to 1024.")
-        object.__setattr__(settings, "home", settings.home.expanduser())
+        try:
+            object.__setattr__(settings, "home", settings.home.expanduser())
+        except RuntimeError as error:  # a user whom nobody knows, or without a home
+            raise UsageError(
+                f"The directory {settings.home} cannot be found: {error}", remedy="Name a directory by DECKHANDS_HOME."
+            ) from error
         object.__setattr__(settings, "celery_url", settings.celery_url or celery_url_beside(settings.url))
         return settings
 
@@ -132,8 +142,9 @@ def celery_url_beside(url: str) -> str:
     """Return kombu's URL of database 1 of a store's server."""
     if url.startswith("unix://"):
         return f"redis+socket://{url.removeprefix('unix://').partition('?')[0]}?virtual_host=1"
-    server, _, database = url.rpartition("/")
-    return f"{server}/1" if database.isdigit() else f"{url.rstrip('/')}/1"
+    parts = urlsplit(url)
+    kept = [(name, value) for name, value in parse_qsl(parts.query) if name != "db"]
+    return urlunsplit(parts._replace(path="/1", query=urlencode(kept)))
 
 
 def _converted(name: str, text: str, kind: str) -> object:
@@ -141,9 +152,13 @@ def _converted(name: str, text: str, kind: str) -> object:
         if kind == "int":
             return int(text)
         if kind == "float":
-            return float(text)
+            number = float(text)
     except ValueError as error:
         raise UsageError(f"{name} is {text!r}.", remedy="It must be a number.") from error
+    if kind == "float":
+        if not 0 <= number < math.inf:
+            raise UsageError(f"{name} is {text!r}.", remedy="It must be a number, 0 or above.")
+        return number
     if kind == "bool":
         return text.lower() in ("1", "true", "yes", "on")
     return Path(text) if kind == "Path" else text

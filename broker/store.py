@@ -41,8 +41,9 @@ T = TypeVar("T")
 def functions_code(library: str = "deckhands") -> str:
     """Return the source of a function library: its first line names it, then comes what all of them share."""
     folder = resources.files("broker")
-    name, _, rest = folder.joinpath(LIBRARIES[library]).read_text().partition("\n")
-    return f"{name}\n{folder.joinpath(PRELUDE).read_text()}\n{rest}"
+    own, shared = (folder.joinpath(file).read_text(encoding="utf-8") for file in (LIBRARIES[library], PRELUDE))
+    name, _, rest = own.partition("\n")
+    return f"{name}\n{shared}\n{rest}"
 
 
 @dataclass(frozen=True)
@@ -206,15 +207,11 @@ async def _deploy_library(connection: Connection, library: str) -> None:
 
 
 async def _found_store(connection: Connection, shards: int) -> dict[str, str]:
-    await connection.call_many(
-        [
-            ("HSETNX", keys.STORE, "generation", new_key()),
-            ("HSETNX", keys.STORE, "shards", shards),
-            ("HSETNX", keys.STORE, "schema", SCHEMA_VERSION),
-        ]
-    )
-    flat = await connection.call("HGETALL", keys.STORE)
-    about = texts_by_name(flat)
+    about = texts_by_name(await connection.call("HGETALL", keys.STORE))
+    facts: dict[str, str | int] = {"generation": new_key(), "shards": shards, "schema": SCHEMA_VERSION}
+    if missing := facts.keys() - about.keys():  # with nothing to write, also a store on a full disk can be read
+        await connection.call_many([("HSETNX", keys.STORE, name, facts[name]) for name in missing])
+        about = texts_by_name(await connection.call("HGETALL", keys.STORE))
     if int(about["schema"]) > SCHEMA_VERSION:
         raise StoreTooNew(
             f"The store has schema version {about['schema']}; this version of Deckhands reads up to {SCHEMA_VERSION}.",

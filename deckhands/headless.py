@@ -318,8 +318,14 @@ def check_directory(path: Path) -> Path:
         UsageError: there is no such directory, or it cannot be written.
     """
     absolute = path.absolute()
-    if not absolute.is_dir():
-        what = "is not a directory" if absolute.exists() else "does not exist"
+    try:
+        is_directory, is_there = absolute.is_dir(), absolute.exists()
+    except OSError as error:
+        raise UsageError(
+            f"The directory {absolute} cannot be used: {error.strerror}.", remedy="Name another by -w."
+        ) from error
+    if not is_directory:
+        what = "is not a directory" if is_there else "does not exist"
         raise UsageError(f"The directory {absolute} {what}.", remedy="Name an existing directory by -w.")
     if not os.access(absolute, os.R_OK | os.W_OK | os.X_OK):
         raise UsageError(

@@ -14,7 +14,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from broker.embedded import EmbeddedValkey
@@ -36,6 +36,30 @@ class Home:
         """Return where the run of a conversation is kept, whether there is one or not."""
         return self.runs / conversation_id
 
+    def has_run(self, conversation_id: str) -> bool:
+        """Say whether there is a run of a conversation.
+
+        Raises:
+            UsageError: the home cannot be looked into.
+        """
+        try:
+            return self.run_folder(conversation_id).is_dir()
+        except OSError as error:
+            raise self._unusable(self.path, error) from error
+
+    def run_folders(self) -> list[Path]:
+        """Return the folders of all runs, the newest first.
+
+        Raises:
+            UsageError: the home cannot be looked into.
+        """
+        try:
+            return sorted(self.runs.iterdir(), key=lambda path: path.name, reverse=True)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._unusable(self.path, error) from error
+
     def prepare(self, folder: Path) -> None:
         """Make a folder in it.
 
@@ -47,22 +71,24 @@ class Home:
             with _told_when_full(folder):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.mkdir(parents=True, exist_ok=True)
-            writable = os.access(folder, os.W_OK | os.X_OK)
-            reason = "it cannot be written"
         except OSError as error:
-            writable, reason = False, error.strerror or str(error)
-        if not writable:
-            raise UsageError(
-                f"The directory {folder} cannot be used: {reason}.",
-                remedy="Make it writable, or choose another one by DECKHANDS_HOME.",
-            )
+            raise self._unusable(folder, error) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise self._unusable(folder, PermissionError(errno.EACCES, "it cannot be written"))
 
     @property
     def cluster_url(self) -> str | None:
-        """The URL of the cluster that `deckhands up` keeps here; None when none was left by it."""
-        with suppress(FileNotFoundError):
-            return self._url.read_text().strip()
-        return None
+        """The URL of the cluster that `deckhands up` keeps here; None when none was left by it.
+
+        Raises:
+            UsageError: the home cannot be looked into.
+        """
+        try:
+            return self._url.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unusable(self.path, error) from error
 
     @contextmanager
     def announced(self, url: str) -> Iterator[None]:
@@ -77,6 +103,13 @@ class Home:
     def run_url(self, conversation_id: str) -> str:
         """The URL of a run's private store, whether it is up or not."""
         return EmbeddedValkey(self.run_folder(conversation_id) / "valkey").url
+
+    @staticmethod
+    def _unusable(folder: Path, error: OSError) -> UsageError:
+        return UsageError(
+            f"The directory {folder} cannot be used: {error.strerror}.",
+            remedy="Make it writable, or choose another one by DECKHANDS_HOME.",
+        )
 
 
 def disk_full(folder: Path) -> StoreUnavailable:

@@ -16,5 +16,5 @@ def rendered(name: str, **values: Any) -> str:
 
 @cache
 def _template(name: str) -> jinja2.Template:
-    text = resources.files("controller_worker.agents").joinpath("prompts", name).read_text()
+    text = resources.files("controller_worker.agents").joinpath("prompts", name).read_text(encoding="utf-8")
     return jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined).from_string(text)  # noqa: S701  (a prompt is not HTML)

@@ -5,6 +5,7 @@ Holds: no traceback reaches the terminal unless DECKHANDS_DEBUG is set; `--help`
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -94,6 +95,9 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: the next file or socket would take its place
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  (for as long as we live)
     sys.exit(call(sys.argv[1:]))
 
 

@@ -18,7 +18,7 @@ from broker.errors import UsageError
 from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.parcels import check_size, parcel_name
 from broker.skills import skills_in
-from broker.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
+from broker.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec, Skill
 from broker.tool_specs import MAX_SCHEMA_CHARS
 from broker.workspace_sources import GitSource, UploadedSource, format_of, git_source
 from deckhands.settings import SANDBOXES
@@ -55,7 +55,9 @@ def task_options(command: F) -> F:
     options = (
         click.argument("argument", metavar="[TASK]", required=False),
         click.option("-t", "--task", "text", help="The task. If it is not given at all, standard input is read."),
-        click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task."),
+        click.option(
+            "-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task; - is standard input."
+        ),
         click.option("--title", default="", help="A name for listings; the task's first line if not given."),
         click.option("--agent", default="CodeActAgent", show_default=True, help="Which agent does it."),
         click.option(
@@ -138,10 +140,7 @@ def read_task(*texts: str | None, file: Path | None) -> str:
     if task is None:
         if sys.stdin.isatty():
             raise UsageError("No task is given.", remedy="Give it by -t TEXT, by -f FILE or on standard input.")
-        try:
-            task = sys.stdin.read()
-        except UnicodeDecodeError as error:
-            raise UsageError("What standard input holds is not text in UTF-8.", remedy="Convert it.") from error
+        task = _standard_input()
     check_task(task)
     return task
 
@@ -157,12 +156,23 @@ def given_text(*texts: str | None, file: Path | None) -> str | None:
         raise UsageError("The text is given more than once.", remedy="Give it as an argument, by -t or by -f.")
     if file is None:
         return given[0] if given else None
+    if file == Path("-"):
+        return _standard_input()
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"The file {file} cannot be read: {error.strerror}.", remedy="Name another by -f.") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"The file {file} is not text in UTF-8.", remedy="Name another by -f.") from error
+
+
+def _standard_input() -> str:
+    try:
+        text = sys.stdin.read()
+        text.encode()  # in the locale C, what is no text has come through as surrogates
+    except UnicodeError as error:
+        raise UsageError("What standard input holds is not text in UTF-8.", remedy="Convert it.") from error
+    return text
 
 
 def place_of(text: str | None, options: dict[str, Any]) -> Place:
@@ -242,11 +252,18 @@ def agent_of(options: dict[str, Any], model: str | None) -> AgentSpec:
         output=_output_in(options["output_schema"]) if options["output_schema"] else None,
         memory=None if options["memory"] is None else memory_of(options["memory"], options["user"]),
         confirmation=policy,
-        skills=skills_in(Path.home()),
+        skills=_skills_of_person(),
         enable_workspace_skills=True,
         enable_browsing=options["browser"],
         enable_browsing_delegate=options["browser_delegate"],
     )
+
+
+def _skills_of_person() -> tuple[Skill, ...]:
+    try:
+        return skills_in(Path.home())
+    except RuntimeError:  # a user without a home
+        return ()
 
 
 def memory_of(project: str, user: str) -> MemorySpec:

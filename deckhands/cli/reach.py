@@ -41,7 +41,7 @@ async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
     try:
         client = await Client.connect(url, shards=settings.shards)
     except StoreUnavailable as error:
-        if settings.url is None:
+        if settings.url is None and isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
             raise NoCluster from error
         raise
     async with client:
@@ -58,7 +58,7 @@ async def conversation_client(settings: FaceSettings, conversation_id: str) -> A
     """
     check_conversation_id(conversation_id)
     home = Home(settings.home)
-    if home.run_folder(conversation_id).is_dir():
+    if home.has_run(conversation_id):
         client = await _client_of_run(home, conversation_id)
         if client is None:
             raise RunIsOver(conversation_id)
@@ -106,15 +106,16 @@ async def read_events(settings: FaceSettings, conversation_id: str) -> list[Even
 async def read_summary(settings: FaceSettings, conversation_id: str) -> Summary:
     """Return the summary of a conversation, wherever it is; raises what `read_events` does."""
     check_conversation_id(conversation_id)
-    folder = RunFolder(Home(settings.home).run_folder(conversation_id))
-    if folder.is_over:
+    home = Home(settings.home)
+    folder = RunFolder(home.run_folder(conversation_id))
+    if home.has_run(conversation_id) and folder.is_over:
         return folder.summary()
     return summarize(await read_events(settings, conversation_id))
 
 
 async def _client_of_run(home: Home, conversation_id: str) -> Client | None:
     """Connect to the private store of a run under way; None when it is not."""
-    if not home.run_folder(conversation_id).is_dir():
+    if not home.has_run(conversation_id):
         return None
     try:
         return await Client.connect(home.run_url(conversation_id), patience_seconds=1.0)

@@ -170,9 +170,7 @@ def _listed_row(row: ConversationRow) -> Listed:
 
 
 def _listed_runs(home: Home, limit: int) -> Iterator[Listed]:
-    if not home.runs.is_dir():
-        return
-    for path in sorted(home.runs.iterdir(), key=lambda path: path.name, reverse=True)[:limit]:
+    for path in home.run_folders()[:limit]:
         folder = RunFolder(path)
         if not folder.has_events:
             continue

@@ -73,9 +73,10 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
 def _greeting(cluster: Cluster, model: str | None) -> str:
     lines = [
         f"The cluster is up: {cluster.spec.controllers} controller and {cluster.spec.tools} tool workers.",
-        f"  store: {cluster.store.port_url or cluster.url}",
-        f"  logs:  {cluster.logs}",
-        f"  model: {model or 'none by default; name one by `submit --model`, or set LLM_MODEL here'}",
+        f"  store:  {cluster.store.port_url or cluster.url}",
+        f"  celery: {cluster.store.celery_url}",
+        f"  logs:   {cluster.logs}",
+        f"  model:  {model or 'none by default; name one by `submit --model`, or set LLM_MODEL here'}",
         "In another terminal: `deckhands submit -t TASK`, `deckhands ls`, `deckhands logs -f ID`. Ctrl-C stops it.",
     ]
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import re
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from broker.connection import MultiplexedConnection
 from broker.embedded import EmbeddedValkey
 from deckhands.runs import RunFolder
-from tests.integration.command_line import COMMAND, Terminal, deckhands, environment
+from tests.integration.command_line import COMMAND, Done, Terminal, deckhands, environment
 from tests.unit.deckhands.sample_log import finished_log
 
 MODEL = {"LLM_MODEL": "scripted//nowhere.json"}
@@ -61,6 +62,15 @@ class TestTask:
         stdin = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")
         refused(deckhands("run", env=env, stdin=stdin), 2, "What standard input holds is not text in UTF-8.")
 
+    def test_bytes_that_are_no_text_pass_in_no_locale(self, env):
+        done = subprocess.run(
+            [*COMMAND, "run"], env={**env, "LC_ALL": "C"}, input=b"\xff", capture_output=True, check=False
+        )
+        refused(Done(done.returncode, "", done.stderr.decode()), 2, "What standard input holds is not text in UTF-8.")
+
+    def test_a_dash_is_standard_input(self, env):
+        refused(deckhands("run", "-f", "-", env=env, stdin=""), 2, "The task is empty.")
+
     def test_in_a_file_that_is_not_there(self, env, tmp_path):
         refused(
             deckhands("run", "-f", tmp_path / "t", env=env), 2, f"The file {tmp_path}/t cannot be read: No such file"
@@ -89,6 +99,10 @@ class TestWorkspace:
     def test_that_does_not_exist(self, env, tmp_path):
         done = deckhands("run", "-t", "x", "-w", tmp_path / "nowhere", env=env)
         refused(done, 2, f"The directory {tmp_path}/nowhere does not exist.", "-w")
+
+    def test_whose_name_is_too_long(self, env, tmp_path):
+        done = deckhands("run", "-t", "x", "-w", tmp_path / ("x" * 256), env=env)
+        refused(done, 2, f"The directory {tmp_path}/xxx", "cannot be used: File name too long.", "-w")
 
     def test_that_is_a_file(self, env, tmp_path):
         (tmp_path / "file").write_text("")
@@ -120,6 +134,32 @@ class TestSettings:
         for verb in (["run", "-t", "x", "-w", tmp_path], ["up"]):
             refused(deckhands(*verb, env=env), 2, f"{tmp_path}/file/home", "Not a directory", "DECKHANDS_HOME")
 
+    @pytest.mark.parametrize("verb", [["ls"], ["show", "abc"], ["submit", "-t", "x"], ["run", "-t", "x"], ["up"]])
+    @pytest.mark.parametrize(
+        ("home", "reason"), [("file", "Not a directory|File exists"), ("x" * 256, "File name too long")]
+    )
+    def test_a_home_that_cannot_be_one(self, tmp_path, verb, home, reason):
+        (tmp_path / "file").write_text("")
+        done = deckhands(*verb, env=environment(tmp_path / home, **MODEL))
+        refused(done, 2, home, "cannot be used: ", "DECKHANDS_HOME")
+        assert re.search(reason, done.err)
+
+    def test_a_home_of_nobody(self, tmp_path):
+        done = deckhands("ls", env=environment("~nobody-at-all/x"))
+        refused(done, 2, "~nobody-at-all/x", "Name a directory by DECKHANDS_HOME.")
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+    def test_standard_streams_that_are_closed(self, env, tmp_path, closed):
+        leave_a_run(tmp_path / "home" / "runs" / "abc")
+        for verb, code in ((["show", "abc"], 0), (["run"], 2)):
+            done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, *verb], env=env, check=False)
+            assert done.returncode == code
+
+    def test_a_terminal_of_another_encoding(self, env, tmp_path, store):
+        bare = {**env, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "DECKHANDS_URL": store.url}
+        done = subprocess.run([*COMMAND, "ls"], env=bare, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.partition(".")[0]) == (0, "There are no conversations and no runs yet")
+
     def test_a_verb_that_does_not_exist(self, env):
         refused(deckhands("exprot", env=env), 2, "No such verb: 'exprot'. Did you mean 'export'?")
         refused(deckhands("xyzzy", env=env), 2, "`deckhands --help` lists the verbs.")
@@ -144,6 +184,31 @@ class TestStore:
     @pytest.mark.parametrize("verb", [["submit", "-t", "x"], ["pause", "abc"], ["message", "abc", "hi"]])
     def test_no_cluster(self, env, verb):
         refused(deckhands(*verb, env=env), 1, "No cluster is running here.", "`deckhands up`", "DECKHANDS_URL")
+
+    @pytest.mark.slow
+    async def test_a_full_disk_can_be_read(self, tmp_path):
+        home = tmp_path / "home"
+        home.mkdir()
+        turn = {"tool_calls": [{"name": "finish", "arguments": {"message": "Done."}}]}
+        (tmp_path / "m.json").write_text(json.dumps({"turns": [turn]}))
+        told = (
+            f"cd {tmp_path}; $D up --tools 0 >up & until grep -q Ctrl up; do sleep 0.1; done;"
+            "ID=$($D submit -t x --model scripted/m.json); until $D show $ID | grep -q finished; do sleep 0.1; done;"
+            "cat /dev/zero >home/full; while $D submit -t y --model m.json >more; do sleep 0.2; done;"
+            "$D show $ID | head -1; $D ls --json | grep $ID; kill %1; wait"
+        )
+        mount = ["bwrap", "--dev-bind", "/", "/", "--size", "3000000", "--tmpfs", str(home)]
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [*mount, "bash", "-c", told],
+            env=environment(home, D=" ".join(COMMAND)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "deckhands: The disk is full: the store cannot write" in done.stderr, done
+        state, listed = done.stdout.splitlines()
+        assert (state.split()[1], json.loads(listed)["state"]) == ("finished", "finished")
 
     @pytest.mark.parametrize("verb", [["submit", "-t", "x"], ["ls"], ["show", "abc"], ["controller"], ["tools"]])
     def test_a_server_that_cannot_be_reached(self, tmp_path, verb):

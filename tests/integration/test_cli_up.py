@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
+import sys
 
 import psutil
 
@@ -58,6 +61,15 @@ def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
         done = finished(second)
     assert (done.code, done.err) == (0, "Stopped.\n")
     assert not (tmp_path / "cluster" / "url").exists()
+
+
+def test_celery_and_flower_find_its_workers_by_the_address_that_it_prints(tmp_path):
+    with started("up", env=environment(tmp_path)) as running:
+        told = read_until(running, "Ctrl-C stops it")
+        (address,) = re.findall(r"celery: (\S+)", "".join(told))
+        celery = [sys.executable, "-P", "-m", "celery", "-b", address, "inspect", "ping", "--json"]
+        found = json.loads(subprocess.check_output(celery))
+    assert sorted(re.match(r"[a-z]+", name)[0] for name in found) == ["controller", "tool"]
 
 
 def test_a_worker_is_replaced_though_nobody_reads_of_it(tmp_path):

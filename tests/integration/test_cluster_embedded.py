@@ -255,18 +255,23 @@ async def test_a_disk_that_fills_up_refuses_writes_and_says_why(tmp_path):
         "    print(server.child.pid, flush=True)\n    await asyncio.Event().wait()\n",
         "    from broker.connection import MultiplexedConnection\n"
         "    from broker.errors import StoreUnavailable\n"
+        "    from broker.store import open_store\n"
+        "    await (await open_store(server.url)).aclose()\n"
         "    connection = MultiplexedConnection(server.url)\n"
         "    try:\n"
         "        for number in range(100): await connection.call('SET', number, 'x' * 10_000)\n"
         "    except StoreUnavailable as error: print(error)\n"
+        "    await (await open_store(server.url)).aclose()\n"
+        "    print('It can be read.')\n"
         "    await connection.aclose()\n"
         "    await server.stop()\n",
     )
     tmp_path.joinpath("store").mkdir()
-    mount = ["--dev-bind", "/", "/", "--size", "200000", "--tmpfs", str(tmp_path / "store")]
+    mount = ["--dev-bind", "/", "/", "--size", "400000", "--tmpfs", str(tmp_path / "store")]
     command = ["bwrap", *mount, sys.executable, "-c", code, str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     assert "No space left on device" in done.stdout, done.stderr
+    assert done.stdout.endswith("It can be read.\n")
 
 
 async def test_a_damaged_append_only_file_is_not_loaded(tmp_path, servers):

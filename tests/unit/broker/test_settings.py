@@ -46,7 +46,19 @@ def test_a_misspelt_name_is_told_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("SHARDS", "many"), ("SHARDS", "0"), ("SHARDS", "1025"), ("IDLE_SECONDS", "soon")]
+    ("name", "text"),
+    [
+        ("SHARDS", "many"),
+        ("SHARDS", "0"),
+        ("SHARDS", "1025"),
+        ("IDLE_SECONDS", "soon"),
+        ("IDLE_SECONDS", "nan"),
+        ("IDLE_SECONDS", "inf"),
+        ("NODE_LOST_SECONDS", "-3"),
+        ("CONCURRENCY", "0"),
+        ("CONCURRENCY", "-1"),
+        ("MAX_CONVERSATIONS", "0"),
+    ],
 )
 def test_a_value_that_cannot_be_used_is_named(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=f"DECKHANDS_{name} is"):
@@ -59,6 +71,8 @@ def test_a_value_that_cannot_be_used_is_named(name: str, text: str) -> None:
         ("redis://h:1/0", "redis://h:1/1"),
         ("redis://h:1", "redis://h:1/1"),
         ("rediss://u:p@h:1/3", "rediss://u:p@h:1/1"),
+        ("rediss://h:1/0?ssl_cert_reqs=none", "rediss://h:1/1?ssl_cert_reqs=none"),
+        ("redis://h:1?db=3", "redis://h:1/1"),
         ("unix:///run/s", "redis+socket:///run/s?virtual_host=1"),
         ("unix:///run/s?db=2", "redis+socket:///run/s?virtual_host=1"),
     ],
