@@ -44,17 +44,51 @@ def forms(value: str) -> set[str]:
     """Return every form of a value that is looked for; none is shorter than `MINIMUM_CHARS`."""
     raw = value.encode("utf-8", "surrogatepass")
     found = {value, value.strip(), value[::-1], raw.hex(), raw.hex().upper()}
-    found |= {repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1]}
-    found |= {html.escape(value), html.escape(value, quote=False), value.encode("unicode_escape").decode()}
-    found |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
-    found |= {json.dumps(text)[1:-1] for text in set(found)}
-    found |= {shlex.quote(value)[1:-1], value.replace("'", "'\\''"), value.replace('"', '\\"')}
-    for encoded in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
-        found |= {encoded, _lower_escapes(encoded)}
+    found |= {repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1], value.encode("unicode_escape").decode()}
+    found |= _markup_forms(value) | _json_forms(value)
+    found |= {inner for text in set(found) for inner in _json_forms(text)}
+    found |= _shell_forms(value)
+    found |= _url_forms(raw)
     found |= _base64_forms(raw)
     if "\n" in value:
         found |= {line.strip() for line in value.splitlines() if not line.startswith("-----")}
+        found.add(_joined(value.strip())[0])  # as it is looked for across lines, whatever ends them
     return {form for form in found if len(form) >= MINIMUM_CHARS and form not in MASK}
+
+
+def _markup_forms(value: str) -> set[str]:
+    """Return what stands in HTML, XML, YAML, SQL and CSV."""
+    escaped = html.escape(value)  # quotation marks have several names
+    found = {escaped, html.escape(value, quote=False), value.replace("'", "''"), value.replace('"', '""')}
+    return (
+        found
+        | {escaped.replace("&#x27;", "&#39;").replace("&quot;", quotes) for quotes in ("&#34;", "&quot;")}
+        | {escaped.replace("&#x27;", "&apos;")}
+    )
+
+
+def _json_forms(value: str) -> set[str]:
+    """Return what stands in JSON: of Python's kind and JavaScript's, Go's for web pages, and PHP's."""
+    plain = [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]]
+    web = [text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e") for text in plain]
+    return {*plain, *web, *(text.replace("/", "\\/") for text in plain)}
+
+
+def _shell_forms(value: str) -> set[str]:
+    """Return what stands in quotation marks of a shell, or without them."""
+    in_double, bare = value, value
+    for sign in '\\"$`':
+        in_double = in_double.replace(sign, f"\\{sign}")
+    for sign in "\\ '\"|&;()<>!{}*[]?^$`,":
+        bare = bare.replace(sign, f"\\{sign}")
+    return {shlex.quote(value)[1:-1], value.replace("'", "'\\''"), value.replace('"', '\\"'), in_double, bare}
+
+
+def _url_forms(raw: bytes) -> set[str]:
+    """Return what stands in URLs and forms; languages do not agree on what has to be escaped."""
+    found = {quote(raw, safe=safe) for safe in ("", "/", "!'()*", ";,/?:@&=+$!'()*#")}
+    found |= {quote_plus(raw), quote_plus(raw, safe="*").replace("~", "%7E")}
+    return found | {_lower_escapes(encoded) for encoded in found}
 
 
 def _base64_forms(raw: bytes) -> set[str]:
@@ -129,21 +163,14 @@ class Masker:
 
     def _found_across_lines(self, text: str) -> list[tuple[int, int]]:
         """Find what was wrapped, as base64 and terminals do; an empty line ends it."""
-        joined, places = [], []
-        at = length = 0
-        for line in text.split("\n"):
-            kept = line.rstrip("\r") or "\n"
-            places.append((length, at))
-            joined.append(kept)
-            length += len(kept)
-            at += len(line) + 1
+        joined, places = _joined(text)
         starts = [start for start, _ in places]
 
         def original(position: int) -> int:
             start, place = places[bisect_right(starts, position) - 1]
             return place + position - start
 
-        return [(original(begin), original(end - 1) + 1) for begin, end in self._found("".join(joined))]
+        return [(original(begin), original(end - 1) + 1) for begin, end in self._found(joined)]
 
     def _left_at(self, text: str, cut: int, end: int) -> list[tuple[int, int]]:
         """Find the beginning of a value before a cut, and the end of one behind it, in lines or not."""
@@ -165,6 +192,19 @@ class Masker:
         if isinstance(value, list | tuple):
             return [self._walked(inner, field) for inner in value]
         return value
+
+
+def _joined(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return a text with its lines joined, and where each of them begins in that and in the text."""
+    joined, places = [], []
+    at = length = 0
+    for line in text.split("\n"):
+        kept = line.rstrip("\r") or "\n"
+        places.append((length, at))
+        joined.append(kept)
+        length += len(kept)
+        at += len(line) + 1
+    return "".join(joined), places
 
 
 def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:

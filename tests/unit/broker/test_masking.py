@@ -6,18 +6,28 @@ import base64
 import html
 import json
 import shlex
+import subprocess
 import textwrap
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.masking import MASK, MaskedPieces, Masker
 from broker.observations import TRUNCATION_MARKER
 
 SECRET = "c4n4ry-p@ss+w/rd?'\"é\\x"
+SIGNS = "$ign`s&(a)<b>!*~[1];#"
 PLAIN = "ghp_0123456789abcdefABCDEF"
+
+
+def printed_by_bash(script: str, secret: str) -> str:
+    environment = {"TOKEN": secret, "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(["bash", "-c", script], env=environment, check=True, text=True, **told).stdout.strip()
+
+
 ENCODINGS = {
     "raw": str,
     "reversed": lambda secret: secret[::-1],
@@ -42,6 +52,21 @@ ENCODINGS = {
     "base64 within, at 3": lambda secret: base64.b64encode(f"xyz{secret}".encode()).decode(),
     "base64 of a header": lambda secret: base64.b64encode(f"user:{secret}".encode()).decode(),
     "url-safe base64": lambda secret: base64.urlsafe_b64encode(f"user:{secret}".encode()).decode(),
+    "bash's declare": lambda secret: printed_by_bash("declare -p TOKEN", secret),
+    "bash's %q": lambda secret: printed_by_bash("printf '%q' \"$TOKEN\"", secret),
+    "bash's trace": lambda secret: printed_by_bash('set -x; : "$TOKEN"', secret),
+    "JavaScript's URLs": lambda secret: quote(secret, safe="!'()*"),
+    "JavaScript's URLs, whole": lambda secret: quote(secret, safe=";,/?:@&=+$!'()*#"),
+    "JavaScript's forms": lambda secret: quote_plus(secret, safe="*").replace("~", "%7E"),
+    "JavaScript's json of json": lambda secret: json.dumps(json.dumps(secret, ensure_ascii=False), ensure_ascii=False),
+    "Go's json": lambda secret: json.dumps(secret, ensure_ascii=False).translate(
+        {ord(character): f"\\u{ord(character):04x}" for character in "&<>"}
+    ),
+    "PHP's json": lambda secret: json.dumps(secret).replace("/", "\\/"),
+    "Go's html": lambda secret: html.escape(secret).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"),
+    "xml": lambda secret: html.escape(secret).replace("&#x27;", "&apos;"),
+    "yaml and SQL": lambda secret: "'" + secret.replace("'", "''") + "'",
+    "csv": lambda secret: '"' + secret.replace('"', '""') + '"',
     "wrapped base64": lambda secret: textwrap.fill(base64.b64encode(secret.encode() * 3).decode(), 20),
     "wrapped": lambda secret: textwrap.fill(secret, 10, break_on_hyphens=False),
     "wrapped for Windows": lambda secret: f"{secret[:5]}\r\n{secret[5:12]}\r\n{secret[12:]}",
@@ -56,7 +81,7 @@ def traces(secret: str) -> list[str]:
 
 
 @pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
-@pytest.mark.parametrize("secret", [SECRET, PLAIN])
+@pytest.mark.parametrize("secret", [SECRET, PLAIN, SIGNS])
 def test_every_form_is_found(secret: str, encode: object) -> None:
     encoded = encode(secret)
     masked = Masker([secret]).text(f"before {encoded} after")
@@ -71,6 +96,22 @@ def test_every_form_is_found(secret: str, encode: object) -> None:
             except ValueError:
                 continue
             assert secret[2:-2].encode() not in decoded
+
+
+VISIBLE = st.characters(categories=["L", "N", "P", "S"])
+
+
+@given(
+    st.text(VISIBLE, min_size=8, max_size=40),
+    st.sampled_from([name for name in ENCODINGS if not name.startswith(("bash", "lower case", "wrapped"))]),
+)
+@example("C:\\key\\$(x)`y`", "JavaScript's json of json")
+def test_whatever_the_secret_is_its_forms_are_found(secret: str, name: str) -> None:
+    encoded = ENCODINGS[name](secret)
+    masked = Masker([secret]).text(f"before {encoded} after")
+    assert MASK in masked
+    assert encoded not in masked or encoded in MASK
+    assert secret not in masked.replace(MASK, "")
 
 
 @pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
@@ -118,6 +159,13 @@ def test_a_key_of_several_lines_is_found_by_each_of_them() -> None:
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
     masked = Masker([key]).text("found MIIEvQIBADANBgkq and -----BEGIN KEY-----")
     assert masked == f"found {MASK} and -----BEGIN KEY-----"
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_short_lines_are_found_together(ends: str) -> None:
+    masker = Masker(["user\n\nword\nlast"])
+    assert masker.text(f"it is user{ends}{ends}word{ends}last{ends}it was") == f"it is {MASK}{ends}it was"
+    assert masker.text("user word last") == "user word last"
 
 
 def test_events_are_masked_in_names_and_lists_but_not_in_pictures() -> None:
