@@ -6,9 +6,11 @@ Holds: no traceback reaches the terminal unless DECKHANDS_DEBUG is set; `--help`
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -98,7 +100,19 @@ def main() -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed: the next file or socket would take its place
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  (for as long as we live)
+    if sys.argv[1:] and sys.argv[1] in VERBS:
+        _load(sys.argv[1])
     sys.exit(call(sys.argv[1:]))
+
+
+def _load(verb: str) -> None:
+    """Import the module of a verb; Ctrl-C ends us at once meanwhile, because pydantic takes it for an error of ours."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with suppress(ImportError):  # tried again, and told, when the verb is called
+        import_module(VERBS[verb][0])
+    signal.signal(signal.SIGINT, before)
 
 
 def call(arguments: Sequence[str]) -> int:

@@ -6,8 +6,10 @@ import asyncio
 import io
 import json
 import re
+import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -302,6 +304,20 @@ class TestUnexpectedErrors:
         done = deckhands("show", "abc", env={**env, "DECKHANDS_DEBUG": "1"})
         assert done.code == 1
         assert "Traceback (most recent call last)" in done.err
+
+    def test_an_interruption_while_a_verb_is_loaded(self, env):
+        program = (
+            "import builtins, os, signal\n"
+            "build = builtins.__build_class__\n"
+            "def interrupted(body, name, *rest, **more):\n"
+            "    if name == 'CmdRunAction': os.kill(os.getpid(), signal.SIGINT)\n"
+            "    return build(body, name, *rest, **more)\n"
+            "builtins.__build_class__ = interrupted\n"
+            "from deckhands.cli.main import main\n"
+            "main()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program, "ls"], env=env, capture_output=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
     def test_a_reader_that_has_gone(self, env, tmp_path):
         leave_a_run(tmp_path / "home" / "runs" / "abd")
