@@ -150,7 +150,7 @@ class Client:
         Args:
             at: the last event to take over; None: all there are.
             model: another model; the origin's if None.
-            workspace: where to work; files are no part of a log. As the origin's if None.
+            workspace: where to work, as the origin if None; files are no part of a log, see `forking`.
 
         Raises:
             UsageError: no such conversation or event.
@@ -194,6 +194,23 @@ class Client:
             UsageError: the conversation is unknown or closed.
         """
         await self._ask_for(conversation_id, AgentState.RUNNING, *_switch_to(model))
+
+    async def recover(self, conversation_id: str, *, option: int, model: str | None = None) -> None:
+        """Get an agent out of its loop: 1 restart before it and wait, 2 restart and go on, 3 stop.
+
+        Args:
+            model: see `send_message`.
+
+        Raises:
+            UsageError: the agent is in no loop, or there is no such option.
+        """
+        if not (await self._tally(conversation_id)).standing.is_in_loop or option not in RECOVERED_TO:
+            raise UsageError(
+                f"The conversation {conversation_id} is in no loop that option {option} leads out of.",
+                remedy="Send it a message to go on with it.",
+            )
+        choice = LoopRecoveryAction(option=option, source=EventSource.USER)
+        await self._append(conversation_id, [*_switch_to(model), choice], None)
 
     async def confirm(
         self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
@@ -313,10 +330,7 @@ class Client:
                     return
 
     async def _tally(self, conversation_id: str) -> Tally:
-        tally = Tally()
-        for event in await self.log.read(conversation_id):
-            tally.add(event)
-        return tally
+        return Tally.of(await self.log.read(conversation_id))
 
     async def _refuse_if_over(self, conversation_id: str, wanted: str) -> None:
         tally = await self._tally(conversation_id)
@@ -325,23 +339,6 @@ class Client:
                 f"The conversation {conversation_id} is {tally.standing.state}; it cannot be {wanted}.",
                 remedy="Send it a message to go on with it.",
             )
-
-    async def recover(self, conversation_id: str, *, option: int, model: str | None = None) -> None:
-        """Get an agent out of its loop: 1 restart before it and wait, 2 restart and go on, 3 stop.
-
-        Args:
-            model: see `send_message`.
-
-        Raises:
-            UsageError: the agent is in no loop, or there is no such option.
-        """
-        if not (await self._tally(conversation_id)).standing.is_in_loop or option not in RECOVERED_TO:
-            raise UsageError(
-                f"The conversation {conversation_id} is in no loop that option {option} leads out of.",
-                remedy="Send it a message to go on with it.",
-            )
-        choice = LoopRecoveryAction(option=option, source=EventSource.USER)
-        await self._append(conversation_id, [*_switch_to(model), choice], None)
 
     async def _answer(
         self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None

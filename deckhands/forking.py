@@ -1,7 +1,8 @@
 """A conversation begun with the first events of another: time travel that leaves the original as it is.
 
 Holds: what ran in the origin does not run again in a fork; an action that had no result by then runs in the fork.
-Does not: bring the files of a workspace along. They are no part of a log: a fork works where it is told to.
+Does not: bring the files of a workspace along. They are no part of a log: a fork works where it is told to, or tool
+workers restore what was last saved of them.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def fork_of(
         events: those of the origin that the fork takes over, the first included.
         conversation_id: of the fork.
         model: another model, for whoever carries a plan out too; the origin's if None.
-        workspace: another place to work; as the origin's if None, which is a directory it shares, or an empty one.
+        workspace: another place to work; as the origin's if None: a directory that it shares, or one of its own.
         title: the origin's, with the event's number, if empty.
     """
     created = events[0]
@@ -79,9 +80,9 @@ def fork_of(
         "workspace": workspace or created.workspace,
         "title": title or f"{created.title} @{len(events)}".strip(),
         "forked_from": f"{created.conversation_id}@{len(events)}",
+        "parent": None,  # a fork of a delegate answers to nobody
     }
-    # A fork of a delegate answers to nobody.
-    return created.model_copy(update=changes | ({"parent": None} if "parent" in type(created).model_fields else {}))
+    return created.model_copy(update=changes)
 
 
 def taken_over(events: Sequence[Event], *, model: str | None = None) -> list[Event]:

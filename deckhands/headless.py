@@ -289,9 +289,7 @@ async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watc
             conversation_id=conversation_id,
         )
         return 0
-    tally = Tally()
-    for event in await client.events(conversation_id):
-        tally.add(event)
+    tally = Tally.of(await client.events(conversation_id))
     if task.text is not None:
         await client.send_message(conversation_id, task.text, model=task.model)
     elif task.recovery is not None:

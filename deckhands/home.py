@@ -29,7 +29,6 @@ class Home:
         self.cluster = path / "cluster"
         self.runs = path / "runs"
         self.notes = path / "notes"
-        self.errors = path / "errors.log"
         self._url = self.cluster / "url"
 
     def run_folder(self, conversation_id: str) -> Path:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from broker.errors import CorruptEntry, UnknownKind, UsageError
 from broker.events import ConfirmationStatus, ConversationCreated, Event, EventSource
 from deckhands.sdk_directory import Fields, SdkDirectory
 from deckhands.tasks import title_of
+from deckhands.trajectories import utc_text
 
 ORIGIN = "openhands-sdk"
 NO_RESULT = "The recording that this conversation was imported from has no result of this action. It may have run."
@@ -97,7 +97,7 @@ class _Reading:
 
     def take(self, fields: Fields) -> None:
         """Take in the next event."""
-        self._now = _moment(fields.get("timestamp"))
+        self._now = utc_text(fields.get("timestamp"))
         first_id = self._next_id
         takers: Mapping[str, Callable[[Fields], object]] = {
             "SystemPromptEvent": self._greeting,
@@ -320,14 +320,6 @@ def _tasks(tasks: Any) -> list[Fields]:
 
 def _text(parts: list[Fields]) -> str:
     return "\n".join(part["text"] for part in parts if part.get("type", "text") == "text" and part.get("text"))
-
-
-def _moment(text: Any) -> str | None:
-    """Return a time, which names no zone there, as UTC."""
-    if not isinstance(text, str):
-        return None
-    moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
 
 def _costs(state: Fields) -> dict[str, Fields]:

@@ -46,7 +46,6 @@ REMEDIES = {
 }
 """What to do about a failed model call, by its code."""
 
-
 _LATER = ("metrics", "outputs", "asked_id", "sandbox")
 """Fields that earlier versions have not left."""
 
@@ -177,6 +176,14 @@ class Tally:
         self._outputs: dict[str, Any] = {}
         self._sandbox = ""
 
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Self:
+        """Take in a log, or its beginning."""
+        tally = cls()
+        for event in events:
+            tally.add(event)
+        return tally
+
     @property
     def last_event_id(self) -> int:
         """The id of the last event taken in; 0 before the first."""
@@ -266,7 +273,4 @@ class Tally:
 
 def summarize(events: Iterable[Event]) -> Summary:
     """Return the summary of a log."""
-    tally = Tally()
-    for event in events:
-        tally.add(event)
-    return tally.summary()
+    return Tally.of(events).summary()

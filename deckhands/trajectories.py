@@ -101,7 +101,7 @@ class _Reading:
         return [created, *self._events]
 
     def _take(self, fields: Fields, position: int) -> None:
-        moment = _moment(fields.get("timestamp"))
+        moment = utc_text(fields.get("timestamp"))
         metadata = fields.get("tool_call_metadata")
         call = self._call_of(metadata, moment) if metadata else None
         wire = _content(fields) | {"timestamp": moment, "source": fields.get("source") or "environment"}
@@ -180,8 +180,8 @@ def _reply(response: Fields, metadata: Fields, reply_id: int, moment: str | None
     }
 
 
-def _moment(text: Any) -> str | None:
-    """Return a time of OpenHands', which names no zone, as UTC."""
+def utc_text(text: Any) -> str | None:
+    """Return a time of OpenHands', which may name no zone, with its zone, UTC; None for what is no text."""
     if not isinstance(text, str):
         return None
     moment = datetime.fromisoformat(text)

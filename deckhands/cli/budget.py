@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
 
 import click
 
 from broker.ledger import Account, Ledger, account_path
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json, table
-from deckhands.cli.reach import cluster_client
+from deckhands.cli.reach import on_cluster
 from deckhands.client import Client
-from deckhands.settings import FaceSettings
 from deckhands.spending import Spending, spending_of
-
-T = TypeVar("T")
 
 HEAD = ("ACCOUNT", "LIMIT", "SPENT", "RESERVED", "LOST", "LEFT", "CALLS", "WAITING")
 
@@ -34,7 +28,7 @@ def budget() -> None:
 @json_option
 def list_accounts(*, as_json: bool) -> None:
     """List the accounts of tenants and experiments, and of conversations with a limit of their own."""
-    found = _on_cluster(lambda client: Ledger(client.store).accounts())
+    found = on_cluster(lambda client: Ledger(client.store).accounts())
     _show(found, as_json=as_json)
     if not found and not as_json:
         note("There are no budgets yet. `deckhands budget set tenant:NAME USD` makes one.")
@@ -45,7 +39,7 @@ def list_accounts(*, as_json: bool) -> None:
 @json_option
 def show(*, account: str, as_json: bool) -> None:
     """Show one account."""
-    _show([_on_cluster(lambda client: Ledger(client.store).account(account))], as_json=as_json)
+    _show([on_cluster(lambda client: Ledger(client.store).account(account))], as_json=as_json)
 
 
 @budget.command(name="set")
@@ -54,7 +48,7 @@ def show(*, account: str, as_json: bool) -> None:
 @json_option
 def set_limit(*, account: str, usd: float | None, as_json: bool) -> None:
     """Set the limit of ACCOUNT to USD; without USD there is none any more."""
-    _show([_on_cluster(lambda client: Ledger(client.store).set_limit(account, usd))], as_json=as_json)
+    _show([on_cluster(lambda client: Ledger(client.store).set_limit(account, usd))], as_json=as_json)
 
 
 @budget.command(name="add")
@@ -63,7 +57,7 @@ def set_limit(*, account: str, usd: float | None, as_json: bool) -> None:
 @json_option
 def top_up(*, account: str, usd: float, as_json: bool) -> None:
     """Raise the limit of ACCOUNT by USD; conversations that wait for it go on."""
-    _show([_on_cluster(lambda client: Ledger(client.store).top_up(account, usd))], as_json=as_json)
+    _show([on_cluster(lambda client: Ledger(client.store).top_up(account, usd))], as_json=as_json)
 
 
 @budget.command()
@@ -72,7 +66,7 @@ def top_up(*, account: str, usd: float, as_json: bool) -> None:
 def report(*, account: str, as_json: bool) -> None:
     """Show what ACCOUNT's money went to: work, retries, loops, condensation, lost calls. Reads every log below it."""
     account_path(account)
-    found, spending = _on_cluster(lambda client: _report(client, account))
+    found, spending = on_cluster(lambda client: _report(client, account))
     if as_json:
         print_json({"account": account, "lost_usd": found.lost_usd, "lost_calls": found.lost_calls} | asdict(spending))
         return
@@ -109,13 +103,3 @@ def _cells(account: Account) -> tuple[str, ...]:
     amounts = (account.limit_usd, account.spent_usd, account.reserved_usd, account.lost_usd, account.left_usd)
     shown = ("-" if usd is None else f"${usd:.4f}" for usd in amounts)
     return (account.name, *shown, str(account.calls), str(account.waiting))
-
-
-def _on_cluster(act: Callable[[Client], Awaitable[T]]) -> T:
-    async def reach() -> T:
-        async with cluster_client(FaceSettings.from_env()) as client:
-            return await act(client)
-
-    result: Any = asyncio.run(reach())
-    found: T = result
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import click
@@ -11,8 +10,7 @@ from broker.errors import UsageError
 from deckhands.carrying import Carrier
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
-from deckhands.cli.reach import conversation_client
-from deckhands.settings import FaceSettings
+from deckhands.cli.reach import on_conversation
 
 
 @click.command()
@@ -30,13 +28,18 @@ def cp(*, source: str, target: str, as_json: bool) -> None:
             "One of the two must be in a workspace, and the other on this machine.",
             remedy="Write ID:PATH for the one and ./PATH for the other.",
         )
-    settings = FaceSettings.from_env()
+    skipped: list[str] = []
     if ends[0] is not None:
-        carried = asyncio.run(_download(settings, *ends[0], Path(target)))
+        conversation_id, path = ends[0]
+        files, size, skipped = on_conversation(
+            conversation_id, lambda client: Carrier(client.store).download(conversation_id, path, Path(target))
+        )
     else:
         assert ends[1] is not None
-        carried = asyncio.run(_upload(settings, Path(source), *ends[1]))
-    files, size, skipped = carried
+        conversation_id, path = ends[1]
+        files, size = on_conversation(
+            conversation_id, lambda client: Carrier(client.store).upload(conversation_id, Path(source), path)
+        )
     if as_json:
         print_json({"files": files, "size_bytes": size, "skipped": skipped})
         return
@@ -49,7 +52,7 @@ def cp(*, source: str, target: str, as_json: bool) -> None:
 @click.argument("conversation_id")
 def diff(*, conversation_id: str) -> None:
     """Print what was changed in a workspace since its beginning, as a patch for `git apply`."""
-    patch = asyncio.run(_diff(FaceSettings.from_env(), conversation_id))
+    patch = on_conversation(conversation_id, lambda client: Carrier(client.store).diff(conversation_id))
     click.echo(patch, nl=False)  # as bytes: files may be in any encoding
     if not patch:
         note("Nothing was changed.")
@@ -60,36 +63,14 @@ def diff(*, conversation_id: str) -> None:
 @json_option
 def checkpoint(*, conversation_id: str, as_json: bool) -> None:
     """Save a workspace now, from which another node can restore it and forks begin."""
-    files, size = asyncio.run(_checkpoint(FaceSettings.from_env(), conversation_id))
+    files, size = on_conversation(conversation_id, lambda client: Carrier(client.store).checkpoint(conversation_id))
     if as_json:
         print_json({"files": files, "size_bytes": size})
     else:
         note(f"Saved: {files:,} files, {size:,} bytes.")
 
 
-async def _checkpoint(settings: FaceSettings, conversation_id: str) -> tuple[int, int]:
-    async with conversation_client(settings, conversation_id) as client:
-        return await Carrier(client.store).checkpoint(conversation_id)
-
-
 def _place(text: str) -> tuple[str, str] | None:
     """Return the conversation and the path of `ID:PATH`; None for a path of this machine."""
     conversation_id, mark, path = text.partition(":")
     return (conversation_id, path or ".") if mark and "/" not in conversation_id else None
-
-
-async def _download(
-    settings: FaceSettings, conversation_id: str, path: str, target: Path
-) -> tuple[int, int, list[str]]:
-    async with conversation_client(settings, conversation_id) as client:
-        return await Carrier(client.store).download(conversation_id, path, target)
-
-
-async def _upload(settings: FaceSettings, source: Path, conversation_id: str, path: str) -> tuple[int, int, list[str]]:
-    async with conversation_client(settings, conversation_id) as client:
-        return (*await Carrier(client.store).upload(conversation_id, source, path), [])
-
-
-async def _diff(settings: FaceSettings, conversation_id: str) -> bytes:
-    async with conversation_client(settings, conversation_id) as client:
-        return await Carrier(client.store).diff(conversation_id)

@@ -13,9 +13,8 @@ from broker.actions import RiskyAction
 from broker.errors import UsageError
 from broker.planning import PlanAction
 from deckhands.cli.output import note
-from deckhands.cli.reach import conversation_client
+from deckhands.cli.reach import on_conversation
 from deckhands.rendering import Renderer
-from deckhands.settings import FaceSettings
 
 QUESTION = "Run it? [y/N] "
 QUESTION_OF_A_PLAN = "Carry the plan out? [y/N] "
@@ -30,12 +29,7 @@ QUESTION_OF_A_PLAN = "Carry the plan out? [y/N] "
 def confirm(*, conversation_id: str, action_id: int | None, edits: tuple[str, ...]) -> None:
     """Let the action run that a conversation asks about."""
     edited = _edited(edits)
-
-    async def speak() -> None:
-        async with conversation_client(FaceSettings.from_env(), conversation_id) as client:
-            await client.confirm(conversation_id, action_id=action_id, edited=edited)
-
-    asyncio.run(speak())
+    on_conversation(conversation_id, lambda client: client.confirm(conversation_id, action_id=action_id, edited=edited))
     note("The confirmation is in the log.")
 
 
@@ -44,12 +38,7 @@ def confirm(*, conversation_id: str, action_id: int | None, edits: tuple[str, ..
 @click.option("--action", "action_id", type=int, help="The action's event id; refused if another is asked about.")
 def reject(*, conversation_id: str, action_id: int | None) -> None:
     """Refuse the action that a conversation asks about; it waits for a message then."""
-
-    async def speak() -> None:
-        async with conversation_client(FaceSettings.from_env(), conversation_id) as client:
-            await client.reject(conversation_id, action_id=action_id)
-
-    asyncio.run(speak())
+    on_conversation(conversation_id, lambda client: client.reject(conversation_id, action_id=action_id))
     note("The rejection is in the log.")
 
 

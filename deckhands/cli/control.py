@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import click
 
 from deckhands.cli.options import json_option, read_task
 from deckhands.cli.output import note, print_json
-from deckhands.cli.reach import conversation_client
-from deckhands.client import Client
-from deckhands.settings import FaceSettings
+from deckhands.cli.reach import on_conversation
 
 CANCEL_WAIT_SECONDS = 30.0
 model_option = click.option("--model", help="The model that it goes on with, if not the same as before.")
@@ -28,7 +24,7 @@ WAYS = {"wait": 1, "go-on": 2, "stop": 3}
 def message(*, conversation_id: str, text: str | None, file: Path | None, model: str | None) -> None:
     """Say something to the agent; it goes on, whatever state it is in. Without TEXT it is read from standard input."""
     content = read_task(text, file=file)
-    _speak(conversation_id, lambda client: client.send_message(conversation_id, content, model=model))
+    on_conversation(conversation_id, lambda client: client.send_message(conversation_id, content, model=model))
     note("The message is in the log.")
 
 
@@ -36,7 +32,7 @@ def message(*, conversation_id: str, text: str | None, file: Path | None, model:
 @click.argument("conversation_id")
 def pause(*, conversation_id: str) -> None:
     """Ask for a pause: what runs is finished, nothing new is begun."""
-    _speak(conversation_id, lambda client: client.pause(conversation_id))
+    on_conversation(conversation_id, lambda client: client.pause(conversation_id))
     note("The request is in the log.")
 
 
@@ -45,7 +41,7 @@ def pause(*, conversation_id: str) -> None:
 @model_option
 def resume(*, conversation_id: str, model: str | None) -> None:
     """Ask a conversation that was paused, was stopped or has failed to go on."""
-    _speak(conversation_id, lambda client: client.resume(conversation_id, model=model))
+    on_conversation(conversation_id, lambda client: client.resume(conversation_id, model=model))
     note("The request is in the log.")
 
 
@@ -55,7 +51,7 @@ def resume(*, conversation_id: str, model: str | None) -> None:
 @model_option
 def recover(*, conversation_id: str, way: str, model: str | None) -> None:
     """Get an agent out of a loop: `wait` or `go-on` without what it repeated, or `stop`."""
-    _speak(conversation_id, lambda client: client.recover(conversation_id, option=WAYS[way], model=model))
+    on_conversation(conversation_id, lambda client: client.recover(conversation_id, option=WAYS[way], model=model))
     note("The choice is in the log.")
 
 
@@ -66,29 +62,16 @@ def recover(*, conversation_id: str, way: str, model: str | None) -> None:
 def cancel(*, conversation_id: str, no_wait: bool, as_json: bool) -> None:
     """Stop a conversation: what runs is ended. Waits until the agent has stopped."""
     seconds = None if no_wait else CANCEL_WAIT_SECONDS
-
-    async def stop() -> None:
-        async with conversation_client(FaceSettings.from_env(), conversation_id) as client:
-            summary = await client.cancel(conversation_id, wait_seconds=seconds)
-        if as_json:
-            print_json(summary.as_json())
-        else:
-            note("The request is in the log." if no_wait else f"The conversation is {summary.state}.")
-
-    asyncio.run(stop())
+    summary = on_conversation(conversation_id, lambda client: client.cancel(conversation_id, wait_seconds=seconds))
+    if as_json:
+        print_json(summary.as_json())
+    else:
+        note("The request is in the log." if no_wait else f"The conversation is {summary.state}.")
 
 
 @click.command()
 @click.argument("conversation_id")
 def close(*, conversation_id: str) -> None:
     """Close a conversation that is over: nothing more is said in it, and its workspace goes after a week."""
-    _speak(conversation_id, lambda client: client.close(conversation_id))
+    on_conversation(conversation_id, lambda client: client.close(conversation_id))
     note("The conversation is closed.")
-
-
-def _speak(conversation_id: str, say: Callable[[Client], Awaitable[None]]) -> None:
-    async def speak() -> None:
-        async with conversation_client(FaceSettings.from_env(), conversation_id) as client:
-            await say(client)
-
-    asyncio.run(speak())

@@ -41,7 +41,7 @@ def fork(
     """Begin conversations with the events of another up to EVENT, and go on from there. Prints their ids.
 
     The original stays as it is. Its files are no part of its log: a fork works on the directory of -w, or on the
-    original's own, or on an empty one if the original had none of the user's.
+    original's own; if that was none of the user's, on the last checkpoint of its files, or on what it began with.
     """
     settings = FaceSettings.from_env()
     if message is not None:
@@ -91,7 +91,7 @@ def _workspace(events: list[Event], directory: Path | None) -> WorkspaceSpec:
     if created.workspace.source is not None:
         note("The forks begin with the last checkpoint of the files, or with what the original began with.")
     elif created.workspace.path is None:
-        note("The forks begin in empty directories; -w names one with files.")
+        note("The forks begin with the last checkpoint of the files, or empty; -w names a directory with files.")
     else:
         note(f"The forks work on {created.workspace.path}, as it is now; -w names another directory.")
     return created.workspace

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from broker.errors import StoreUnavailable, UnknownConversation
 from broker.events import Event
@@ -13,6 +15,8 @@ from deckhands.home import Home
 from deckhands.runs import RunFolder
 from deckhands.settings import FaceSettings
 from deckhands.summary import Summary, summarize
+
+T = TypeVar("T")
 
 
 class NoCluster(StoreUnavailable):
@@ -25,6 +29,26 @@ class NoCluster(StoreUnavailable):
         super().__init__(
             "No cluster is running here.", remedy="Start one by `deckhands up`, or name one by DECKHANDS_URL."
         )
+
+
+def on_cluster(act: Callable[[Client], Awaitable[T]]) -> T:
+    """Do something on the cluster and return what comes of it; raises what `cluster_client` does."""
+
+    async def reach() -> T:
+        async with cluster_client(FaceSettings.from_env()) as client:
+            return await act(client)
+
+    return asyncio.run(reach())
+
+
+def on_conversation(conversation_id: str, act: Callable[[Client], Awaitable[T]]) -> T:
+    """Do something where a conversation is and return what comes of it; raises what `conversation_client` does."""
+
+    async def reach() -> T:
+        async with conversation_client(FaceSettings.from_env(), conversation_id) as client:
+            return await act(client)
+
+    return asyncio.run(reach())
 
 
 @asynccontextmanager

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import click
 
@@ -12,7 +11,7 @@ from broker.errors import UsageError
 from broker.secrets import check_secret
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
-from deckhands.cli.reach import conversation_client
+from deckhands.cli.reach import on_conversation
 from deckhands.secret_keeping import keep_secrets
 from deckhands.settings import FaceSettings
 
@@ -27,18 +26,18 @@ def secret(*, conversation_id: str, name: str | None, from_env: bool, remove: bo
     """Add or replace the secret NAME; its value is read from standard input. Without NAME: list the names."""
     settings = FaceSettings.from_env()
     if name is None:
-        names = asyncio.run(_names(settings, conversation_id))
+        names = on_conversation(conversation_id, lambda client: client.secrets.names(conversation_id))
         if as_json:
             print_json({"names": names})
         else:
             click.echo("\n".join(names))
         return
     if remove:
-        asyncio.run(_remove(settings, conversation_id, name))
+        on_conversation(conversation_id, lambda client: client.secrets.remove(conversation_id, name))
         note(f"{name} is given to no command any more.")
         return
     value = secret_values(settings, [name])[name] if from_env else sys.stdin.read().rstrip("\n")
-    asyncio.run(_put(settings, conversation_id, {name: value}))
+    on_conversation(conversation_id, lambda client: keep_secrets(client.secrets, conversation_id, {name: value}))
     note(f"Commands that name {name} get it.")
 
 
@@ -57,18 +56,3 @@ def secret_values(settings: FaceSettings, given: Iterable[str]) -> dict[str, str
             raise UsageError(f"{what} {name} is {'empty' if separator else 'not set'}.")
         check_secret(name, values[name])
     return values
-
-
-async def _names(settings: FaceSettings, conversation_id: str) -> list[str]:
-    async with conversation_client(settings, conversation_id) as client:
-        return await client.secrets.names(conversation_id)
-
-
-async def _remove(settings: FaceSettings, conversation_id: str, name: str) -> None:
-    async with conversation_client(settings, conversation_id) as client:
-        await client.secrets.remove(conversation_id, name)
-
-
-async def _put(settings: FaceSettings, conversation_id: str, values: Mapping[str, str]) -> None:
-    async with conversation_client(settings, conversation_id) as client:
-        await keep_secrets(client.secrets, conversation_id, values)

@@ -14,7 +14,7 @@ from broker.store import open_store
 from broker.tool_offers import ToolOffers
 from deckhands.cli.options import sandbox_option
 from deckhands.cli.output import note
-from deckhands.cli.reach import cluster_client
+from deckhands.cli.reach import on_cluster
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
 from deckhands.home import Home, supervising
@@ -97,17 +97,12 @@ def controller(*, concurrency: int | None) -> NoReturn:
 def tools(*, pools: tuple[str, ...], concurrency: int | None, sandbox: str | None, is_list: bool) -> None:
     """Run one tool worker in the foreground against DECKHANDS_URL."""
     if is_list:
-        asyncio.run(_list_offers(FaceSettings.from_env()))
+        for key, offer in on_cluster(lambda client: ToolOffers(client.store).all()).items():
+            first_line = offer.description.partition("\n")[0]
+            click.echo(f"{key}\t{offer.pool or '-'}\t{offer.outcome}\t{first_line}")
         return
     chosen = {"DECKHANDS_POOLS": ",".join(pools), "DECKHANDS_CONCURRENCY": concurrency, "DECKHANDS_SANDBOX": sandbox}
     _become(TOOLS, chosen)
-
-
-async def _list_offers(settings: FaceSettings) -> None:
-    async with cluster_client(settings) as client:
-        for key, offer in (await ToolOffers(client.store).all()).items():
-            first_line = offer.description.partition("\n")[0]
-            click.echo(f"{key}\t{offer.pool or '-'}\t{offer.outcome}\t{first_line}")
 
 
 def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
