@@ -106,6 +106,8 @@ class Kernel:
         """Send SIGINT, as a person would from a notebook."""
         if self.is_alive:
             os.kill(self._process.pid, signal.SIGINT)
+            # A cell that awaits is cancelled by its event loop, which the signal alone does not wake.
+            self._client.kernel_info()
 
     async def _answers(self) -> None:
         """Wait until both channels are connected: what is sent before that is lost."""
