@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from celery import Celery, bootsteps, signals
@@ -42,6 +42,13 @@ class LoopService(Protocol):
     def report(self) -> Mapping[str, Any]:
         """Return what `inspect stats` shows; called from another thread."""
         ...
+
+
+async def cancel_when(stop: asyncio.Event, tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel what a service does as soon as it is told to stop."""
+    await stop.wait()
+    for task in tasks:
+        task.cancel()
 
 
 class LoopThread:

@@ -27,7 +27,7 @@ from controller_worker.llm.batching import BatchProvider, NotYetKnown, Outgoing,
 from controller_worker.llm.config import BatchSpec
 from controller_worker.llm.errors import LLMConfigError, ModelError, NoResponseError, RateLimitError
 from controller_worker.llm.registry import create_batch_provider
-from controller_worker.model_call import Models
+from controller_worker.models import Models
 
 ROUND_SECONDS = 1.0
 LEASE_SECONDS = 1_800.0

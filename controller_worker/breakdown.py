@@ -14,8 +14,7 @@ from broker.ownership import Owners, Ownership
 from controller_worker.announcement import end_in_error
 from controller_worker.delegates import report_breakdown
 from controller_worker.effects import Append
-from controller_worker.failures import code_of
-from controller_worker.model_call import last_error_of
+from controller_worker.failures import code_of, last_error_of
 from controller_worker.state import State
 
 MAX_ROUNDS = 16

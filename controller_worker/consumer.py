@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from broker.bootstep import cancel_when
 from broker.errors import OwnershipLost, StoreError
 from broker.event_log import EventLog
 from broker.failpoints import failpoint
@@ -25,7 +26,7 @@ from broker.understudy import Understudy
 from broker.wakeups import Mailbox, ReadyStream
 from controller_worker.conversation_loop import ConversationLoop
 from controller_worker.hook_table import load_hooks
-from controller_worker.model_call import Models
+from controller_worker.models import Models
 from controller_worker.services import Services
 from controller_worker.settings import ControllerSettings
 
@@ -142,7 +143,7 @@ class Incarnation:
                 for names in store.all_shards:
                     tasks.append(group.create_task(self._read_ready(names)))
                     tasks.append(group.create_task(self._read_mail(names)))
-                group.create_task(_cancel_when(stop, tasks))
+                group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             _log.warning("%s was presumed dead; starting over", self.worker_id)
         finally:
@@ -269,9 +270,3 @@ class Incarnation:
             del self.loops[loop.conversation_id]
         if not self.is_draining and len(self.loops) < self._max_conversations:
             self._room.set()
-
-
-async def _cancel_when(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    await stop.wait()
-    for task in tasks:
-        task.cancel()

@@ -47,7 +47,7 @@ def with_limits(state: State, limits: Limits) -> State:
 
 def limit_reached(state: State) -> Refusal | None:
     """Return why the next step would pass a limit, None if it would not."""
-    steps = state.iteration + state.delegated_iterations
+    steps = steps_used(state)
     if _is_used_up(steps, state.max_iterations):
         text = f"iteration. Current iteration: {steps}, max iteration: {state.max_iterations}"
         return Refusal("max_iterations", REACHED + text)
@@ -72,6 +72,11 @@ def is_out_of_time(state: State, now: datetime) -> Refusal | None:
     return Refusal("max_time", f"{REACHED}time for conversation. Max seconds: {state.limits.max_seconds:g}")
 
 
+def steps_used(state: State) -> int:
+    """Return the iterations that count against the limit: its own, and those of delegates that have ended."""
+    return state.iteration + state.delegated_iterations
+
+
 def tokens_used(state: State) -> int:
     """Return the tokens of all model calls, in and out."""
     return state.prompt_tokens + state.completion_tokens
@@ -84,7 +89,7 @@ def after_start(state: State, was: AgentState, change: AgentStateChangedObservat
         state = replace(state, deadline=change.timestamp + timedelta(seconds=limits.max_seconds))
     if was is not AgentState.ERROR:
         return state
-    if not state.headless and _is_used_up(state.iteration + state.delegated_iterations, state.max_iterations):
+    if not state.headless and _is_used_up(steps_used(state), state.max_iterations):
         state = replace(state, max_iterations=state.max_iterations + limits.max_iterations)
     if limits.max_budget_usd is not None and _is_used_up(state.cost_usd, state.max_budget_usd):
         state = replace(state, max_budget_usd=state.cost_usd + limits.max_budget_usd)

@@ -59,7 +59,7 @@ from controller_worker import acceptance, delegation, handing_in, opening, plann
 from controller_worker.announcement import announce
 from controller_worker.condensation import after_paid_reply
 from controller_worker.confirmation import after_answer, may_run, rest_of_rejection, to_carry_out, with_runnable
-from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, with_limits
+from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, steps_used, with_limits
 from controller_worker.effects import (
     Append,
     AwaitDelegates,
@@ -220,7 +220,7 @@ def next_effect(state: State, now: datetime) -> Effect:
     refusal = limit_reached(state)
     if refusal is not None:
         return announce(state, AgentState.ERROR, refusal.text, code=refusal.code)
-    if state.delegates and delegation.steps_used(state) + delegation.steps_reserved(state) >= state.max_iterations:
+    if state.delegates and steps_used(state) + delegation.steps_reserved(state) >= state.max_iterations:
         return AwaitDelegates(())
     if state.wants_condensation:
         return Append((CondensationRequestAction(),))

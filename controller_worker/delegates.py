@@ -37,6 +37,7 @@ from broker.parcels import Parcels
 from broker.store import Store
 from controller_worker.agents.registry import create_agent
 from controller_worker.answering import event_of
+from controller_worker.control_flags import steps_used
 from controller_worker.delegation import NOT_STARTED, STARTED, answering
 from controller_worker.effects import Append
 from controller_worker.state import Delegate, State
@@ -167,7 +168,7 @@ async def report(log: EventLog, state: State, parent: Parent) -> None:
         agent_state=state.agent_state,
         content=content,
         outputs=outputs,
-        iterations=state.iteration + state.delegated_iterations,
+        iterations=steps_used(state),
         cost_usd=state.cost_usd,
         has_unknown_cost=state.has_unknown_cost,
         prompt_tokens=state.prompt_tokens,

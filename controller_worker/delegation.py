@@ -18,7 +18,7 @@ from broker.actions import AgentDelegateAction
 from broker.agent_state import AgentState
 from broker.events import DelegateEnded, EventSource, Observation
 from broker.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
-from controller_worker.control_flags import tokens_used
+from controller_worker.control_flags import steps_used, tokens_used
 from controller_worker.effects import Append
 from controller_worker.state import Delegate, DelegateEnd, Order, State, replace
 
@@ -84,11 +84,6 @@ def _examined(state: State, delegate: Delegate, action: AgentDelegateAction) -> 
     elif delegate.tokens is not None and delegate.tokens < 1:
         refusal = NOTHING_LEFT.format(what="tokens")
     return delegate.but(refusal=refusal)
-
-
-def steps_used(state: State) -> int:
-    """Return the iterations that count against the limit: its own, and those of delegates that have ended."""
-    return state.iteration + state.delegated_iterations
 
 
 def steps_reserved(state: State) -> int:

@@ -64,3 +64,13 @@ def failure_of(code: str) -> Failure:
 def code_of(error: Exception) -> str:
     """Return the class of an error; `unexpected` for one that nobody foresaw."""
     return error.code if isinstance(error, DeckhandsError) else "unexpected"
+
+
+def last_error_of(error: Exception) -> str:
+    """Return an error as OpenHands shows it; of one that nobody foresaw only its name (1.11)."""
+    if isinstance(error, DeckhandsError):
+        return f"{type(error).__name__}: {error}"
+    return (
+        f"RuntimeError: There was an unexpected error while running the agent: {type(error).__name__}. "
+        "You can ask the agent to try again."
+    )

@@ -25,7 +25,7 @@ from controller_worker.llm.messages import Message
 from controller_worker.llm.silent import MODEL as SILENT_MODEL
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.memory.recollection import Recollection
-from controller_worker.model_call import Models
+from controller_worker.models import Models
 from controller_worker.state import State
 
 

@@ -13,7 +13,7 @@ from broker.store import Store
 from controller_worker.batch_keeper import BatchKeeper
 from controller_worker.call_gate import Gates
 from controller_worker.hooks import Hooks
-from controller_worker.model_call import Models
+from controller_worker.models import Models
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from broker.ownership import Claimed, Owners
 from broker.specs import DEFAULT_CONDENSER, CondenserSpec
 from broker.store import Store, open_store
 from controller_worker.conversation_loop import ConversationLoop
-from controller_worker.model_call import Models
+from controller_worker.models import Models
 from controller_worker.services import Services
 from tests.controller_parts import answer, said
 from tests.polling import until

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from broker.action_queue import ActionDelivery, ActionQueue, ActionReclaimed, ControlDelivery
+from broker.bootstep import cancel_when
 from broker.errors import DeckhandsError, OwnershipLost
 from broker.event_log import EventLog
 from broker.failpoints import failpoint
@@ -174,7 +175,7 @@ class Incarnation:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._reaper.run())]
                 tasks += [group.create_task(self._read(queue)) for queue in self._queues]
-                group.create_task(_cancel_when(stop, tasks))
+                group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             _log.warning("%s was presumed dead; starting over", self.worker_id)
         finally:
@@ -251,12 +252,6 @@ def _safekeeping(log: EventLog, settings: ToolSettings, openings: Openings) -> S
 
 def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:
     return tuple(secret for server in settings.mcp_servers for secret in server.secrets)
-
-
-async def _cancel_when(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    await stop.wait()
-    for task in tasks:
-        task.cancel()
 
 
 async def _announce_sandbox(workspaces: Workspaces) -> None:

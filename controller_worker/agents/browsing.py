@@ -26,10 +26,9 @@ from broker.actions import (
 )
 from broker.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
 from broker.tool_specs import ToolSpec
+from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply
-from controller_worker.agents.tool_schemas import FINISH
-from controller_worker.handing_in import finish_tool
 
 FENCE = "```"
 SPOKEN = ("send_msg_to_user", "report_infeasible")
@@ -50,7 +49,7 @@ class BrowsingAgent:
     @property
     def tools(self) -> Sequence[ToolSpec]:
         """None, because actions are written in the text; but an output is handed in by a call."""
-        return (finish_tool(FINISH, self._spec.output),) if self._spec.output is not None else ()
+        return (finish_tool(self._spec.output),) if self._spec.output is not None else ()
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:
         """Return the text a conversation begins with."""

@@ -9,11 +9,11 @@ from broker.events import AgentSpec, Event, ModelReply, WorkspaceSpec
 from broker.specs import handles_requests
 from broker.tool_specs import ToolSpec
 from controller_worker.agents import tool_schemas
+from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.note_tool import NOTE
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.task_list import TASK_TRACKER
 from controller_worker.agents.tool_calls import events_of_reply
-from controller_worker.handing_in import finish_tool
 
 
 class CodeActAgent:
@@ -25,7 +25,7 @@ class CodeActAgent:
         offered = (
             (spec.enable_cmd, tool_schemas.EXECUTE_BASH),
             (spec.enable_think, tool_schemas.THINK),
-            (spec.enable_finish, finish_tool(tool_schemas.FINISH, spec.output)),
+            (spec.enable_finish, finish_tool(spec.output)),
             (spec.enable_delegation, tool_schemas.DELEGATE),
             (spec.enable_browsing_delegate, tool_schemas.DELEGATE_TO_BROWSING_AGENT),
             (can_condense, tool_schemas.REQUEST_CONDENSATION),

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from broker.actions import TaskItem
 from broker.events import AgentSpec, Event, ModelReply, WorkspaceSpec
 from broker.tool_specs import ToolSpec
+from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.locating import EXPLORE_TREE_STRUCTURE, GET_ENTITY_CONTENTS, SEARCH_CODE_SNIPPETS
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.searching import GLOB, GREP, VIEW
 from controller_worker.agents.tool_calls import events_of_reply
 from controller_worker.agents.tool_schemas import FINISH, THINK
-from controller_worker.handing_in import finish_tool
 
 
 class LookingAgent:
@@ -27,7 +27,7 @@ class LookingAgent:
 
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec
-        self._tools = tuple(finish_tool(FINISH, spec.output) if tool is FINISH else tool for tool in self.own_tools)
+        self._tools = tuple(finish_tool(spec.output) if tool is FINISH else tool for tool in self.own_tools)
         self._tool_names = frozenset(tool.name for tool in self._tools)
 
     @property

@@ -15,7 +15,7 @@ import tree_sitter
 
 from broker.bash_syntax import parsed
 from broker.events import ActionSecurityRisk
-from controller_worker.security.command_risks import HIGH, LOW, MEDIUM, Arguments, command_risk
+from controller_worker.security.command_risks import HIGH, INTERPRETERS, LOW, MEDIUM, Arguments, command_risk
 from controller_worker.security.path_risk import reading_risk, writing_risk
 
 MAX_COMMAND_CHARS = 100_000
@@ -115,7 +115,7 @@ class _Reading:
         if name == "find":
             return self._find(arguments, depth)
         risk = command_risk(name, arguments, self._workspace)
-        is_interpreter = risk is not LOW and name.rstrip("0123456789.") in _READS_PROGRAM_FROM_INPUT
+        is_interpreter = risk is not LOW and INTERPRETERS.fullmatch(name) is not None
         has_script = any(word is not None and not word.startswith("-") for word in arguments)
         return HIGH if is_fed and is_interpreter and not has_script else risk
 
@@ -190,11 +190,6 @@ class _Reading:
         path = _known_text(destination)
         is_written = any(child.type in WRITES for child in node.children)
         return writing_risk(path, self._workspace) if is_written else reading_risk(path, self._workspace)
-
-
-_READS_PROGRAM_FROM_INPUT = frozenset(
-    ("python", "pypy", "node", "deno", "bun", "perl", "ruby", "php", "lua", "Rscript", "tclsh", "osascript", "irb")
-)
 
 
 def _known_text(node: tree_sitter.Node) -> str | None:

@@ -22,7 +22,7 @@ from broker.governor import CallOutcome, Granted
 from broker.ledger import Ledger
 from broker.quotas import Pool, QuotaTable
 from controller_worker.conversation_loop import ConversationLoop
-from controller_worker.model_call import Models
+from controller_worker.models import Models
 from controller_worker.services import Services
 from deckhands.forking import fork_of
 from deckhands.spending import spending_of

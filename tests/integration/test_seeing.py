@@ -12,7 +12,7 @@ from broker.observations import BrowserOutputObservation
 from controller_worker.agents.registry import create_agent
 from controller_worker.llm.messages import ImagePart, Message
 from controller_worker.memory.recollection import Recollection
-from controller_worker.model_call import Models
+from controller_worker.models import Models
 from controller_worker.question import Question, next_question
 from controller_worker.state import replace
 from tests.conversation_hands import CID, Hands

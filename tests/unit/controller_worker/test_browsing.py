@@ -11,10 +11,9 @@ from broker.specs import OutputSpec
 from controller_worker.agents.agent import sees_pages
 from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.registry import create_agent
-from controller_worker.agents.tool_schemas import FINISH
 from controller_worker.effects import AwaitTools, CallModel, Rest
-from controller_worker.handing_in import finish_tool
 from controller_worker.replay import replay
 from tests.controller_parts import bash, call, messages_of, started
 
@@ -92,7 +91,7 @@ HANDED_IN = call("finish", '{"message": "three", "output": {"n": 3}}')
 @pytest.mark.parametrize("name", ["BrowsingAgent", "VisualBrowsingAgent"])
 def test_an_output_is_handed_in_by_the_one_tool_there_is_then(name: str) -> None:
     core = started(agent=AgentSpec(name=name, output=OUTPUT))
-    assert core.agent.tools == (finish_tool(FINISH, OUTPUT),)
+    assert core.agent.tools == (finish_tool(OUTPUT),)
     look = core.reply(text="I look.\n```goto('http://localhost/')```")
     assert isinstance(look, AwaitTools)
     assert core.observe(look.action_ids[0]) == CallModel(2, 1)

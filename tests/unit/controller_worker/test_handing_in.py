@@ -10,11 +10,11 @@ from broker.events import AgentSpec, ModelReply, ModelToolCall
 from broker.observations import AgentStateChangedObservation, ErrorObservation, FinishRefusedObservation
 from broker.output_schema import problems_of
 from broker.specs import GoalSpec, OutputSpec
+from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.registry import create_agent
 from controller_worker.agents.tool_schemas import FINISH
 from controller_worker.delegates import spec_of
 from controller_worker.effects import AwaitTools, CallModel, Rest
-from controller_worker.handing_in import finish_tool
 from controller_worker.llm.messages import TextPart
 from controller_worker.replay import replay
 from tests.controller_parts import Core, bash, call, finish, messages_of, started
@@ -125,13 +125,13 @@ def test_without_a_schema_an_output_is_nothing() -> None:
 
 def test_the_tool_says_what_is_to_be_handed_in_and_its_references_lead_somewhere() -> None:
     spec = OutputSpec(json_schema=SCHEMA)
-    tool = finish_tool(FINISH, spec)
+    tool = finish_tool(spec)
     assert tool.parameters["required"] == ["message", "output"]
     good = {"message": "m", "output": {"total": 1, "parts": [{"part": {"inner": {"total": 2}}}]}}
     bad = {"message": "m", "output": {"total": 1, "parts": [{"part": {"inner": {"total": "2"}}}]}}
     assert problems_of(good, tool.parameters) == []
     assert problems_of(bad, tool.parameters) == ["/output/parts/0/part/inner/total: has to be of the type integer"]
-    assert finish_tool(FINISH, None) is FINISH
+    assert finish_tool(None) is FINISH
     for name in ("CodeActAgent", "LocAgent", "ReadOnlyAgent"):
         agent = create_agent(AgentSpec(name=name, output=spec))
         assert tool in agent.tools

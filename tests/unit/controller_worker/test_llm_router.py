@@ -16,7 +16,8 @@ from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.messages import ImagePart, Message, TextPart
 from controller_worker.llm.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
-from controller_worker.model_call import Models, ask
+from controller_worker.model_call import ask
+from controller_worker.models import Models
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
 LONG = replace(REQUEST, messages=(Message("user", (TextPart("x" * 6_000),)),))

@@ -1,0 +1,51 @@
+"""The tool with which an agent finishes, and what it has to hand in by it.
+
+Does not: judge what is handed in; see `controller_worker.handing_in`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from broker.specs import OutputSpec
+from broker.tool_specs import ToolSpec
+from controller_worker.agents.tool_schemas import FINISH
+
+ARGUMENT = "output"
+_SHARED = ("$defs", "definitions")
+
+
+def finish_tool(output: OutputSpec | None) -> ToolSpec:
+    """Return the tool with which an agent finishes, with the output that it has to hand in."""
+    if output is None:
+        return FINISH
+    parameters, schema = FINISH.parameters, output.json_schema
+    shared = {name: _moved(schema[name]) for name in _SHARED if name in schema}
+    own = {name: _moved(part) for name, part in schema.items() if name not in (*_SHARED, "$schema", "$id")}
+    return replace(
+        FINISH,
+        description=f"{FINISH.description} The task asks for an output of a certain form: hand it in as `{ARGUMENT}`.",
+        parameters={
+            **parameters,
+            "properties": {**parameters["properties"], ARGUMENT: own},
+            "required": [*parameters["required"], ARGUMENT],
+            **shared,
+        },
+    )
+
+
+def _moved(schema: Any) -> Any:
+    """Return a part of the schema as it reads inside the tool's: what all of it refers to stands at the root there."""
+    if isinstance(schema, Mapping):
+        return {
+            name: _reference(part) if name == "$ref" and isinstance(part, str) else _moved(part)
+            for name, part in schema.items()
+        }
+    return [_moved(part) for part in schema] if isinstance(schema, list | tuple) else schema
+
+
+def _reference(ref: str) -> str:
+    is_moved = ref.startswith("#") and not ref.startswith(tuple(f"#/{name}/" for name in _SHARED))
+    return f"#/properties/{ARGUMENT}{ref[1:]}" if is_moved else ref
