@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
+
+import psutil
 
 from tests.faults.harness import FaultCluster, steps
 
@@ -19,6 +22,23 @@ async def test_a_controller_that_comes_back_is_fenced(cluster: FaultCluster) -> 
     await cluster.until(lambda: "presumed dead" in cluster.log_of("zombie"))
     # Whether it hears first that its append was refused or that it was swept is a matter of luck.
     assert await cluster.client.events(ids[0]) == before
+    await cluster.check(ids, commands=3)
+
+
+async def test_what_it_appends_is_fenced_though_the_log_is_as_it_knew_it(cluster: FaultCluster) -> None:
+    """Only the token refuses it: its successor has the conversation, and has not appended anything yet."""
+    cluster.start_tool()
+    zombie = cluster.start_controller("zombie", DECKHANDS_FAILPOINTS="controller.before_append:stop@3")
+    ids = await cluster.submit(steps(3))
+    await cluster.until(lambda: psutil.Process(zombie.pid).status() == "stopped")
+    before = await cluster.client.events(ids[0])
+    successor = cluster.start_controller("successor", DECKHANDS_FAILPOINTS="controller.before_append:stop@1")
+    await cluster.until(lambda: psutil.Process(successor.pid).status() == "stopped")
+    cluster.signal("zombie", signal.SIGCONT)
+    await cluster.until(lambda: re.search("fenced|presumed dead", cluster.log_of("zombie")))
+    assert await cluster.client.events(ids[0]) == before
+    cluster.signal("successor", signal.SIGCONT)
+    await cluster.settle(ids)
     await cluster.check(ids, commands=3)
 
 
