@@ -269,6 +269,11 @@ class EventLog:
             raise UnknownConversation(conversation_id)
         return int(found)
 
+    async def moves(self, conversation_id: str) -> int:
+        """Return how often the workspace was taken off a lost node."""
+        meta = self._store.keys(conversation_id).meta
+        return int(await self._store.persist(lambda: self._store.connection.call("HGET", meta, "moves")) or 0)
+
     async def is_answered(self, conversation_id: str, action_id: int) -> bool:
         """Say whether an action has its observation, or never will because its conversation is gone."""
         names = self._store.keys(conversation_id)

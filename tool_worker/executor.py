@@ -145,7 +145,7 @@ class Executor:
         if order.order == "close":
             await self._workspaces.close(order.conversation_id)
             if self._keeping is not None:
-                await self._keeping.save_changed(order.conversation_id)
+                await self._keeping.save_last(order.conversation_id)
         elif order.order == "transfer" and self._porter is not None:
             await self._porter.carry(order.conversation_id, order.token)
         elif order.order == "cancel" and not self._calls.stop(order.conversation_id, order.action_id):

@@ -243,14 +243,17 @@ class Safekeeping:
             kept.changes -= changes
         return saved
 
-    async def save_changed(self, conversation_id: str) -> None:
-        """Save a workspace that has changed since its last checkpoint, as far as we know."""
-        kept = self._kept.get(conversation_id)
-        if kept is not None and kept.changes:
-            try:
-                await self.save(conversation_id)
-            except (OSError, WorkspaceError) as error:
-                _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+    async def save_last(self, conversation_id: str) -> None:
+        """Save a workspace whose processes have ended, unless it has gone on elsewhere; a failure is logged.
+
+        What has changed since its last checkpoint is not for us to know: other workers of the node work in it too.
+        """
+        if self._checkpoints is None or await self.has_left(conversation_id, await self._log.moves(conversation_id)):
+            return
+        try:
+            await self.save(conversation_id)
+        except (OSError, WorkspaceError) as error:
+            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
 
     async def _restore(self, conversation_id: str, source_id: str | None) -> bool:
         if self._checkpoints is None:

@@ -139,6 +139,39 @@ async def test_closing_saves_what_changed(log: EventLog, tmp_path: Path) -> None
         assert content(await two.run("cat file")) == "only"
 
 
+async def test_closing_saves_what_another_worker_of_the_node_has_changed(log: EventLog, tmp_path: Path) -> None:
+    place, close = tmp_path / "place", ControlDelivery(CID, 0, "close", "")
+    async with node(log, tmp_path / "one", place, every=100) as one:
+        await one.run("echo first > file")
+        await one.executor.obey(close)
+        async with node(log, tmp_path / "one", place, every=100) as other:
+            await other.run("echo second >> file")
+            await one.executor.obey(close)
+            await other.run("echo third >> file")
+        async with node(log, tmp_path / "one", place, every=100) as next_one:
+            await next_one.executor.obey(close)
+    async with node(log, tmp_path / "two", place) as two:
+        await two.run("true")
+        assert content(await two.run("cat file | xargs")) == "first second third"
+
+
+async def test_a_node_that_was_given_up_and_is_told_to_close_saves_no_older_files(
+    log: EventLog, memory_store: Store, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    async with node(log, tmp_path / "one", place, every=100) as one:
+        await one.run("echo older > file")
+        await one.keeping.save(CID)
+        await one.run("echo lost >> file")
+        await memory_store.connection.call("HINCRBY", memory_store.keys(CID).meta, "moves", 1)
+        async with node(log, tmp_path / "two", place, every=1) as two:
+            await two.run("true", moves=1)
+            await two.run("echo newer > file", moves=1)
+            await one.executor.obey(ControlDelivery(CID, 0, "close", ""))
+    Checkpoints(f"file://{place}").restore(CID, tmp_path / "restored")
+    assert (tmp_path / "restored" / "file").read_text() == "newer\n"
+
+
 async def test_whoever_takes_over_after_a_crash_says_the_same(log: EventLog, tmp_path: Path) -> None:
     async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
         await one.run("echo first > file")
