@@ -9,7 +9,8 @@ PYTEST_ARGS ?=
 JOBS ?= 4
 BENCH_ARGS ?=
 # Tests of the docker sandbox need its engine; without one they are left out, as the printed command says.
-MARKERS ?= not slow$(shell docker info >/dev/null 2>&1 || echo ' and not docker')
+ENGINE = $(shell docker info >/dev/null 2>&1 || echo 'not docker')
+MARKERS ?= not slow$(if $(ENGINE), and $(ENGINE))
 
 RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
@@ -43,13 +44,13 @@ bench: $(SETUP) tools ## Run the benchmarks
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 faults: $(SETUP) tools ## Run every fault test and simulation, the slow ones too
-	$(BIN)/python -m pytest tests/faults tests/simulation $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/faults tests/simulation -m '$(ENGINE)' $(PYTEST_ARGS)
 
 orphans: $(SETUP) tools ## Kill a tool worker 1,000 times and look for what it left running
 	$(BIN)/python -m pytest -s tests/faults/test_orphans.py $(PYTEST_ARGS)
 
 security: $(SETUP) tools ## Run every security test, the slow ones too
-	$(BIN)/python -m pytest tests/security $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/security -m '$(ENGINE)' $(PYTEST_ARGS)
 
 clean: ## Remove caches and build products (.venv stays)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
