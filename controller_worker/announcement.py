@@ -1,4 +1,7 @@
-"""Announcing a state, and settling what it leaves undone (OpenHands 1.10)."""
+"""Announcing a state, and settling what it leaves undone (OpenHands 1.10).
+
+Holds: behind a stop or an error no action and no delegate is without an answer; all of it is one append.
+"""
 
 from __future__ import annotations
 

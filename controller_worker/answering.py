@@ -1,4 +1,8 @@
-"""What an effect needs from outside the state: a person's answer, what a workspace said, the agent's notes."""
+"""What an effect needs from outside the state: a person's answer, what a workspace said, the agent's notes.
+
+Holds: a note is in its notebook before the log says so.
+Does not: append what it returns; the loop does.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Differs: a condensation takes no iteration, because nothing of the task is done 
 
 from __future__ import annotations
 
-from broker.events import ModelCallFailed, ModelReply
+from broker.events import ModelCallFailed
 from broker.specs import handles_requests
 from controller_worker.acceptance import wants_verdict
 from controller_worker.llm.errors import ContextWindowError
@@ -33,18 +33,3 @@ def after_overflow(state: State) -> State:
     is_condensed = not wants_verdict(state)
     state = replace(state, gate=None, attempt=0, wait=None, overflows=state.overflows + 1)
     return replace(state, wants_condensation=True) if is_condensed else state
-
-
-def after_paid_reply(state: State, reply: ModelReply) -> State:
-    """Count what a reply cost that is no step: a condenser's, a critic's."""
-    return replace(
-        state,
-        gate=None,
-        attempt=0,
-        overflows=0 if reply.service == "critic" else state.overflows,
-        wait=None,
-        cost_usd=state.cost_usd + (reply.cost_usd or 0.0),
-        has_unknown_cost=state.has_unknown_cost or reply.cost_usd is None,
-        prompt_tokens=state.prompt_tokens + reply.usage.prompt_tokens,
-        completion_tokens=state.completion_tokens + reply.usage.completion_tokens,
-    )

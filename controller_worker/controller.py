@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 from broker.actions import (
     AgentDelegateAction,
@@ -57,7 +58,6 @@ from broker.planning import PlanAction
 from broker.standing import ANSWERS, REQUESTABLE_STATES
 from controller_worker import acceptance, delegation, handing_in, opening, planning
 from controller_worker.announcement import announce
-from controller_worker.condensation import after_paid_reply
 from controller_worker.confirmation import after_answer, may_run, rest_of_rejection, to_carry_out, with_runnable
 from controller_worker.control_flags import after_start, is_out_of_time, limit_reached, steps_used, with_limits
 from controller_worker.effects import (
@@ -107,8 +107,6 @@ def apply(state: State, event: Event) -> State:
         state = replace(state, inherited_usd=state.cost_usd - state.delegated_usd)
     state = replace(state, version=event.id)
     match event:
-        case ModelReply(service="condenser" | "critic"):
-            return after_paid_reply(state, event)
         case ModelReply():
             return _after_reply(state, event)
         case AgentStateChangedObservation():
@@ -298,22 +296,27 @@ def _after_observation(state: State, observation: Observation) -> State:
 
 
 def _after_reply(state: State, reply: ModelReply) -> State:
-    return replace(
-        state,
-        reply_id=reply.id,
-        iteration=state.iteration + 1,
-        gate=None,
-        attempt=0,
-        overflows=0,
-        wait=None,
-        last_error="",
-        error_code="",
-        is_reply_outdated=state.last_message_id > reply.seen_id,
-        cost_usd=state.cost_usd + (reply.cost_usd or 0.0),
-        has_unknown_cost=state.has_unknown_cost or reply.cost_usd is None,
-        prompt_tokens=state.prompt_tokens + reply.usage.prompt_tokens,
-        completion_tokens=state.completion_tokens + reply.usage.completion_tokens,
-    )
+    """Count what a reply cost; only one to the agent's own question is a step."""
+    changes: dict[str, Any] = {
+        "gate": None,
+        "attempt": 0,
+        "wait": None,
+        "cost_usd": state.cost_usd + (reply.cost_usd or 0.0),
+        "has_unknown_cost": state.has_unknown_cost or reply.cost_usd is None,
+        "prompt_tokens": state.prompt_tokens + reply.usage.prompt_tokens,
+        "completion_tokens": state.completion_tokens + reply.usage.completion_tokens,
+    }
+    if reply.service != "condenser":
+        changes["overflows"] = 0
+    if reply.service == "agent":
+        changes |= {
+            "reply_id": reply.id,
+            "iteration": state.iteration + 1,
+            "last_error": "",
+            "error_code": "",
+            "is_reply_outdated": state.last_message_id > reply.seen_id,
+        }
+    return replace(state, **changes)
 
 
 def _after_message(state: State, message: MessageAction) -> State:

@@ -1,4 +1,7 @@
-"""What a model was asked and what it answered, from the call to the events of a turn."""
+"""What a model was asked and what it answered, from the call to the events of a turn.
+
+Holds: a call that failed or was given to a batch is an answer too; nothing is appended here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Failed model calls as part of the core: what a failure leaves behind, and the wait before the next attempt."""
+"""Failed model calls as part of the core: what a failure leaves behind, and the wait before the next attempt.
+
+Holds: no wait is longer than the conversation's own time.
+Does not: choose the moment of the next attempt; the call's event names it (`llm.retry`).
+"""
 
 from __future__ import annotations
 

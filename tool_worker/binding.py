@@ -1,4 +1,7 @@
-"""What a workspace is for its whole life, and what cannot be one."""
+"""What a workspace is for its whole life, and what cannot be one.
+
+Does not: say where a binding is kept; see `host_folder`.
+"""
 
 from __future__ import annotations
 

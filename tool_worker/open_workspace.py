@@ -1,4 +1,7 @@
-"""A workspace as a tool uses it: its requests find the host again if the connection or the host was lost."""
+"""A workspace as a tool uses it: its requests find the host again if the connection or the host was lost.
+
+Holds: an action that is asked for again does not run again unless it may be repeated; the host's journal knows of it.
+"""
 
 from __future__ import annotations
 

@@ -18,6 +18,13 @@ from tests.model_server.running_server import RunningModelServer
 pytest_plugins = ("tests.model_server.fixtures",)
 
 THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}]}
+BACKENDS = [("claude-sonnet-4-5", "auto"), ("openai/mine", "openai"), ("openai/mine", "litellm")]
+
+
+def start_controller(faults: FaultCluster, server: RunningModelServer, model: str, **settings: str) -> None:
+    """Start a controller that asks the server, at the address where the client of the model looks."""
+    url = server.url if model.startswith("claude") else f"{server.url}/v1"
+    faults.start_controller(LLM_BASE_URL=url, LLM_API_KEY="k", LLM_NATIVE_TOOL_CALLING="true", **settings)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +46,8 @@ async def test_after_an_empty_reply_the_temperature_is_one(
     script = tmp_path / "turns.json"
     script.write_text(json.dumps({"turns": [THINK, {"text": "Done."}]}))
     server = model_server("--script", str(script))
-    url = server.url if model.startswith("claude") else f"{server.url}/v1"
     chosen = {} if configured is None else {"LLM_TEMPERATURE": configured}
-    cluster.start_controller(
-        LLM_BASE_URL=url, LLM_API_KEY="k", LLM_RETRY_MULTIPLIER="0.1", LLM_RETRY_MIN_WAIT="0.1",
-        LLM_NATIVE_TOOL_CALLING="true", **chosen,
-    )  # fmt: skip
+    start_controller(cluster, server, model, LLM_RETRY_MULTIPLIER="0.1", LLM_RETRY_MIN_WAIT="0.1", **chosen)
     server.plan({"kind": "empty_choices", "times": 2}, {"kind": "unavailable", "turn": 1})
     cid = await cluster.client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model=model)))
     await cluster.settle([cid])
@@ -54,9 +57,7 @@ async def test_after_an_empty_reply_the_temperature_is_one(
 
 
 @pytest.mark.parametrize("kind", ["hang", "hang_body"])
-@pytest.mark.parametrize(
-    ("model", "backend"), [("claude-sonnet-4-5", "auto"), ("openai/mine", "openai"), ("openai/mine", "litellm")]
-)
+@pytest.mark.parametrize(("model", "backend"), BACKENDS)
 async def test_a_stop_closes_the_connection(
     cluster: FaultCluster,  # noqa: F811
     model_server: Callable[..., RunningModelServer],
@@ -65,10 +66,7 @@ async def test_a_stop_closes_the_connection(
     kind: str,
 ) -> None:
     server = model_server("--builtin", "bash:3")
-    url = server.url if model.startswith("claude") else f"{server.url}/v1"
-    cluster.start_controller(
-        LLM_BASE_URL=url, LLM_API_KEY="k", LLM_BACKEND=backend, LLM_NATIVE_TOOL_CALLING="true"
-    )  # fmt: skip
+    start_controller(cluster, server, model, LLM_BACKEND=backend)
     server.plan({"kind": kind})
     cid = await cluster.client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model=model)))
     await asyncio.to_thread(server.wait, in_flight=1)
@@ -80,28 +78,20 @@ async def test_a_stop_closes_the_connection(
     assert server.counts()["received"] == 1
 
 
-@pytest.mark.parametrize(
-    ("model", "backend", "said"),
-    [
-        ("claude-sonnet-4-5", "auto", None),
-        ("openai/mine", "openai", "The input (61709 tokens) is longer than the model's context length (40960 tokens)."),
-        ("openai/mine", "litellm", None),
-    ],
-)
+@pytest.mark.parametrize(("model", "backend"), BACKENDS)
 async def test_a_prompt_that_does_not_fit_is_condensed(
     cluster: FaultCluster,  # noqa: F811
     model_server: Callable[..., RunningModelServer],
     tmp_path: Path,
     model: str,
     backend: str,
-    said: str | None,
 ) -> None:
+    of_our_own = "The input (61709 tokens) is longer than the model's context length (40960 tokens)."
     script = tmp_path / "turns.json"
     script.write_text(json.dumps({"turns": [THINK] * 5 + [{"text": "Done."}] * 2}))
     server = model_server("--script", str(script))
-    url = server.url if model.startswith("claude") else f"{server.url}/v1"
-    cluster.start_controller(LLM_BASE_URL=url, LLM_API_KEY="k", LLM_BACKEND=backend, LLM_NATIVE_TOOL_CALLING="true")
-    server.plan({"kind": "context_overflow", "turn": 4, "text": said})
+    start_controller(cluster, server, model, LLM_BACKEND=backend)
+    server.plan({"kind": "context_overflow", "turn": 4, "text": of_our_own if backend == "openai" else None})
     agent = AgentSpec(llm=LLMSpec(model=model), enable_stuck_detection=False)
     cid = await cluster.client.submit("Begin.", agent=agent)
     await cluster.settle([cid])

@@ -2,6 +2,8 @@
 
 It takes them from the socket at ENTRANCE, puts each in its place, has the kernel refuse what the filter of system calls
 among them refuses, and becomes the host, without an environment.
+
+Does not: import anything of ours; it is run as a file, before there is a path to import from.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 _OUT_OF_THE_WAY = 64
 _MOST = 16
 _FILTER_FD = 7
+"""As in `configuration`."""
 _FILTER_LIMIT_BYTES = 1 << 16
 _INSTRUCTION_BYTES = 8
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2

@@ -23,17 +23,6 @@ def test_a_pause_lets_the_running_action_end_and_begins_nothing() -> None:
     assert core.states() == ["running", "paused"]
 
 
-def test_a_resume_steps() -> None:
-    core = started()
-    core.reply(bash())
-    core.ask("paused")
-    core.run()
-    core.observe(8)
-    core.ask("running")
-    assert core.run() == CallModel(2, 1)
-    assert core.states() == ["running", "paused", "running"]
-
-
 def test_a_resume_waits_for_an_action_that_still_runs() -> None:
     core = started()
     core.reply(bash())
