@@ -10,6 +10,7 @@ Does not: save directories that somebody gave us by their path; they are not our
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 from collections import OrderedDict
@@ -33,7 +34,7 @@ MUTATING = frozenset(
 )
 OF_A_WORKSPACE = MUTATING | {"observation.read"}
 REMEMBERED_WORKSPACES = 500
-MOVES = "moves"
+MOVES, SAVING = "moves", "saving.lock"
 
 RESTORED = (
     "The files of this workspace are those of the last checkpoint{of_whom}: what was changed since is gone, and so are "
@@ -239,7 +240,7 @@ class Safekeeping:
         kept = self._remembered(conversation_id)
         async with kept.turn:
             changes = kept.changes
-            saved = await asyncio.to_thread(self._checkpoints.save, conversation_id, directory, kept.files)
+            saved = await asyncio.to_thread(_saved, self._checkpoints, conversation_id, directory, kept.files)
             kept.changes -= changes
         return saved
 
@@ -278,6 +279,13 @@ class Safekeeping:
         while len(self._kept) > REMEMBERED_WORKSPACES:
             self._kept.popitem(last=False)
         return kept
+
+
+def _saved(checkpoints: Checkpoints, conversation_id: str, directory: Path, files: SavedFiles) -> Checkpoint:
+    # Among the workers of the node too: one that looked earlier must not have the last word.
+    with directory.with_name(SAVING).open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        return checkpoints.save(conversation_id, directory, files)
 
 
 def _fetched(checkpoints: Checkpoints, conversation_id: str, source_id: str | None, directory: Path) -> bool:

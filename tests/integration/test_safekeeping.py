@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -153,6 +154,20 @@ async def test_closing_saves_what_another_worker_of_the_node_has_changed(log: Ev
     async with node(log, tmp_path / "two", place) as two:
         await two.run("true")
         assert content(await two.run("cat file | xargs")) == "first second third"
+
+
+async def test_workers_of_one_node_save_a_workspace_one_after_the_other(log: EventLog, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    async with node(log, tmp_path / "one", place, every=100) as one:
+        await one.run("echo first > file")
+        with (tmp_path / "one" / CID / "saving.lock").open("w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)  # as another worker does that saves it
+            saving = asyncio.create_task(one.keeping.save(CID))
+            await one.run("echo second >> file")
+            assert not saving.done()
+        await saving
+    Checkpoints(f"file://{place}").restore(CID, tmp_path / "restored")
+    assert (tmp_path / "restored" / "file").read_text() == "first\nsecond\n"
 
 
 async def test_a_node_that_was_given_up_and_is_told_to_close_saves_no_older_files(
