@@ -30,7 +30,7 @@ class Site:
         pages: what is at a path, as HTML; anything else is not found.
         asked: the paths that were asked for, in order.
         forms: what was sent to `/form`.
-        held: set when somebody waits at `/never`, which answers when `released` is set.
+        held: set when somebody waits at `/never`, which answers when `released` is set; then also the download `/endless` ends.
     """
 
     def __init__(self, address: str) -> None:
@@ -65,6 +65,12 @@ class Site:
                 }
             )
             return web.Response(text="<title>thanks</title>Thank you.", content_type="text/html")
+        if path == "/endless":
+            endless = web.StreamResponse(headers={"Content-Disposition": "attachment; filename=endless.bin"})
+            await endless.prepare(request)
+            await endless.write(bytes(1000))
+            await self.released.wait()
+            return endless
         if path.endswith(".pdf"):
             return web.Response(body=b"%PDF-1.4\n%", content_type="application/pdf")
         if path.endswith(".csv"):

@@ -186,6 +186,24 @@ async def test_files_are_downloaded_into_the_workspace(surf: Surfer, site: Site,
     assert f"[Current URL: {url}]" in paper.content
 
 
+async def test_a_download_that_never_ends_holds_up_one_action_only(surf: Surfer, site: Site, workspace: Path) -> None:
+    told = await surf.any(f"goto({site.url('/endless')!r})", timeout=4.0)
+    assert f"[The download of {site.url('/endless')} was given up: it did not end in time." in told.content
+    begun = asyncio.get_running_loop().time()
+    assert "given up" not in (await surf("noop()", timeout=60.0)).content
+    assert asyncio.get_running_loop().time() - begun < 30.0
+    assert not list(workspace.glob("endless*"))
+
+
+async def test_an_address_of_a_megabyte_is_shortened(surf: Surfer, site: Site) -> None:
+    url = site.page("/far", "<script>history.pushState({}, '', '/' + 'u'.repeat(1_000_000))</script><h1>Far</h1>")
+    shown = await surf(f"goto({url!r})")
+    assert "heading 'Far'" in shown.content
+    assert len(shown.content) < 10_000
+    assert len(shown.url) < 3_000
+    assert all(len(url) < 3_000 for url in shown.open_pages_urls)
+
+
 async def test_a_page_is_read_as_text(surf: Surfer, site: Site) -> None:
     url = site.page("/news", "<h1>News</h1><p>Nothing <i>new</i>.</p><script>1</script>")
     read = await surf.read(url)

@@ -25,7 +25,7 @@ from tool_worker.browser.page_actions import ActionFailed, PageActions
 from tool_worker.browser.page_text import page_text, reading_text
 from tool_worker.browser.page_view import PageSilent, PageView, look, read_text
 from tool_worker.browser.set_of_marks import pictures
-from tool_worker.browser.tabs import Tabs
+from tool_worker.browser.tabs import Tabs, shortened
 from tool_worker.host.descendants import kill_descendants
 from tool_worker.sessions.session_wire import Result, serve
 
@@ -102,6 +102,7 @@ class BrowserSession:
         except TimeoutError:
             error = f"The action did not end within {seconds:g} seconds and was given up."
             await tabs.stop_loading()
+            await tabs.give_up_downloads()
         return await self._told(tabs, error, deadline, is_reading=is_reading) | {"is_download": is_download}
 
     async def _ready(self, seconds: float) -> Tabs:
@@ -177,7 +178,7 @@ class BrowserSession:
         view = self._view
         names = [str(path) for path in saved]
         notes += [f"Downloaded to {name}" for name in names]
-        url, urls, active = view.url or tabs.active.url, tabs.urls, tabs.active_index
+        url, urls, active = shortened(view.url or tabs.active.url), tabs.urls, tabs.active_index
         content = (
             reading_text(url=url, error=error, notes=notes, text=text)
             if is_reading
@@ -216,6 +217,7 @@ class BrowserSession:
         if self._tabs is None:
             return self._without_page(CANCELLED)
         await self._tabs.stop_loading()
+        await self._tabs.give_up_downloads()
         self._view = PageView()
         return self._result(self._tabs, CANCELLED, "", is_reading=False)
 

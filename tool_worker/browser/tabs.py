@@ -19,11 +19,13 @@ from playwright.async_api import BrowserContext, Dialog, Download, Error, Page, 
 MAX_TABS = 20
 MAX_NOTES = 50
 MAX_SHOWN_CHARS = 500
+MAX_URL_CHARS = 2_000
 CLOSE_LIMIT_SECONDS = 2.0
 LOAD_LIMIT_SECONDS = 3.0
 SETTLE_SECONDS = 0.2
 STOP_LIMIT_SECONDS = 0.5
 BLANK = "about:blank"
+BY_SHELL = "What takes longer is downloaded by a program in the shell's background, such as curl."
 
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/\\]+")
 
@@ -42,6 +44,7 @@ class Tabs:
         self._folder = folder
         self._notes: list[str] = []
         self._downloads: set[asyncio.Task[None]] = set()
+        self._under_way: set[Download] = set()
         self._saved: list[Path] = []
         self._crashed: set[Page] = set()
         self._loading: dict[Page, Request] = {}
@@ -55,7 +58,7 @@ class Tabs:
     @property
     def urls(self) -> list[str]:
         """The addresses of the tabs, in order."""
-        return [page.url for page in self._context.pages]
+        return [shortened(page.url) for page in self._context.pages]
 
     @property
     def active_index(self) -> int:
@@ -144,6 +147,17 @@ class Tabs:
         while self._downloads:
             await asyncio.wait(self._downloads)
 
+    async def give_up_downloads(self) -> None:
+        """End what is still being downloaded: one that never ends would hold up every action after this one."""
+        for download in list(self._under_way):
+            self.note(f"The download of {shortened(download.url)} was given up: it did not end in time. {BY_SHELL}")
+            with suppress(TimeoutError, Error):
+                async with asyncio.timeout(STOP_LIMIT_SECONDS):
+                    await download.cancel()
+        self._under_way.clear()
+        if self._downloads:
+            await asyncio.wait(self._downloads, timeout=STOP_LIMIT_SECONDS)
+
     def _opened(self, page: Page) -> None:
         self._watch(page)
         if len(self._context.pages) > MAX_TABS:
@@ -198,6 +212,7 @@ class Tabs:
 
     def _download(self, download: Download) -> None:
         self._download_begun.set()
+        self._under_way.add(download)
         self._keep(self._save(download))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
@@ -210,10 +225,18 @@ class Tabs:
             source = await download.path()
             target = await asyncio.to_thread(_moved, Path(source), self._folder, download.suggested_filename)
         except (OSError, Error) as error:
-            reason = str(error).partition("\n")[0][:MAX_SHOWN_CHARS]
-            self.note(f"The download of {download.url[:MAX_SHOWN_CHARS]} failed: {reason}")
+            if download in self._under_way:  # or it was given up, of which there is a note
+                reason = str(error).partition("\n")[0][:MAX_SHOWN_CHARS]
+                self.note(f"The download of {shortened(download.url)} failed: {reason}")
             return
+        finally:
+            self._under_way.discard(download)
         self._saved.append(target)
+
+
+def shortened(url: str) -> str:
+    """Return an address as it is shown: one may have a megabyte."""
+    return url if len(url) <= MAX_URL_CHARS else f"{url[:MAX_URL_CHARS]}… ({len(url)} characters)"
 
 
 def _moved(source: Path, folder: Path, suggested: str) -> Path:
