@@ -198,7 +198,7 @@ class EmbeddedValkey:
         raise self._why_it_ended(last_lines(self.log, after=written))
 
     def _why_it_ended(self, last_words: str) -> DeckhandsError:
-        if "Address already in use" in last_words:
+        if "Address already in use" in last_words and "Unix socket" not in last_words:
             return UsageError(f"The port {self._port} is in use.", remedy="Choose another one by `--port`.")
         # A disk that is quite full takes not even the server's last words.
         is_full = (

@@ -16,7 +16,7 @@ import pytest
 from broker.child import Child, last_lines, rotate
 from broker.connection import MultiplexedConnection
 from broker.embedded import EmbeddedValkey
-from broker.errors import CorruptEntry, StoreMisconfigured, UsageError
+from broker.errors import CorruptEntry, StoreMisconfigured, StoreUnavailable, UsageError
 from broker.store import open_store
 from tests.polling import until
 
@@ -156,6 +156,12 @@ async def test_a_port_in_use_is_named(tmp_path):
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=rf"The port {port} is in use\. Choose another one by `--port`\."):
             await EmbeddedValkey(tmp_path, port=port).start()
+
+
+async def test_what_stands_in_the_place_of_the_socket_is_named(tmp_path):
+    (tmp_path / "valkey.sock").mkdir()
+    with pytest.raises(StoreUnavailable, match="Unix socket: bind: Address already in use"):
+        await EmbeddedValkey(tmp_path).start()
 
 
 async def test_a_second_server_on_a_directory_is_refused(tmp_path, servers):
