@@ -35,7 +35,7 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from broker.clock import SystemClock
 from broker.ids import check_conversation_id
 from tool_worker.beneath import Directory
-from tool_worker.drafts import draft_in
+from tool_worker.drafts import draft_in, put
 from tool_worker.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
 from tool_worker.workspace_errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
 
@@ -180,7 +180,7 @@ class Checkpoints:
             for path, _, mode, mtime_ns, _, _ in reversed([row for row in rows if row[1] == DIRECTORY]):
                 (draft / path).chmod(mode)
                 os.utime(draft / path, ns=(mtime_ns, mtime_ns))
-            draft.rename(workspace)
+            put(draft, workspace)
         return Checkpoint(len(rows), size)
 
     def copy(self, source_id: str, target_id: str) -> bool:

@@ -49,6 +49,20 @@ async def drafting_in(folder: Path) -> AsyncIterator[Path]:
         await to_its_end(asyncio.to_thread(closing.close))
 
 
+def put(made: Path, place: Path) -> None:
+    """Move a directory to where it belongs.
+
+    Raises:
+        FileExistsError: another one with something in it is there.
+    """
+    try:
+        made.rename(place)
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place)) from error
+        raise
+
+
 def remove_drafts(folder: Path) -> None:
     """Remove what was left half made in a conversation's folder, unless something is being made there."""
     if any(folder.glob(f"{DRAFT}*")):

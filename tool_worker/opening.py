@@ -23,7 +23,7 @@ from broker.event_log import EventLog
 from broker.parcels import Parcels
 from broker.workspace_sources import GitSource, UploadedSource
 from tool_worker.beneath import Directory
-from tool_worker.drafts import drafting_in, remove
+from tool_worker.drafts import drafting_in, put, remove
 from tool_worker.egress.gate import EgressGate
 from tool_worker.file_tree import TreeLimits, measure
 from tool_worker.repositories import Repositories, is_installed, require_git
@@ -112,10 +112,10 @@ class Openings:
                 (draft / OPENED).replace(folder / OPENED)
                 if (folder / BASE).exists():
                     await asyncio.to_thread(remove, folder / BASE)
-                (draft / BASE).rename(folder / BASE)
-                # Last: whoever finds a workspace finds all that belongs to it.
-                with contextlib.suppress(FileExistsError):
-                    (draft / WORKSPACE).rename(workspace)
+                # Last the workspace: whoever finds it finds all that belongs to it.
+                for name in (BASE, WORKSPACE):
+                    with contextlib.suppress(FileExistsError):
+                        put(draft / name, folder / name)
             return opened
 
     async def _fill(

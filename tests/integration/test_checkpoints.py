@@ -164,6 +164,25 @@ def test_however_deep_it_is_nothing_is_left_out_unawares(tmp_path: Path) -> None
             checkpoints.save("conversation", workspace, SavedFiles())
 
 
+def test_of_two_workers_that_restore_it_at_once_one_is_taken(
+    checkpoints: Checkpoints, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, target = Path.rename, tmp_path / "node" / "workspace"
+
+    def other_was_first(draft: Path, place: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", rename)
+        checkpoints.restore("conversation", target)
+        (target / "since").touch()
+        return rename(draft, place)
+
+    checkpoints.save("conversation", workspace, SavedFiles())
+    monkeypatch.setattr(Path, "rename", other_was_first)
+    with pytest.raises(FileExistsError):
+        checkpoints.restore("conversation", target)
+    assert (target / "since").exists()
+    assert [path.name for path in target.parent.iterdir()] == ["workspace"]
+
+
 def test_only_what_changed_is_read_and_written(checkpoints: Checkpoints, tmp_path: Path) -> None:
     workspace, known = tmp_path / "workspace", SavedFiles()
     workspace.mkdir()

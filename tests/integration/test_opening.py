@@ -215,6 +215,23 @@ async def test_what_a_killed_worker_left_half_filled_goes_unless_another_fills_o
     assert not half.exists()
 
 
+async def test_of_two_workers_that_open_it_at_once_one_is_taken(
+    world: World, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def other_was_first(draft: Path, target: Path) -> Path:
+        if target == world.workspace:
+            target.mkdir()
+            (target / "of the other").touch()
+        return rename(draft, target)
+
+    monkeypatch.setattr(Path, "rename", other_was_first)
+    assert (await world.open(GitSource(url=f"file://{project}"))).files > 0
+    assert [path.name for path in world.workspace.iterdir()] == ["of the other"]
+    assert world.left() == {"workspace", "base.git", "opened.json"}
+
+
 async def test_what_is_too_large_is_not_kept(world: World, project: Path) -> None:
     with pytest.raises(WorkspaceTooLarge):
         await world.open(GitSource(url=f"file://{project}"), bytes=100)
