@@ -19,7 +19,7 @@ import pytest
 
 from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
-from tool_worker.sandbox.choice import available, best_sandbox, named_sandbox, sandboxes
+from tool_worker.sandbox.choice import best_sandbox, named_sandbox, sandboxes
 from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import Enclosure, ResourceLimits, interpreter
 from tool_worker.sandbox.selftest import require_safe, run_self_test
@@ -66,7 +66,8 @@ async def run(workspaces: Workspaces) -> Terminal:
 
 def test_the_best_sandbox_of_this_machine_holds(tmp_path: Path) -> None:
     no_image = "no image is named (DECKHANDS_DOCKER_IMAGES)"
-    assert available(tmp_path) == {"bwrap": None, "docker": no_image, "none": None}
+    reasons = {name: sandbox.reason_unavailable() for name, sandbox in sandboxes(tmp_path).items()}
+    assert reasons == {"bwrap": None, "docker": no_image, "none": None}
     report = run_self_test(best_sandbox(tmp_path))
     assert report.sandbox == "bwrap"
     assert {result.name for result in report.results} == PROBES
