@@ -115,7 +115,9 @@ class Client:
             offers = await ToolOffers(self.store).choose(tools, limit_seconds=OFFERS_LIMIT_SECONDS)
             agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
         if conversation_id is None:
-            conversation_id = conversation_id_of(idempotency_key) if idempotency_key else new_conversation_id()
+            conversation_id = (
+                conversation_id_of(idempotency_key) if idempotency_key is not None else new_conversation_id()
+            )
         if upload is not None:
             await Parcels(self.store).keep(check_conversation_id(conversation_id), upload)
         created = ConversationCreated(
@@ -156,7 +158,7 @@ class Client:
             UsageError: no such conversation or event.
         """
         events = Point(conversation_id, at).cut(await self.events(conversation_id, is_whole=True))
-        fork_id = conversation_id_of(idempotency_key) if idempotency_key else new_conversation_id()
+        fork_id = conversation_id_of(idempotency_key) if idempotency_key is not None else new_conversation_id()
         created = fork_of(events, fork_id, model=model, workspace=workspace, title=title)
         await Parcels(self.store).lend(conversation_id, fork_id, created.workspace.source)
         await self.log.adopt(created, taken_over(events, model=model), key=f"fork:{created.forked_from}")
@@ -372,5 +374,11 @@ def _switch_to(model: str | None) -> tuple[Event, ...]:
 
 
 def conversation_id_of(idempotency_key: str) -> str:
-    """Return the id of the conversation that belongs to an idempotency key, always the same."""
+    """Return the id of the conversation that belongs to an idempotency key, always the same.
+
+    Raises:
+        UsageError: the key is empty.
+    """
+    if not idempotency_key:
+        raise UsageError("The idempotency key is empty.", remedy="Give one, or leave the option out.")
     return "k" + sha256(idempotency_key.encode("utf-8", "surrogatepass")).hexdigest()[:25]

@@ -99,6 +99,11 @@ class Home:
         finally:
             self._url.unlink(missing_ok=True)
 
+    @property
+    def has_had_cluster(self) -> bool:
+        """Whether `deckhands up` has kept a cluster here, be it up or not."""
+        return (self.cluster / "valkey").is_dir()
+
     def run_url(self, conversation_id: str) -> str:
         """The URL of a run's private store, whether it is up or not."""
         return EmbeddedValkey(self.run_folder(conversation_id) / "valkey").url

@@ -124,6 +124,8 @@ async def read_events(settings: FaceSettings, conversation_id: str) -> list[Even
         async with cluster_client(settings) as client:
             return await client.events(conversation_id, is_whole=True)
     except NoCluster as error:
+        if home.has_had_cluster:
+            raise
         raise UnknownConversation(conversation_id) from error
 
 

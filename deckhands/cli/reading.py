@@ -56,13 +56,13 @@ class Listed:
 @json_option
 def ls(*, limit: int, as_json: bool) -> None:
     """List conversations of the cluster and runs, the newest first."""
-    found = asyncio.run(_listed(FaceSettings.from_env(), limit))
+    found, is_whole = asyncio.run(_listed(FaceSettings.from_env(), limit))
     if as_json:
         for listed in found:
             print_json(asdict(listed))
     elif found:
         click.echo("\n".join(table(HEAD, [listed.cells() for listed in found])))
-    else:
+    elif is_whole:
         note("There are no conversations and no runs yet. `deckhands run -t TASK` makes one.")
 
 
@@ -148,12 +148,18 @@ async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPr
                 return
 
 
-async def _listed(settings: FaceSettings, limit: int) -> list[Listed]:
-    found = list(_listed_runs(Home(settings.home), limit))
-    with contextlib.suppress(NoCluster):
+async def _listed(settings: FaceSettings, limit: int) -> tuple[list[Listed], bool]:
+    """Return what there is, the newest first, and whether that is all."""
+    home = Home(settings.home)
+    found, is_whole = list(_listed_runs(home, limit)), True
+    try:
         async with cluster_client(settings) as client:
             found += [_listed_row(row) for row in await client.recent(limit=limit)]
-    return sorted(found, key=lambda listed: listed.updated, reverse=True)[:limit]
+    except NoCluster:
+        is_whole = not home.has_had_cluster
+        if not is_whole:
+            note("The cluster is not up, so its conversations are not listed.")
+    return sorted(found, key=lambda listed: listed.updated, reverse=True)[:limit], is_whole
 
 
 def _listed_row(row: ConversationRow) -> Listed:

@@ -70,6 +70,11 @@ class TestTask:
         )
         refused(Done(done.returncode, "", done.stderr.decode()), 2, "What standard input holds is not text in UTF-8.")
 
+    def test_an_empty_idempotency_key(self, tmp_path, store):
+        env = environment(tmp_path, DECKHANDS_URL=store.url)
+        done = deckhands("submit", "-t", "x", "--idempotency-key", "", env=env)
+        refused(done, 2, "The idempotency key is empty.", "Give one, or leave the option out.")
+
     def test_a_dash_is_standard_input(self, env):
         refused(deckhands("run", "-f", "-", env=env, stdin=""), 2, "The task is empty.")
 

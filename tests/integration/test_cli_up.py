@@ -53,6 +53,11 @@ def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
     asyncio.run(until(lambda: not any(child.is_running() for child in below), limit=10, what="end of its children"))
     gone = deckhands("submit", "-t", "x", env=env)
     assert (gone.code, gone.err.startswith("deckhands: No cluster is running here.")) == (1, True)
+    for verb in ("show", "logs", "export"):
+        unknown = deckhands(verb, cid, env=env)
+        assert (unknown.code, unknown.err.startswith("deckhands: No cluster is running here.")) == (1, True)
+    listed = deckhands("ls", env=env)
+    assert (listed.code, listed.err) == (0, "The cluster is not up, so its conversations are not listed.\n")
 
     with started("up", "--controllers", "0", "--tools", "0", env=env) as second:
         read_until(second, "Ctrl-C stops it")
