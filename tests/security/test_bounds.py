@@ -26,9 +26,10 @@ MEGABYTE = 2**20
 
 
 @contextmanager
-def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
+def small_disk(path: Path, megabytes: int, *, files: int = 100_000) -> Iterator[Path]:
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=777", "tmpfs", path], check=True)
+    size = f"size={megabytes}m,nr_inodes={files},mode=777"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", path], check=True)
     try:
         yield path
     finally:
@@ -189,6 +190,22 @@ async def test_a_full_disk_is_an_answer(tmp_path: Path) -> None:
             edited = await host.run(100, "edit", edit)
             assert "No space left on device" in edited.value["content"]
             assert (await run("rm big; echo room > file; cat file")).content == "room"
+
+
+@needs_mounts
+async def test_a_disk_that_takes_no_more_files_is_an_answer_and_what_runs_goes_on(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 50, files=1_000) as disk:
+        async with opened(disk / "node", sandbox="bwrap") as workspaces:
+            host = await workspaces.open("conversation")
+            run = Terminal(host)
+            fill = "for n in {1..2000}; do : > file$n || break; done"
+            assert "No space left on device" in (await run(fill)).content
+            edit = {"command": "create", "path": "/workspace/new.txt", "file_text": "x"}
+            assert "No space left on device" in (await host.run(100, "edit", edit)).value["content"]
+            with pytest.raises(OSError, match="No space left on device"):
+                await workspaces.open("another")
+            assert (await run("rm file*; echo room > file; cat file")).content == "room"
+            assert (await Terminal(await workspaces.open("another"))("echo on")).content == "on"
 
 
 @needs_mounts
