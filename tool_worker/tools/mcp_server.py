@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.custom_tools import ToolFailed
 from tool_worker.tools.mcp_config import McpServerSpec
+from tool_worker.tools.mcp_program import program_streams
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -179,6 +180,9 @@ class _Connection:
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
                 session, tools = await asyncio.shield(ready)
+        except asyncio.CancelledError:
+            task.cancel()  # or its program would be left to nobody
+            raise
         except Exception as error:
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -264,16 +268,9 @@ async def _all_tools(session: ClientSession) -> list[Tool]:
 async def _transport(spec: McpServerSpec, launch: Callable[[McpServerSpec], Launch]) -> AsyncIterator[Any]:
     """Yield the streams of a server, both ways."""
     if spec.command:
-        from mcp import StdioServerParameters
-        from mcp.client.stdio import stdio_client
-
-        # For every line that is no message it would write a traceback, with the line in it.
-        logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
         started = launch(spec)
-        program, *arguments = started.command
-        parameters = StdioServerParameters(command=program, args=arguments, env=dict(started.environment))
         with started.log.open("w", encoding="utf-8", errors="replace") as log:
-            async with started.way_out(), stdio_client(parameters, errlog=log) as streams:
+            async with started.way_out(), program_streams(started.command, started.environment, log) as streams:
                 yield streams
     elif spec.type == "sse":
         from mcp.client.sse import sse_client

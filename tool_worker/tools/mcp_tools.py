@@ -86,10 +86,14 @@ def _prefix(spec: McpServerSpec) -> str:
 
 def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
     """Return those tools of a server that its entry lets through; one that cannot be offered is left out and logged."""
-    found = []
+    found, names = [], set[str]()
     for tool in tools:
+        if tool.name in names:
+            _log.warning("%s tells of two tools %s; the second is left out", server.spec.name, tool.name)
+            continue
         if not any(fnmatchcase(tool.name, pattern) for pattern in server.spec.tools):
             continue
+        names.add(tool.name)
         try:
             found.append(_custom_tool(server, tool))
         except ValidationError as error:

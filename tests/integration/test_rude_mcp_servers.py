@@ -1,0 +1,63 @@
+"""MCP servers that babble, never end what they say, say nothing or tell of a tool twice: nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from broker.observations import MCPObservation
+from tests.integration.test_mcp import LIMIT_SECONDS, ROOT, offering, program, text_of
+from tests.polling import until
+from tool_worker.tools.mcp_config import McpServerSpec
+from tool_worker.tools.mcp_launch import SandboxedLaunch
+from tool_worker.tools.mcp_server import McpServer
+
+RUDE = ROOT / "tests" / "rude_mcp_server.py"
+
+
+def rude(manner: str) -> McpServerSpec:
+    return program(args=(str(RUDE), manner), read_only=(Path(sys.prefix), RUDE))
+
+
+def programs() -> list[psutil.Process]:
+    return [found for found in psutil.Process().children(recursive=True) if str(RUDE) in found.cmdline()]
+
+
+@pytest.mark.parametrize("manner", ["babbles", "repeats"])
+async def test_what_is_no_message_and_what_is_told_twice_is_passed_over(tmp_path: Path, manner: str) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS), offering(rude(manner), tmp_path) as tools:
+        assert tools.offers["example/rude"].description == "Answers."
+        assert text_of(await tools.result("rude")) == "fine"
+
+
+async def test_a_message_without_an_end_ends_the_connection_and_costs_bounded_memory(tmp_path: Path) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS), offering(rude("endless"), tmp_path) as tools:
+        before = psutil.Process().memory_info().rss
+        for _ in range(2):  # the second finds a new program
+            assert "Connection closed" in (await tools.result("rude"))["error"]
+        assert psutil.Process().memory_info().rss - before < 200 * 2**20
+    assert not programs()
+
+
+async def test_a_long_message_costs_time_in_proportion(tmp_path: Path) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS), offering(rude("long"), tmp_path) as tools:
+        began = psutil.Process().cpu_times().user
+        answer = await tools.call("rude")
+        assert isinstance(answer, MCPObservation)
+        assert len(answer.content) > 1_000_000
+        assert psutil.Process().cpu_times().user - began < 1.0
+
+
+async def test_nobody_waits_for_a_server_that_says_nothing_and_its_program_goes_with_who_waited(tmp_path: Path) -> None:
+    server = McpServer(rude("mute"), SandboxedLaunch("none", tmp_path))
+    asking = asyncio.create_task(server.tools())
+    await until(programs, what="program")
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await until(lambda: not programs(), what="end of the program")
+    await server.aclose()
