@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +33,6 @@ _WRONG_TYPES = {"html": "text/html", "wrong_type": "text/plain"}
 FLOOD_BYTES = 1 << 20
 SPLIT_BYTES = 7
 """Cuts lines, line ends and characters of several bytes alike."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
