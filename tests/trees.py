@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def let_everybody_through(folder: Path) -> None:
+    """Let other users into a directory, which those around it may forbid, each by itself."""
+    for path in (folder, *folder.parents):
+        if path.stat().st_mode & 0o005 != 0o005:
+            path.chmod(0o755)
 
 
 @contextmanager
@@ -16,8 +22,7 @@ def without_rights(own: Path) -> Iterator[None]:
     if os.getuid() != 0:
         yield
         return
-    for path in itertools.takewhile(lambda path: path.stat().st_mode & 0o005 != 0o005, own.parents):
-        path.chmod(0o755)
+    let_everybody_through(own.parent)
     os.chown(own, 65534, 65534)
     os.seteuid(65534)
     try:

@@ -5,7 +5,6 @@ Every attempt is made without a sandbox too, where it can be: one that fails eve
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import socket
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
+from tests.trees import let_everybody_through
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.choice import best_sandbox, named_sandbox, sandboxes
 from tool_worker.sandbox.none import NoSandbox
@@ -261,8 +261,7 @@ def test_it_works_for_a_user_without_rights(tmp_path: Path) -> None:
     for path in (files, workspace):
         path.mkdir()
         os.chown(path, 65534, 65534)
-    for path in itertools.takewhile(lambda path: path.stat().st_mode & 0o005 != 0o005, [tmp_path, *tmp_path.parents]):
-        path.chmod(0o755)
+    let_everybody_through(tmp_path)
     bwrap = BubblewrapSandbox(files)
     options = list(bwrap.options(Enclosure(workspace, "/workspace")))
     as_nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
