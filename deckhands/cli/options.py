@@ -183,6 +183,8 @@ def place_of(text: str | None, options: dict[str, Any]) -> Place:
     """
     if text is None:
         return Place()
+    if not text.strip():  # a variable that is not set, and not the current directory
+        raise UsageError("No workspace is named by -w.", remedy="Name one, or leave -w out.")
     source = git_source(text, depth=options["clone_depth"], secret=options["clone_secret"])
     if source is not None:
         return Place(source=source)

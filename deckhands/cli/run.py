@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from broker.errors import UsageError
 from broker.events import Event
+from broker.ids import check_conversation_id
 from broker.specs import AGENTS_WITHOUT_MODEL
 from deckhands.cli.confirming import ask_at_terminal
 from deckhands.cli.control import WAYS
@@ -73,7 +74,8 @@ def run(**options: Any) -> int:
 
 
 def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
-    if options["resumed_id"]:
+    if options["resumed_id"] is not None:
+        check_conversation_id(options["resumed_id"])
         _refuse_what_is_settled()
         text = given_text(options["argument"], options["text"], file=options["file"])
         if text is not None:

@@ -107,6 +107,12 @@ class TestWorkspace:
         done = deckhands("run", "-t", "x", "-w", tmp_path / "nowhere", env=env)
         refused(done, 2, f"The directory {tmp_path}/nowhere does not exist.", "-w")
 
+    @pytest.mark.parametrize("verb", ["run", "submit"])
+    def test_without_a_name(self, tmp_path, store, verb):
+        env = environment(tmp_path, DECKHANDS_URL=store.url, **MODEL)
+        done = deckhands(verb, "-t", "x", "-w", "", env=env)
+        refused(done, 2, "No workspace is named by -w.", "Name one, or leave -w out.")
+
     def test_whose_name_is_too_long(self, env, tmp_path):
         done = deckhands("run", "-t", "x", "-w", tmp_path / ("x" * 256), env=env)
         refused(done, 2, f"The directory {tmp_path}/xxx", "cannot be used: File name too long.", "-w")
@@ -266,6 +272,13 @@ class TestStore:
 class TestRuns:
     def test_resuming_a_run_that_does_not_exist(self, env):
         refused(deckhands("run", "--resume", "abc", env=env), 2, "No conversation with the id 'abc'")
+
+    @pytest.mark.parametrize("name", ["../..", "", ".", "a/../b"])
+    def test_resuming_what_cannot_be_an_id_touches_nothing(self, env, tmp_path, name):
+        (tmp_path / "home" / "runs" / "a").mkdir(parents=True)
+        before = sorted(tmp_path.rglob("*"))
+        refused(deckhands("run", "--resume", name, env=env), 2, f"The conversation id {name!r} cannot be used.")
+        assert sorted(tmp_path.rglob("*")) == before
 
     @pytest.mark.parametrize("option", [["--agent", "a"], ["-i", "3"], ["-w", "."], ["--network"]])
     def test_changing_what_a_run_was_begun_with(self, env, option):
