@@ -75,6 +75,14 @@ def test_the_best_sandbox_of_this_machine_holds(tmp_path: Path) -> None:
     require_safe(report)
 
 
+def test_where_none_works_nothing_runs_and_the_reason_is_told(tmp_path: Path) -> None:
+    (tmp_path / "node").touch()
+    with pytest.raises(SandboxUnavailable, match=r"bwrap does not work here: .*Not a directory") as raised:
+        named_sandbox("auto", tmp_path / "node" / ".sandbox")
+    assert "Install" not in str(raised.value)  # what is in the way is another thing
+    assert "DECKHANDS_SANDBOX=none" in str(raised.value)
+
+
 def test_the_self_test_gets_out_where_nothing_confines_it() -> None:
     report = run_self_test(NoSandbox())
     reached = {result.name for result in report.escapes}

@@ -41,9 +41,10 @@ def best_sandbox(files: Path, containers: Containers | None = None) -> Sandbox:
         if reason is None:
             return sandbox
         reasons.append(reason)
+    mend = "Install bubblewrap" if any("bwrap is not installed" in reason for reason in reasons) else "Mend that"
     raise SandboxUnavailable(
         f"No sandbox works on this machine: {'; '.join(reasons)}.",
-        remedy="Install bubblewrap, or set DECKHANDS_SANDBOX=none to run without a sandbox.",
+        remedy=f"{mend}, or set DECKHANDS_SANDBOX=none to run without a sandbox.",
     )
 
 
