@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from aiohttp import web
 
 from broker.observations import MCPObservation
 from tests.integration.test_mcp import LIMIT_SECONDS, ROOT, offering, program, text_of
@@ -21,6 +25,39 @@ RUDE = ROOT / "tests" / "rude_mcp_server.py"
 
 def rude(manner: str) -> McpServerSpec:
     return program(args=(str(RUDE), manner), read_only=(Path(sys.prefix), RUDE))
+
+
+@asynccontextmanager
+async def endless_server(form: str) -> AsyncIterator[str]:
+    """Yield the address of a server whose answer to a call has no end."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        asked = await request.json() if request.method == "POST" else {}
+        method = asked.get("method", "")
+        if method == "tools/call":
+            endless = web.StreamResponse(headers={"Content-Type": form})
+            await endless.prepare(request)
+            await endless.write(b'data: {"x": "' if form == "text/event-stream" else b'{"x": "')
+            with suppress(ConnectionError):
+                while True:
+                    await endless.write(b"y" * 65536)
+            return endless
+        if "id" not in asked:
+            return web.Response(status=405 if request.method == "GET" else 202)
+        result: dict[str, Any] = {"tools": [{"name": "rude", "inputSchema": {"type": "object"}}]}
+        if method == "initialize":
+            version = asked["params"]["protocolVersion"]
+            server = {"name": "rude", "version": "1"}
+            result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}
+        return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "result": result})
+
+    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+    finally:
+        await runner.cleanup()
 
 
 def programs() -> list[psutil.Process]:
@@ -41,6 +78,19 @@ async def test_a_message_without_an_end_ends_the_connection_and_costs_bounded_me
             assert "Connection closed" in (await tools.result("rude"))["error"]
         assert psutil.Process().memory_info().rss - before < 200 * 2**20
     assert not programs()
+
+
+@pytest.mark.parametrize("form", ["application/json", "text/event-stream"])
+async def test_an_answer_by_http_without_an_end_costs_bounded_memory(tmp_path: Path, form: str) -> None:
+    async with (
+        asyncio.timeout(LIMIT_SECONDS),
+        endless_server(form) as url,
+        offering(McpServerSpec(name="example", url=url, timeout=30), tmp_path) as tools,
+    ):
+        before, began = psutil.Process().memory_info().rss, asyncio.get_running_loop().time()
+        assert (await tools.result("rude"))["isError"]
+        assert psutil.Process().memory_info().rss - before < 200 * 2**20
+        assert asyncio.get_running_loop().time() - began < 25.0
 
 
 async def test_a_long_message_costs_time_in_proportion(tmp_path: Path) -> None:

@@ -275,14 +275,19 @@ async def _transport(spec: McpServerSpec, launch: Callable[[McpServerSpec], Laun
     elif spec.type == "sse":
         from mcp.client.sse import sse_client
 
-        async with sse_client(spec.url, headers=dict(spec.headers), timeout=spec.timeout) as streams:
+        from tool_worker.tools.mcp_http import bounded_client
+
+        async with sse_client(
+            spec.url, headers=dict(spec.headers), timeout=spec.timeout, httpx_client_factory=bounded_client
+        ) as streams:
             yield streams
     else:
-        import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
+        from tool_worker.tools.mcp_http import bounded_client
+
         async with (
-            httpx2.AsyncClient(headers=dict(spec.headers), timeout=spec.timeout) as client,
+            bounded_client(spec.headers, timeout=spec.timeout) as client,
             streamable_http_client(spec.url, http_client=client) as streams,
         ):
             yield streams
