@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
+from broker.clock import to_millis
 from broker.connection import texts_by_name
 from broker.store import Store
 
 HEARTBEAT_SECONDS = 0.3
 HEARTBEAT_TTL_SECONDS = 1.7
 LOST_RING_PATIENCE_SECONDS = 3.0
+ROLES = ("controller", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +120,10 @@ async def members(store: Store) -> list[Member]:
         about = texts_by_name(pairs)
         found.append(Member(worker_id, about.get("role", ""), int(float(deadline)), about))
     return found
+
+
+async def silent_roles(store: Store) -> list[str]:
+    """Return for which roles no worker has beaten in the last minute, as far as this machine's clock can tell."""
+    since_ms = to_millis(store.clock.now() - timedelta(minutes=1))
+    heard = {member.role for member in await members(store) if member.deadline_ms > since_ms}
+    return [role for role in ROLES if role not in heard]

@@ -20,6 +20,7 @@ from broker.errors import OutcomeUnknown, StoreUnavailable, UnknownConversation,
 from broker.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, Limits, WorkspaceSpec
 from broker.ids import new_conversation_id
 from broker.live_text import LiveText, Piece
+from broker.membership import silent_roles
 from broker.notebooks import Notebooks
 from broker.notes import Notebook
 from broker.specs import MemorySpec
@@ -155,12 +156,20 @@ async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
     async with await Client.connect(url, patience_seconds=PATIENCE_SECONDS) as client:
         seen_id = await _begin(client, task, conversation_id, watcher)
         watcher.on_start(conversation_id)
+        await tell_of_silence(client, watcher.on_notice)
 
         def on_event(event: Event) -> None:
             if event.id > seen_id:
                 watcher.on_event(event)
 
         return await carry_out(client, conversation_id, task, watcher, on_event=on_event)
+
+
+async def tell_of_silence(client: Client, on_notice: Notice) -> None:
+    """Say which kind of worker a cluster lacks, if any, because nothing happens until there is one."""
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):  # it is in the log all the same
+        if lacking := await silent_roles(client.store):
+            on_notice(f"No {' and no '.join(lacking)} worker is up; the conversation waits.")
 
 
 async def carry_out(

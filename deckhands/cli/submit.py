@@ -21,10 +21,10 @@ from deckhands.cli.options import (
     task_options,
     workspace_of,
 )
-from deckhands.cli.output import print_json
+from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import cluster_client
 from deckhands.cli.secret import secret_values
-from deckhands.headless import check_directory
+from deckhands.headless import check_directory, tell_of_silence
 from deckhands.settings import FaceSettings
 
 
@@ -63,7 +63,7 @@ async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) ->
         place = replace(place, path=check_directory(place.path))
     values = secret_values(settings, options["secrets"])
     async with cluster_client(settings) as client:
-        return await client.submit(
+        conversation_id = await client.submit(
             task,
             agent=agent_of(options, options["model"]),
             workspace=workspace_of(options, place, "auto"),
@@ -75,6 +75,8 @@ async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) ->
             secrets=values,
             idempotency_key=options["idempotency_key"],
         )
+        await tell_of_silence(client, note)
+        return conversation_id
 
 
 def _tenancy(options: dict[str, Any]) -> Tenancy | None:

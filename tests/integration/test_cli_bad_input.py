@@ -223,6 +223,13 @@ class TestStore:
         state, listed = done.stdout.splitlines()
         assert (state.split()[1], json.loads(listed)["state"]) == ("finished", "finished")
 
+    @pytest.mark.parametrize("verb", [["submit"], ["run", "--timeout", "0.5", "-w", "/tmp"]])
+    def test_a_cluster_without_workers(self, tmp_path, store, verb):
+        env = environment(tmp_path, DECKHANDS_URL=store.url, **MODEL)
+        done = deckhands(verb[0], "-t", "x", *verb[1:], env=env)
+        assert "No controller and no tool worker is up; the conversation waits." in done.err.splitlines()
+        assert done.code == (0 if verb == ["submit"] else 4)
+
     @pytest.mark.parametrize("verb", [["submit", "-t", "x"], ["ls"], ["show", "abc"], ["controller"], ["tools"]])
     def test_a_server_that_cannot_be_reached(self, tmp_path, verb):
         with socket.socket() as unused:
