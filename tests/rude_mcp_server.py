@@ -20,11 +20,7 @@ def main(manner: str) -> None:
     if manner == "babbles":
         OUT.write(b"\x00\xff\xfe no message\n" * 1000)
     if manner == "mute":
-<<<<<<< HEAD
         signal.pause()
-=======
-        sys.stdin.read()  # until nobody is there any more
->>>>>>> 02bbb51 (Answers of MCP servers by HTTP are read in bounded memory)
     for line in sys.stdin:
         asked = json.loads(line)
         match asked.get("method"):
