@@ -7,6 +7,7 @@ packed and unpacked; whoever asks gets an answer, be it why not.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import logging
 import os
@@ -59,6 +60,7 @@ class Porter:
         """Do what is asked, and answer.  Idempotent."""
         request = await self._transfers.request(conversation_id, token)
         if request is None:
+            self._noted(conversation_id, token).unlink(missing_ok=True)  # answered by one who died then
             return
         content: bytes | None = None
         try:
@@ -73,6 +75,12 @@ class Porter:
             _log.exception("transfer of %s", conversation_id)
             answer = TransferAnswer(error=f"{type(error).__name__}: {error}", code="transfer_failed")
         await self._transfers.answer(conversation_id, token, answer, content)
+        self._noted(conversation_id, token).unlink(missing_ok=True)
+
+    def _noted(self, conversation_id: str, token: str) -> Path:
+        """Return where it is noted how an upload was begun, for who takes it over."""
+        name = hashlib.sha256(token.encode()).hexdigest()[:16]
+        return self._root / conversation_id / f".upload-{name}"
 
     async def _carried(
         self, conversation_id: str, token: str, request: TransferRequest
@@ -83,7 +91,8 @@ class Porter:
             raise WorkspaceLost("The workspace is not on this node yet.", remedy="Try again after the next action.")
         if request.what == "upload":
             content = await self._transfers.content(conversation_id, token)
-            done = await asyncio.to_thread(unpacked, directory, request, content)
+            noted = self._noted(conversation_id, token)
+            done = await asyncio.to_thread(unpacked, directory, request, content, noted)
             self._keeping.note_change(conversation_id)
             return done, None
         if request.what == "download":
@@ -152,8 +161,12 @@ def packed(workspace: Path, path: str) -> tuple[TransferAnswer, bytes]:
     return done, target.getvalue()
 
 
-def unpacked(workspace: Path, request: TransferRequest, content: bytes) -> TransferAnswer:
+def unpacked(workspace: Path, request: TransferRequest, content: bytes, noted: Path) -> TransferAnswer:
     """Put the one file or directory of a packed tar file into the workspace.
+
+    Args:
+        noted: where it is noted, from the first try on, whether it goes into the target or becomes it: a try that
+            was cut short may have made the target.
 
     Raises:
         FileUnfit, WorkspaceTooLarge, OSError: see `Unpacking.unpack`.
@@ -162,12 +175,21 @@ def unpacked(workspace: Path, request: TransferRequest, content: bytes) -> Trans
     parts = [part for part in request.path.split("/") if part not in ("", ".")]
     with Directory(workspace) as root:
         is_inside = request.is_inside or not parts or _is_directory(root, "/".join(parts))
+        is_inside = _first_choice(noted, is_inside=is_inside)
         rename = None if is_inside else parts.pop()
         if rename == "..":
             raise FileUnfit(f"{request.path} leads out of the workspace.")
         with Directory.inside(root, _made(root, parts)) as directory:
             done = Unpacking(directory, LIMITS, rename_first=rename).unpack(plain, "tar")
     return TransferAnswer(files=done.files, size_bytes=done.size_bytes)
+
+
+def _first_choice(noted: Path, *, is_inside: bool) -> bool:
+    earlier = noted.read_text() if noted.exists() else ""
+    if earlier not in ("inside", "instead"):
+        noted.write_text("inside" if is_inside else "instead")
+        return is_inside
+    return earlier == "inside"
 
 
 def _found(root: Directory, path: str, name: str) -> Iterator[tuple[str, Entry | os.stat_result, int]]:

@@ -8,6 +8,7 @@ import socket
 import tarfile
 from pathlib import Path
 
+import pytest
 import zstandard
 
 from broker.transfers import TransferRequest
@@ -33,13 +34,29 @@ def test_odd_names_and_files_arrive_and_what_is_no_file_stays(tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{workspace}/socket")
     _, content = packed(workspace, ".")
-    unpacked(target, TransferRequest(what="upload", path="in"), content)
+    unpacked(target, TransferRequest(what="upload", path="in"), content, tmp_path / "noted")
     arrived = {os.fsencode(path.name): path for path in (target / "in").iterdir()}
     assert set(arrived) == {*ODD_NAMES, b"one", b"two", b"loop", b"long", b"sparse"}
     assert all(arrived[name].read_bytes() == name for name in ODD_NAMES)
     assert arrived[b"two"].read_text() == "linked"
     assert arrived[b"long"].readlink() == Path("x" * 4000)
     assert arrived[b"sparse"].stat().st_size == 10_000_000
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_a_killed_worker_began_to_unpack_is_unpacked_where_it_began(tmp_path: Path, is_there: bool) -> None:
+    source, target, noted = tmp_path / "source", tmp_path / "target", tmp_path / "noted"
+    source.mkdir()
+    (source / "file").write_text("whole")
+    (target / "in").mkdir(parents=True) if is_there else target.mkdir()
+    _, content = packed(tmp_path, "source")
+    request = TransferRequest(what="upload", path="in")
+    unpacked(target, request, content, noted)
+    begun = target / "in" / "source" if is_there else target / "in"
+    (begun / "file").write_text("ha")  # and then it dies
+    unpacked(target, request, content, noted)
+    assert [path.relative_to(target) for path in target.rglob("file")] == [(begun / "file").relative_to(target)]
+    assert (begun / "file").read_text() == "whole"
 
 
 def test_a_file_that_has_become_shorter_keeps_no_other_from_being_carried() -> None:
