@@ -220,6 +220,7 @@ local function append(keys, args)
     end
   elseif guard ~= 'tool' then  -- a tool's append is remembered by the action that it answers
     redis.call('HSET', once, remember, ids)
+    redis.call('ZREM', shard .. ':dead', cid)
   end
   redis.call('HSET', meta, unpack(update))
   if guard == 'owner' then
@@ -304,6 +305,7 @@ local function close(keys, args)
   local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
   if not get(meta, 'last_id') then return {'missing'} end
   redis.call('HSET', meta, 'closed', '1')
+  redis.call('ZREM', shard .. ':dead', cid)
   local node = get(meta, 'node')
   if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
   return {'closed'}

@@ -6,7 +6,7 @@
     deck:{k}:ready                 stream  append, tick  trimmed       conversations nobody owns that have news
     deck:{k}:unread                zset    append        until claim   conversation → rung (ms); finds lost rings
     deck:{k}:parked                zset    release       until due     conversation → due (ms)
-    deck:{k}:dead                  zset    tick          until requeue conversations that crashed three workers
+    deck:{k}:dead                  zset    tick          until news    conversations that crashed three workers
     deck:{k}:workers               zset    tick          while alive   worker → heartbeat deadline (ms)
     deck:{k}:nodes                 zset    tick          for ever      node → when it is given up (ms)
     deck:{k}:takeovers             stream  claim         10,000        who took over what from whom, for reports

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.action_queue import ActionClaimed, ActionReclaimed, NothingToDo
 from broker.conversations import Conversations
 from broker.event_log import Appended, Fenced
@@ -195,6 +197,17 @@ async def test_a_dead_letter_gets_another_chance(store: Store) -> None:
     claimed = await Owners(store).claim(CID, "w1")
     assert isinstance(claimed, Claimed)
     assert claimed.crashes == 0
+
+
+@pytest.mark.parametrize("how", ["written to", "closed"])
+async def test_a_conversation_is_a_dead_letter_until_it_is(store: Store, how: str) -> None:
+    log, conversations = await begin(store), Conversations(store)
+    await store.connection.call("ZADD", store.all_shards[0].dead, 1, CID)
+    if how == "closed":
+        await conversations.close(CID)
+    else:
+        await log.append(CID, [message()])
+    assert await conversations.dead_letters() == []
 
 
 async def test_what_a_dead_tool_worker_was_handed_comes_back(store: Store) -> None:
