@@ -88,6 +88,7 @@ class FakeWorkspaces:
 class _FakeWorkspace:
     node: Node
     conversation_id: str
+    is_confined: bool = True
 
     async def run(self, action_id: int, tool: str, arguments: Mapping[str, Any], *, may_repeat: bool) -> HostResult:
         future = self.node.begin(self.conversation_id, action_id, str(arguments.get("command")))
