@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from broker.actions import MessageAction
-from broker.events import EventSource, ModelReply
+from broker.events import EventSource, ModelCallFailed, ModelReply
 from broker.invariants import violations
 from controller_worker.controller import fold
 from controller_worker.state import State, state_from
@@ -47,11 +47,18 @@ def _ending(outcome: Outcome) -> Iterator[str]:
 
 
 def is_given_up(outcome: Outcome) -> bool:
-    """Say whether the conversation was given up with good reason: it has been there when too many workers died."""
+    """Say whether the conversation was given up with good reason.
+
+    It has been there when too many workers died, or each of so many had its model refuse once: a script counts that in
+    the worker's memory.
+    """
     assert outcome.row is not None
-    ended = [name for _, fault, name, _ in outcome.cluster.wire.struck if fault in (Fault.KILL, Fault.STOP)]
-    has_reason = sum(name.startswith("controller") for name in ended) >= CRASHES_THAT_PARK
-    return has_reason and "crashed its worker" in outcome.row.fields.get("last_error", "")
+    struck, error = outcome.cluster.wire.struck, outcome.row.fields.get("last_error", "")
+    ended = sum(name.startswith("controller") for _, fault, name, _ in struck if fault in (Fault.KILL, Fault.STOP))
+    if "crashed its worker" in error:
+        return ended >= CRASHES_THAT_PARK
+    refused = sum(isinstance(event, ModelCallFailed) for event in outcome.events)
+    return "RATE_LIMITED" in error and refused <= ended + outcome.plan.controllers
 
 
 def _said_once(outcome: Outcome) -> Iterator[str]:
