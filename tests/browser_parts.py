@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from aiohttp import web
@@ -31,6 +31,7 @@ class Site:
         asked: the paths that were asked for, in order.
         forms: what was sent to `/form`.
         held: set when somebody waits at `/never`, which answers when `released` is set; then also the download `/endless` ends.
+            `/flood` is one that goes on for as long as it is read.
     """
 
     def __init__(self, address: str) -> None:
@@ -65,10 +66,13 @@ class Site:
                 }
             )
             return web.Response(text="<title>thanks</title>Thank you.", content_type="text/html")
-        if path == "/endless":
-            endless = web.StreamResponse(headers={"Content-Disposition": "attachment; filename=endless.bin"})
+        if path in ("/endless", "/flood"):
+            endless = web.StreamResponse(headers={"Content-Disposition": f"attachment; filename={path[1:]}.bin"})
             await endless.prepare(request)
             await endless.write(bytes(1000))
+            with suppress(ConnectionError):
+                while path == "/flood":
+                    await endless.write(bytes(1 << 20))
             await self.released.wait()
             return endless
         if path.endswith(".pdf"):

@@ -195,6 +195,14 @@ async def test_a_download_that_never_ends_holds_up_one_action_only(surf: Surfer,
     assert not list(workspace.glob("endless*"))
 
 
+async def test_a_download_that_grows_too_large_is_given_up_before_its_time(
+    surf: Surfer, site: Site, workspace: Path
+) -> None:
+    told = await surf.any(f"goto({site.url('/flood')!r})", timeout=60.0)
+    assert f"[The download of {site.url('/flood')} was given up: it has more than 256 MiB." in told.content
+    assert not list(workspace.glob("flood*"))
+
+
 async def test_an_address_of_a_megabyte_is_shortened(surf: Surfer, site: Site) -> None:
     url = site.page("/far", "<script>history.pushState({}, '', '/' + 'u'.repeat(1_000_000))</script><h1>Far</h1>")
     shown = await surf(f"goto({url!r})")

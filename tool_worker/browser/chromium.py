@@ -50,6 +50,7 @@ PREFERENCES = {
 
 _PREFIX = "deckhands-browser-"
 _LOCK = "lock"
+_DOWNLOADS = "downloads"
 
 
 class ChromiumFailed(Exception):
@@ -63,6 +64,11 @@ class Chromium:
         self.context = context
         self._playwright = playwright
         self._folder = folder
+
+    @property
+    def downloads(self) -> Path:
+        """Where files are until they are whole."""
+        return self._folder / _DOWNLOADS
 
     @classmethod
     async def started(cls, executable: str) -> Chromium:
@@ -85,7 +91,7 @@ class Chromium:
                     proxy=proxy_of(getproxies()),
                     viewport={"width": width, "height": height},
                     accept_downloads=True,
-                    downloads_path=folder / "downloads",
+                    downloads_path=folder / _DOWNLOADS,
                     timeout=START_LIMIT_SECONDS * 1000,
                 )
         except (Error, OSError, TimeoutError) as error:

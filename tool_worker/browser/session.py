@@ -115,7 +115,7 @@ class BrowserSession:
                     self._chromium = await Chromium.started(self._executable)
             except TimeoutError as error:
                 raise ChromiumFailed(f"Chromium did not start within {seconds:g} seconds.") from error
-            self._tabs = Tabs(self._chromium.context, self._folder)
+            self._tabs = Tabs(self._chromium.context, self._folder, self._chromium.downloads)
             self._view = PageView()
             if not is_first:
                 self._tabs.note(ENDED)

@@ -24,8 +24,13 @@ CLOSE_LIMIT_SECONDS = 2.0
 LOAD_LIMIT_SECONDS = 3.0
 SETTLE_SECONDS = 0.2
 STOP_LIMIT_SECONDS = 0.5
+MEASURE_SECONDS = 0.2
+MAX_ARRIVING_BYTES = 256 << 20
+"""Of all downloads that are under way at a time."""
 BLANK = "about:blank"
-BY_SHELL = "What takes longer is downloaded by a program in the shell's background, such as curl."
+TOO_SLOW = "it did not end in time"
+TOO_LARGE = f"it has more than {MAX_ARRIVING_BYTES >> 20} MiB"
+BY_SHELL = "What takes longer, or is larger, is downloaded by a program in the shell's background, such as curl."
 
 _UNFIT = re.compile(r"[\x00-\x1f\x7f/\\]+")
 
@@ -35,13 +40,15 @@ class Tabs:
 
     Args:
         folder: where downloads go.
+        arriving: where the browser keeps them until they are whole.
     """
 
-    def __init__(self, context: BrowserContext, folder: Path) -> None:
+    def __init__(self, context: BrowserContext, folder: Path, arriving: Path) -> None:
         self.accepts_dialogs = False
         self.dialog_text = ""
         self._context = context
         self._folder = folder
+        self._arriving = arriving
         self._notes: list[str] = []
         self._downloads: set[asyncio.Task[None]] = set()
         self._under_way: set[Download] = set()
@@ -143,14 +150,16 @@ class Tabs:
                 await session.detach()
 
     async def settle_downloads(self) -> None:
-        """Wait until what is being downloaded is there."""
+        """Wait until what is being downloaded is there; what has become too large is given up."""
         while self._downloads:
-            await asyncio.wait(self._downloads)
+            await asyncio.wait(self._downloads, timeout=MEASURE_SECONDS)
+            if self._under_way and await asyncio.to_thread(_size_of, self._arriving) > MAX_ARRIVING_BYTES:
+                await self.give_up_downloads(TOO_LARGE)
 
-    async def give_up_downloads(self) -> None:
+    async def give_up_downloads(self, reason: str = TOO_SLOW) -> None:
         """End what is still being downloaded: one that never ends would hold up every action after this one."""
         for download in list(self._under_way):
-            self.note(f"The download of {shortened(download.url)} was given up: it did not end in time. {BY_SHELL}")
+            self.note(f"The download of {shortened(download.url)} was given up: {reason}. {BY_SHELL}")
             with suppress(TimeoutError, Error):
                 async with asyncio.timeout(STOP_LIMIT_SECONDS):
                     await download.cancel()
@@ -255,3 +264,13 @@ def _moved(source: Path, folder: Path, suggested: str) -> Path:
                 file.write(chunk)
         return target
     raise FileExistsError(f"there are too many files named {name}")
+
+
+def _size_of(folder: Path) -> int:
+    """Return the bytes of the files in a folder; those that go meanwhile are not counted."""
+    size = 0
+    with suppress(FileNotFoundError):
+        for file in folder.iterdir():
+            with suppress(FileNotFoundError):
+                size += file.stat().st_size
+    return size
