@@ -93,6 +93,11 @@ class BenchCluster:
             while is_named_by_a_process(conversation_id):
                 await asyncio.sleep(POLL_SECONDS)
 
+    async def store_pid(self) -> int:
+        """Return the process id of the store's server."""
+        facts = (await self.client.store.connection.call("INFO", "server")).decode().splitlines()
+        return int(next(line.partition(":")[2] for line in facts if line.startswith("process_id:")))
+
     async def stop_workers(self) -> None:
         """End every worker in order."""
         children, self._children = self._children, []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,31 +28,22 @@ def load() -> float:
     return os.getloadavg()[0]
 
 
-_BUSY = """
-import os, sys
-parent, core = os.getppid(), int(sys.argv[1])
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-os.sched_setaffinity(0, {core})
-while os.getppid() == parent:
-    pass
-"""
-
-
 @contextmanager
-def cores_kept_awake() -> Iterator[None]:
-    """Keep every core busy with work that gives way to any other.
+def on_one_core(pid: int) -> Iterator[None]:
+    """Keep ourselves and another process on one core, where neither has to wake a core for the other.
 
-    A core that waits for an answer falls asleep, and on a virtual machine it may be given away meanwhile. To wake it
-    takes 0.03 ms or more, twice for each question to the store: a cost of the machine's, which is not there when it
-    has something to do.
+    A core that waits falls asleep; on a virtual machine, to wake it from another takes 0.03 ms and more, and the
+    scheduler moves two processes together and apart as it likes. What is left on one core is their work.
     """
-    busy = [subprocess.Popen([sys.executable, "-I", "-S", "-c", _BUSY, str(core)]) for core in os.sched_getaffinity(0)]
+    tasks = [int(task.name) for one in (os.getpid(), pid) for task in Path(f"/proc/{one}/task").iterdir()]
+    cores = os.sched_getaffinity(0)
     try:
+        for task in tasks:
+            os.sched_setaffinity(task, {max(cores)})
         yield
     finally:
-        for one in busy:
-            one.kill()
-            one.wait()
+        for task in tasks:
+            os.sched_setaffinity(task, cores)
 
 
 def cpu_seconds(pid: int) -> float:

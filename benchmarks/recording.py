@@ -10,7 +10,7 @@ from benchmarks.bench import Bench, spread
 from benchmarks.cluster import BenchCluster, running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from benchmarks.history import observation, output
-from benchmarks.machine import cores_kept_awake
+from benchmarks.machine import on_one_core
 from broker.actions import CmdRunAction
 from broker.events import ConversationCreated
 from broker.ids import new_conversation_id, new_worker_id
@@ -26,21 +26,22 @@ async def measure(bench: Bench) -> Result:
     rounds = bench.choose(smoke=1, short=8, full=24)
     ours, theirs = bench.choose(smoke=20, short=300, full=300), bench.choose(smoke=5, short=100, full=300)
     found: dict[str, list[float]] = {
-        name: [] for name in (*WAYS, *(f"{name}, awake" for name in WAYS), "on disk", "peer append", "peer cycle")
+        name: [] for name in (*WAYS, *(f"{name}, one core" for name in WAYS), "on disk", "peer append", "peer cycle")
     }
     async with (
         running_cluster(bench.directory / "recording") as cluster,
         running_cluster(bench.directory / "recording-always", append_fsync="always") as synced,
     ):
+        store_pid = await cluster.store_pid()
         for _ in range(rounds):
             for name, way in WAYS.items():
                 found[name].append(await way(cluster, ours))
             found["peer append"] += await _peer(bench, "append", theirs)
             found["on disk"].append(await _append(synced, theirs))
             found["peer cycle"] += await _peer(bench, "cycle", theirs)
-            with cores_kept_awake():
+            with on_one_core(store_pid):
                 for name, way in WAYS.items():
-                    found[f"{name}, awake"].append(await way(cluster, ours))
+                    found[f"{name}, one core"].append(await way(cluster, ours))
     peers = {name: spread(found[f"peer {name}"], scale=1_000) for name in ("append", "cycle")}
 
     def figure(name: str, kind: str, target: float | None = None, peer: Spread | None = None) -> Figure:
@@ -53,13 +54,13 @@ async def measure(bench: Bench) -> Result:
             figure("append an event of 1.4 KB", "append", peer=peers["append"]),
             figure("append an action, then its observation", "cycle", peer=peers["cycle"]),
             figure("append an event, on disk before the answer", "on disk", peer=peers["append"]),
-            figure("cores kept awake: a command that does nothing", "ping, awake"),
-            figure("cores kept awake: append an event of 1.4 KB", "append, awake", APPEND_TARGET_MS),
-            figure("cores kept awake: append an action, then its observation", "cycle, awake", CYCLE_TARGET_MS),
+            figure("on one core: a command that does nothing", "ping, one core"),
+            figure("on one core: append an event of 1.4 KB", "append, one core", APPEND_TARGET_MS),
+            figure("on one core: append an action, then its observation", "cycle, one core", CYCLE_TARGET_MS),
         ),
         "Each value is the median of one round. Deckhands: `appendfsync everysec`, except on disk (`always`). The SDK "
-        "writes each event to disk before it goes on. Cores that wait fall asleep, and on a virtual machine waking "
-        "them can take longer than the work; the last three lines are without that.",
+        "writes each event to disk before it goes on. Where the scheduler puts client and store on two cores, these "
+        "wake each other, which on a virtual machine takes longer than the work; the last three lines are without.",
     )
 
 
