@@ -24,11 +24,12 @@ async def measure(bench: Bench) -> Result:
     """Let conversations come and go, then let others wait for a tool that never answers."""
     count = bench.choose(smoke=20, short=2_000, full=5_000)
     held = bench.choose(smoke=20, short=1_000, full=2_000)
+    before_them = bench.choose(smoke=20, short=8_000, full=10_000)
     async with running_cluster(bench.directory / "idling") as cluster:
         controller = await cluster.start_controller(DECKHANDS_IDLE_SECONDS=str(IDLE_SECONDS))
         await cluster.start_noop_tool()
         model = f"scripted/{write_script(cluster.directory / 'short.json', 1)}"
-        await _come_and_go(cluster, model, held)
+        await _come_and_go(cluster, model, before_them)  # until caches are full and the allocator has what it wants
         before = resident_kib(controller)
         await _come_and_go(cluster, model, count)
         gone = (resident_kib(controller) - before) / count
@@ -42,9 +43,9 @@ async def measure(bench: Bench) -> Result:
         Figure("each of them after its release", "KiB", Spread.of([(after_release - before) / held])),
     )
     note = (
-        f"Resident memory of the controller process, divided by conversations; it gives back one that has waited "
-        f"{IDLE_SECONDS:g} s here (30 s by default). The allocator keeps pages for the next ones. The SDK: each "
-        "conversation object that is kept, after a run of one step."
+        f"Resident memory of the controller process, divided by conversations, after {before_them:,} of them; it gives "
+        f"back one that has waited {IDLE_SECONDS:g} s here (30 s by default). The allocator keeps pages for the next "
+        "ones. The SDK: each conversation object that is kept, after a run of one step."
     )
     return Result("Idling", figures, note)
 
