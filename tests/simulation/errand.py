@@ -28,7 +28,7 @@ from controller_worker.controller import fold
 from controller_worker.replay import replay
 from controller_worker.state import State
 from tests.simulation.canonical import CID, Outcome, Person, bash, said
-from tests.simulation.checks import always_broken, is_given_up
+from tests.simulation.checks import always_broken, has_lost_too_many, is_given_up
 
 DELEGATES = 3
 DELEGATE_TURNS = [
@@ -126,6 +126,8 @@ def _errand(outcome: Outcome) -> Iterator[str]:
         yield from (
             f"{broken.invariant}: {broken.text}" for broken in violations(events, conversation_id=conversation_id)
         )
-        state = fold(State(), events).agent_state
-        if state not in (AgentState.FINISHED, AgentState.STOPPED):  # the parent may end before its last delegate
-            yield f"I1: the delegate {conversation_id} ended as {state}"
+        state = fold(State(), events)
+        is_lost = "crashed its worker" in state.last_error and has_lost_too_many(outcome)
+        # The parent may end before its last delegate.
+        if state.agent_state not in (AgentState.FINISHED, AgentState.STOPPED) and not is_lost:
+            yield f"I1: the delegate {conversation_id} ended as {state.agent_state}"
