@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.workspace_hosts import Terminal, opened
+from tests.integration.workspace_hosts import Terminal
 from tool_worker.workspaces import Workspaces
 
 SILENCED = [
@@ -26,17 +25,6 @@ LET_THROUGH = [
     "exec 3<&0 <&-; sleep 8",
     "trap 'sleep 1' DEBUG; for n in 1 2 3 4 5 6; do :; done",
 ]
-
-
-@pytest.fixture
-async def workspaces(tmp_path: Path) -> AsyncIterator[Workspaces]:
-    async with opened(tmp_path / "node") as workspaces:
-        yield workspaces
-
-
-@pytest.fixture
-async def run(workspaces: Workspaces) -> Terminal:
-    return Terminal(await workspaces.open("conversation"))
 
 
 async def test_a_shell_that_no_longer_tells_of_ends_is_replaced(workspaces: Workspaces) -> None:

@@ -5,28 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, gone, opened, sleeping
+from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, gone, sleeping
 from tool_worker.workspace_errors import HostRefused
-from tool_worker.workspaces import Workspaces
 
 CUT = "\n[... Observation truncated due to length ...]\n"
 BELOW = "[Below is the output of the previous command.]\n"
-
-
-@pytest.fixture
-async def workspaces(tmp_path: Path) -> AsyncIterator[Workspaces]:
-    async with opened(tmp_path / "node") as workspaces:
-        yield workspaces
-
-
-@pytest.fixture
-async def run(workspaces: Workspaces) -> Terminal:
-    return Terminal(await workspaces.open("conversation"))
 
 
 @pytest.fixture
