@@ -16,13 +16,14 @@ from typing import Any
 
 from broker.actions import RiskyAction
 from broker.agent_state import AgentState
-from broker.errors import OutcomeUnknown, StoreUnavailable, UnknownConversation, UsageError
+from broker.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable, UnknownConversation, UsageError
 from broker.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, Limits, WorkspaceSpec
 from broker.ids import new_conversation_id
 from broker.live_text import LiveText, Piece
 from broker.membership import silent_roles
 from broker.notebooks import Notebooks
 from broker.notes import Notebook
+from broker.observations import ErrorObservation
 from broker.specs import MemorySpec
 from broker.standing import Standing
 from broker.workspace_orders import WorkspaceOrders
@@ -39,6 +40,9 @@ END_LIMIT_SECONDS = 5.0
 """How long the end of a workspace's processes may take before they are left to their time to live."""
 PATIENCE_SECONDS = 10.0
 """How long the store may be silent; a private one is started anew in far less."""
+
+_NO_SANDBOX = frozenset({"sandbox_unavailable", "sandbox_unsafe"})
+"""What a tool worker's errors are called when the machine is not fit for any command."""
 
 _GOES_ON_WHEN_ASKED = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
 
@@ -121,7 +125,8 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         workspace = created.workspace if created else task.workspace
         pools = ",".join(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), workspace.pool]))
         memory = (created.agent if created else task.agent).memory
-        demanded = {"DECKHANDS_SANDBOX": workspace.sandbox, "DECKHANDS_POOLS": pools}
+        sandbox = workspace.sandbox if workspace.sandbox != "auto" else environment.get("DECKHANDS_SANDBOX", "auto")
+        demanded = {"DECKHANDS_SANDBOX": sandbox, "DECKHANDS_POOLS": pools}
         spec = ClusterSpec(folder.path, environment={**environment, **demanded})
         cluster = Cluster(spec, on_notice=watcher.on_notice)
         watcher.at_once = cluster.kill_all
@@ -135,6 +140,8 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
 
                     def on_event(event: Event) -> None:
                         recording.add(event)
+                        if event.id > seen_id:
+                            _require_sandbox(conversation_id, event)
                         if notebook is not None:
                             _keep_notes(notebook, event, watcher)
                         if event.id > seen_id:
@@ -148,6 +155,16 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         finally:
             await cluster.stop()
     return ending
+
+
+def _require_sandbox(conversation_id: str, event: Event) -> None:
+    """End a run on a machine where the agent can do nothing: the model would only try in vain, and cost.
+
+    Raises:
+        DeckhandsError: the tool worker has no sandbox that works, and said so.
+    """
+    if isinstance(event, ErrorObservation) and event.error_id in _NO_SANDBOX:
+        raise DeckhandsError(event.content, remedy=f"Then go on by `deckhands run --resume {conversation_id}`.")
 
 
 async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:

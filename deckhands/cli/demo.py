@@ -13,10 +13,12 @@ from pathlib import Path
 import click
 
 from broker.clock import SystemClock
+from broker.errors import DeckhandsError
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.demo import Demo, DemoReport, DemoSpec, Progress
+from deckhands.examining import reason_unconfined
 from deckhands.settings import FaceSettings
 from deckhands.summary import ExitCode
 
@@ -48,7 +50,7 @@ def demo(*, conversations: int, controllers: int, tools: int, kills: int, seed: 
             tools=tools,
             kills=kills,
             seed=seed,
-            environment=settings.environment,
+            environment=_environment(settings),
         )
         report = asyncio.run(_run(spec))
     if report is None:
@@ -58,6 +60,21 @@ def demo(*, conversations: int, controllers: int, tools: int, kills: int, seed: 
     else:
         click.echo("\n".join(report_lines(report)))
     return 0 if report.is_whole else 1
+
+
+def _environment(settings: FaceSettings) -> dict[str, str]:
+    """Return the workers' environment: one without a sandbox where none works, since every command is the demo's own.
+
+    Raises:
+        DeckhandsError: the sandbox that was asked for by name does not work.
+    """
+    environment = dict(settings.environment)
+    if reason := reason_unconfined(environment):
+        if settings.sandbox != "auto":
+            raise DeckhandsError(f"The sandbox {settings.sandbox} does not work here: {reason}.")
+        note(f"No sandbox works here ({reason}); the demo's commands are its own and run without one.")
+        environment["DECKHANDS_SANDBOX"] = "none"
+    return environment
 
 
 @contextmanager

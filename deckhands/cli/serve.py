@@ -17,6 +17,7 @@ from deckhands.cli.output import note
 from deckhands.cli.reach import on_cluster
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
+from deckhands.examining import reason_unconfined
 from deckhands.home import Home, supervising
 from deckhands.settings import FaceSettings
 
@@ -63,6 +64,8 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
             if not stopped.done():
                 await ready
                 click.echo(_greeting(cluster, model))
+                if spec.tools and (reason := await asyncio.to_thread(reason_unconfined, spec.environment)):
+                    note(f"No sandbox works here ({reason}): commands of agents are refused. See `deckhands doctor`.")
             await stopped
             ready.cancel()
     finally:

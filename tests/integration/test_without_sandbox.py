@@ -1,0 +1,74 @@
+"""A machine on which no sandbox works: what runs all the same, and what says so at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import psutil
+import pytest
+
+from tests.integration.command_line import deckhands, environment, finish, finished, run_command, script, started
+
+# As on a machine that never had bubblewrap: nothing may be executed in its place.
+WITHOUT_BWRAP = "bwrap --dev-bind / / --ro-bind /dev/null /usr/bin/bwrap"
+REASON = "bwrap does not work here"
+
+
+@pytest.fixture
+def env(tmp_path):
+    return environment(tmp_path / "home")
+
+
+def test_the_demo_needs_none(env):
+    with started("demo", "--conversations", "4", "--json", env=env, before=WITHOUT_BWRAP) as running:
+        done = finished(running)
+    assert done.code == 0, done
+    assert (done.json[0]["tests_passing"], done.json[0]["is_whole"]) == (4, True)
+    assert f"No sandbox works here ({REASON}" in done.err
+
+
+def test_the_demo_takes_no_less_than_was_asked_for(env):
+    with started("demo", "--kills", "0", env=env | {"DECKHANDS_SANDBOX": "bwrap"}, before=WITHOUT_BWRAP) as running:
+        done = finished(running)
+    assert (done.code, f"deckhands: The sandbox bwrap does not work here: {REASON}" in done.err) == (1, True), done
+
+
+def test_a_run_ends_at_once_and_goes_on_when_it_can(env, tmp_path):
+    (workspace := tmp_path / "workspace").mkdir()
+    model = script(tmp_path / "m.json", *[run_command("echo $((6 * 7)) > n")] * 3, finish("Done."), latency_seconds=0.5)
+    arguments = ["-t", "Count.", "-w", workspace, "--model", model, "--json"]
+    with started("run", *arguments, env=env, before=WITHOUT_BWRAP) as running:
+        done = finished(running)
+    assert done.code == 1, done
+    assert "deckhands: No sandbox works on this machine: bwrap does not work here" in done.err
+    assert "DECKHANDS_SANDBOX=none" in done.err
+    cid = done.json[0]["conversation_id"]
+    assert f"`deckhands run --resume {cid}`" in done.err
+    assert sum(event["kind"].startswith("action.run") for event in done.json) <= 1
+    resumed = deckhands("run", "--resume", cid, "--json", env=env)
+    assert (resumed.code, resumed.json[-1]["state"]) == (0, "finished"), resumed
+    assert (workspace / "n").read_text() == "42\n"
+
+
+def test_a_run_that_was_refused_goes_on_without_a_sandbox(env, tmp_path):
+    (workspace := tmp_path / "workspace").mkdir()
+    model = script(tmp_path / "m.json", *[run_command("echo $((6 * 7)) > n")] * 3, finish("Done."), latency_seconds=0.5)
+    with started(*("run", "-t", "x", "-w", workspace, "--model", model), env=env, before=WITHOUT_BWRAP) as running:
+        cid = finished(running).err.partition("--resume ")[2].partition("`")[0]
+    arguments = ["run", "--resume", cid, "--json"]
+    with started(*arguments, env=env | {"DECKHANDS_SANDBOX": "none"}, before=WITHOUT_BWRAP) as running:
+        done = finished(running)
+    assert (done.code, json.loads(done.out.splitlines()[-1])["state"]) == (0, "finished"), done
+    assert (workspace / "n").read_text() == "42\n"
+
+
+def test_a_cluster_says_that_it_refuses(env):
+    with started("up", env=env, before=WITHOUT_BWRAP) as running:
+        assert running.stderr is not None
+        line = next(line for line in running.stderr if "sandbox" in line)
+        (inside,) = psutil.Process(running.pid).children()
+        inside.send_signal(signal.SIGINT)
+        assert finished(running).code == 0
+    assert f"No sandbox works here ({REASON}" in line
+    assert "commands of agents are refused" in line
