@@ -24,6 +24,7 @@ from broker.clock import SystemClock
 from broker.conversations import Conversations, Takeover
 from broker.events import AgentSpec, Event, LLMSpec, ModelReply, WorkspaceSpec
 from broker.invariants import doubled_observations, lost_events, violations
+from broker.observations import ErrorObservation
 from broker.workspace_orders import WorkspaceOrders
 from deckhands.client import Client
 from deckhands.cluster import CONTROLLER, TOOLS, Cluster, ClusterSpec, Worker
@@ -71,7 +72,12 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """What came of the demo."""
+    """What came of the demo.
+
+    Attributes:
+        violations: what a log breaks that every log holds.
+        failures: one line for each project whose tests fail.
+    """
 
     conversations: int
     finished: int
@@ -80,6 +86,7 @@ class DemoReport:
     events_lost: int
     observations_doubled: int
     violations: list[str]
+    failures: list[str]
     kills: list[str]
     takeovers: int
     takeover_median_seconds: float | None
@@ -120,6 +127,12 @@ class _Case:
     conversation_id: str = ""
     seen: list[Event] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
+
+    def what_failed(self) -> str:
+        """Return one line on why the project's tests may fail."""
+        errors = (event.content for event in self.seen if isinstance(event, ErrorObservation))
+        error = next(errors, "").partition("\n")[0]
+        return f"its agent's first error: {error}" if error else "its tests fail, though its agent saw no error"
 
 
 class Demo:
@@ -171,8 +184,8 @@ class Demo:
                 try:
                     await self._follow_all(client)
                     wall_seconds = self._clock.monotonic() - started
-                    passing = await self._count_passing()
-                    return await self._report(client, passing, wall_seconds)
+                    failing = await self._failing()
+                    return await self._report(client, failing, wall_seconds)
                 finally:
                     await self._end_sessions(client)
         finally:
@@ -237,8 +250,8 @@ class Demo:
         """Return a number from 0 up to 1, the same for the same seed and purpose."""
         return int.from_bytes(sha256(f"{self._spec.seed} {purpose}".encode()).digest()[:6], "big") / (1 << 48)
 
-    async def _count_passing(self) -> int:
-        """Run every project's tests, here, and count the projects where they pass."""
+    async def _failing(self) -> list[_Case]:
+        """Run every project's tests, here, and return the cases where they fail."""
         slots = asyncio.Semaphore(TESTS_AT_ONCE)
 
         async def passes(case: _Case) -> bool:
@@ -253,14 +266,15 @@ class Demo:
                     tests.send(signal.SIGKILL)
                     return False
 
-        return sum(await asyncio.gather(*(passes(case) for case in self._cases)))
+        passed = await asyncio.gather(*(passes(case) for case in self._cases))
+        return [case for case, has_passed in zip(self._cases, passed, strict=True) if not has_passed]
 
     async def _end_sessions(self, client: Client) -> None:
         orders = WorkspaceOrders(client.store)
         ids = [case.conversation_id for case in self._cases if case.conversation_id]
         await asyncio.gather(*(orders.end_sessions(cid, limit_seconds=END_LIMIT_SECONDS) for cid in ids))
 
-    async def _report(self, client: Client, passing: int, wall_seconds: float) -> DemoReport:
+    async def _report(self, client: Client, failing: list[_Case], wall_seconds: float) -> DemoReport:
         events = lost = doubled = 0
         broken: list[str] = []
         conversations = Conversations(client.store)
@@ -280,11 +294,12 @@ class Demo:
         return DemoReport(
             conversations=self._spec.conversations,
             finished=self.progress.finished,
-            tests_passing=passing,
+            tests_passing=len(self._cases) - len(failing),
             events=events,
             events_lost=lost,
             observations_doubled=doubled,
             violations=broken,
+            failures=[f"{case.directory.name}: {case.what_failed()}" for case in failing],
             kills=[kill.worker for kill in self._kills],
             takeovers=len(seconds),
             takeover_median_seconds=round(statistics.median(seconds), 3) if seconds else None,

@@ -7,6 +7,7 @@ Does not: change anything; the self-test runs in a directory of its own.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from tool_worker.node_room import NodeRoom
 from tool_worker.sandbox.choice import AUTO, sandboxes
 from tool_worker.sandbox.control_groups import ControlGroups
 from tool_worker.sandbox.docker import Containers
+from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.sandbox.seccomp import system_call_filter
 from tool_worker.sandbox.selftest import run_self_test
@@ -56,7 +58,7 @@ def examine(demanded: str = AUTO, containers: Containers | None = None) -> list[
         found = sandboxes(Path(folder), containers).values()
         wanted = [sandbox for sandbox in found if sandbox.name != "docker" or (containers and containers.images)]
         findings = [_sandbox(sandbox, demanded) for sandbox in wanted if sandbox.is_confining]
-    return [*findings, _filter(), _landlock(), _groups(), _room()]
+    return [*findings, _filter(), _landlock(), _groups(), _room(demanded)]
 
 
 def examine_programs(settings: ToolSettings) -> list[Finding]:
@@ -110,7 +112,14 @@ def _groups() -> Finding:
     return Finding("control groups", is_good=True, is_needed=False, detail=f"version {found.version}")
 
 
-def _room() -> Finding:
+def _room(demanded: str) -> Finding:
+    try:
+        for descriptor in os.openpty():
+            os.close(descriptor)
+    except OSError as error:
+        # Sandboxes have terminals of their own.
+        detail = f"no terminal can be opened, which a shell without a sandbox needs: {error}"
+        return Finding("room for sessions", is_good=False, is_needed=demanded == NoSandbox.name, detail=detail)
     is_short = NodeRoom().is_short()
     detail = "less than a tenth of the terminals or of the memory is free" if is_short else "terminals and memory"
     return Finding("room for sessions", is_good=not is_short, is_needed=False, detail=detail)

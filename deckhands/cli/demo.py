@@ -122,7 +122,7 @@ def report_lines(report: DemoReport) -> list[str]:
     verdict = "Everything finished, every test passes, every log is whole."
     return [
         *(f"{name:<{width}}  {value}" for name, value in facts.items()),
-        *(f"! {violation}" for violation in report.violations[:20]),
+        *(f"! {trouble}" for trouble in [*report.violations, *report.failures][:20]),
         verdict if report.is_whole else "Something is missing, see above.",
     ]
 

@@ -21,6 +21,7 @@ WHOLE = DemoReport(
     events_lost=0,
     observations_doubled=0,
     violations=[],
+    failures=[],
     kills=["controller-2", "tools-1"],
     takeovers=13,
     takeover_median_seconds=1.9876,

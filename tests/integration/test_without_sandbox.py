@@ -12,6 +12,7 @@ from tests.integration.command_line import deckhands, environment, finish, finis
 
 # As on a machine that never had bubblewrap: nothing may be executed in its place.
 WITHOUT_BWRAP = "bwrap --dev-bind / / --ro-bind /dev/null /usr/bin/bwrap"
+WITHOUT_TERMINALS = "bwrap --dev-bind / / --tmpfs /dev/pts"
 REASON = "bwrap does not work here"
 
 
@@ -32,6 +33,24 @@ def test_the_demo_takes_no_less_than_was_asked_for(env):
     with started("demo", "--kills", "0", env=env | {"DECKHANDS_SANDBOX": "bwrap"}, before=WITHOUT_BWRAP) as running:
         done = finished(running)
     assert (done.code, f"deckhands: The sandbox bwrap does not work here: {REASON}" in done.err) == (1, True), done
+
+
+def test_a_demo_that_fails_says_why(env):
+    arguments = ("demo", "--conversations", "2", "--kills", "0")
+    with started(*arguments, env=env | {"DECKHANDS_SANDBOX": "none"}, before=WITHOUT_TERMINALS) as running:
+        done = finished(running)
+    assert done.code == 1, done
+    first, second = (line for line in done.out.splitlines() if line.startswith("! "))
+    assert first.startswith("! 00-billing_dates: its agent's first error: The host of ")
+    assert second.startswith("! 01-expense_totals: ")
+
+
+@pytest.mark.parametrize(("sandbox", "verdict"), [("none", "missing"), ("auto", "weaker")])
+def test_the_doctor_misses_terminals(env, sandbox, verdict):
+    with started("doctor", env=env | {"DECKHANDS_SANDBOX": sandbox}, before=WITHOUT_TERMINALS) as running:
+        done = finished(running)
+    assert f"{verdict:<8}room for sessions   no terminal can be opened" in done.out, done
+    assert done.code == (sandbox == "none")
 
 
 def test_a_run_ends_at_once_and_goes_on_when_it_can(env, tmp_path):
