@@ -4,7 +4,8 @@
 
 Prints medians and 95th percentiles as one JSON object. A round trip is seen from the tool worker: request, journal,
 shell, journal, answer. A start is `Workspaces.open` of a new conversation, until its host has answered; its CPU is that
-of the sandbox, the host, its shell and ourselves. Times swing with what else the machine does, CPU hardly.
+of the sandbox, the host, its shell and ourselves. Both swing with the machine, so a bare interpreter is started after
+each of them for comparison: a host cannot start faster than that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from time import perf_counter
 import psutil
 
 from tool_worker.host_folder import HostFolder
+from tool_worker.sandbox.sandbox import interpreter
 from tool_worker.workspaces import Workspaces
 
 COMMANDS = {"true": "true", "echo hi": "echo hi", "one program": "/bin/true"}
@@ -45,6 +47,10 @@ def cpu_milliseconds(root: Path, name: str) -> float:
     return sum(int(Path(f"/proc/{one.pid}/schedstat").read_text().split()[0]) for one in found) / 1e6
 
 
+async def bare_interpreter() -> None:
+    await (await asyncio.create_subprocess_exec(interpreter(), "-I", "-S", "-c", "pass")).wait()
+
+
 async def measure(root: Path, sandbox: str, rounds: int, hosts: int) -> dict[str, object]:
     workspaces = Workspaces(root, sandbox=sandbox)
     host = await workspaces.open("warm-up")
@@ -60,9 +66,14 @@ async def measure(root: Path, sandbox: str, rounds: int, hosts: int) -> dict[str
         for name, command in COMMANDS.items():
             report[name] = summary([await milliseconds(lambda text=command: run(text)) for _ in range(rounds)])
         names = [f"conversation-{number}" for number in range(hosts)]
-        own = time.process_time()
-        report["start"] = summary([await milliseconds(lambda name=name: workspaces.open(name)) for name in names])
-        own_ms = (time.process_time() - own) * 1000 / hosts
+        starts, bare, own = [], [], 0.0
+        for name in names:
+            own -= time.process_time()
+            starts.append(await milliseconds(lambda name=name: workspaces.open(name)))
+            own += time.process_time()
+            bare.append(await milliseconds(bare_interpreter))
+        own_ms = own * 1000 / hosts
+        report["start"], report["start of a bare interpreter"] = summary(starts), summary(bare)
         report["start_cpu_ms"] = round(own_ms + statistics.median(cpu_milliseconds(root, name) for name in names), 1)
         memory = [psutil.Process(HostFolder(root, name).main_pid()).memory_full_info() for name in names]
         report["rss_mb"] = round(statistics.median(one.rss for one in memory) / 2**20, 1)
