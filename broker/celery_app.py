@@ -8,9 +8,14 @@ Holds: no result backend, no pickle, no gossip, no mingle; nothing whose only co
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from celery import Celery
 from celery.utils.nodenames import host_format
 
+LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
 WORKER_OPTIONS = {
     "pool_cls": "threads",
@@ -30,6 +35,7 @@ def run_until_told(app: Celery, name: str) -> int:
     Args:
         name: of the worker in Flower and `celery inspect`; `%h` stands for the host's name.
     """
+    _keep_to_own_broker(app)
     worker = app.Worker(hostname=host_format(name), **WORKER_OPTIONS)
     worker.start()
     return int(worker.exitcode or 0)
@@ -42,17 +48,17 @@ def make_app(role: str, broker_url: str) -> Celery:
         role: `controller` or `tool`; names its queue.
         broker_url: as kombu writes it: `redis://…`, or `redis+socket:///path?virtual_host=1`.
     """
-    app = Celery(f"deckhands.{role}", broker=broker_url, set_as_current=True)
-    app.conf.update(
-        accept_content=["json", "msgpack"],
-        task_serializer="json",
-        task_ignore_result=True,
-        task_acks_late=True,
-        task_default_queue=f"deckhands.{role}",
-        broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,
+    configuration = {
+        "broker_url": broker_url,
+        "accept_content": ["json", "msgpack"],
+        "task_serializer": "json",
+        "task_ignore_result": True,
+        "task_acks_late": True,
+        "task_default_queue": f"deckhands.{role}",
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
         # The broker may be another process's restart away: coming back fast costs nothing here.
-        broker_transport_options={
+        "broker_transport_options": {
             "visibility_timeout": 3600,
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
@@ -61,10 +67,22 @@ def make_app(role: str, broker_url: str) -> Celery:
             "socket_connect_timeout": SOCKET_TIMEOUT_SECONDS,
             "socket_timeout": SOCKET_TIMEOUT_SECONDS,
         },
-        worker_send_task_events=False,
-        worker_hijack_root_logger=False,
-        worker_cancel_long_running_tasks_on_connection_loss=False,
-        worker_prefetch_multiplier=1,
-        control_queue_expires=60.0,
-    )
-    return app
+        "worker_send_task_events": False,
+        "worker_hijack_root_logger": False,
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_prefetch_multiplier": 1,
+        "control_queue_expires": 60.0,
+    }
+    # Named here, or the environment would name them: CELERY_LOADER and CELERY_CONFIG_MODULE of another application.
+    return Celery(f"deckhands.{role}", loader=LOADER, config_source=configuration, set_as_current=True)
+
+
+def _keep_to_own_broker(app: Celery) -> None:
+    """Connect to the broker it was made with, though CELERY_BROKER_URL may name that of another application."""
+    url = app.conf["broker_url"]
+    for name in ("connection_for_read", "connection_for_write"):
+        setattr(app, name, partial(_connected, getattr(app, name), url))
+
+
+def _connected(connect: Callable[..., Any], own_url: str, url: str | None = None, **options: Any) -> Any:
+    return connect(url or own_url, **options)

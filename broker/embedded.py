@@ -250,11 +250,11 @@ def _server_binary() -> Path:
 
 
 def _socket_path(directory: Path) -> Path:
-    path = directory / "valkey.sock"
-    if len(os.fsencode(path)) <= SOCKET_PATH_LIMIT_BYTES:
-        return path
     name = sha256(os.fsencode(directory)).hexdigest()[:20]
-    return Path(tempfile.gettempdir()) / f"deckhands-{os.getuid()}" / f"{name}.sock"
+    elsewhere = f"deckhands-{os.getuid()}/{name}.sock"
+    last = Path("/tmp", elsewhere)  # noqa: S108  (in a folder that only this user can enter)
+    paths = (directory / "valkey.sock", Path(tempfile.gettempdir(), elsewhere), last)
+    return next((path for path in paths if len(os.fsencode(path)) <= SOCKET_PATH_LIMIT_BYTES), last)
 
 
 def _make_private(folder: Path) -> None:

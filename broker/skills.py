@@ -89,7 +89,12 @@ def skills_in(home: Path) -> tuple[Skill, ...]:
     """Return the skills of a person beneath `home`; what exceeds `MAX_PERSONAL_CHARS` is left out with a warning."""
     files: list[tuple[str, str]] = []
     for folder in SKILL_FOLDERS:
-        for path in sorted((home / folder).rglob("*.md"))[:MAX_SKILLS]:
+        try:
+            paths = sorted((home / folder).rglob("*.md"))[:MAX_SKILLS]
+        except OSError as error:
+            _log.warning("%s cannot be read: %s", home / folder, error.strerror)
+            continue
+        for path in paths:
             try:
                 with path.open("rb") as file:
                     text = file.read(MAX_SKILL_BYTES).decode(errors="replace")

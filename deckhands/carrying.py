@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import tarfile
+import sys
 from pathlib import Path
 
 import zstandard
@@ -16,6 +16,11 @@ from broker.errors import UsageError
 from broker.parcels import check_size
 from broker.store import Store
 from broker.transfers import TransferRequest, Transfers
+
+if sys.version_info >= (3, 11, 4):
+    import tarfile
+else:  # Debian 12's cannot leave out what leads out
+    from backports import tarfile  # type: ignore[no-redef]
 
 MAX_UNPACKED_BYTES = 512 * 2**20
 

@@ -96,7 +96,7 @@ def declared_dependencies(source: Source) -> Iterator[Finding]:
         top = imported.library
         if top in sys.stdlib_module_names or top in MAY_IMPORT or top in OUTSIDE:
             continue
-        distributions = {_normal(name) for name in _installed().get(top, [top])}
+        distributions = {_normal(name) for name in _installed().get(top, [top, imported.name])}
         if not distributions & runtime_dependencies():
             yield (
                 imported.line,

@@ -82,6 +82,9 @@ def _directory(*, is_kept: bool) -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="deckhands-demo-"))
     try:
         yield path
+    except DeckhandsError:
+        is_kept = True  # with the logs that the error names
+        raise
     finally:
         if is_kept:
             note(f"Everything is left in {path}.")

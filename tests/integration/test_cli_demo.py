@@ -61,6 +61,15 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path):
     assert list(tmp_path.glob("deckhands-demo-*")) == []
 
 
+def test_a_demo_that_cannot_be_carried_out_leaves_the_logs_that_it_names(tmp_path):
+    env = environment(tmp_path / "home", TMPDIR=str(tmp_path), DECKHANDS_FAILPOINTS="x:explode")
+    with started("demo", "--conversations", "1", env=env) as running:
+        done = finished(running)
+    assert done.code == 1
+    assert "The failpoint 'x:explode' cannot be used" in done.err
+    assert Path(done.err.rpartition("Its log is ")[2].strip().rstrip(".")).read_text()
+
+
 def command_lines() -> Iterator[str]:
     """The command line of every process there is."""
     for process in psutil.process_iter():

@@ -121,13 +121,21 @@ async def test_the_socket_of_a_long_path_is_in_a_folder_of_its_user(tmp_path, se
     assert stat.S_IMODE(server.socket.parent.stat().st_mode) == 0o700
 
 
+async def test_a_folder_for_temporary_files_may_have_a_long_path_too(tmp_path, servers, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 120)))
+    server = EmbeddedValkey(tmp_path / ("x" * 120) / "valkey")
+    servers.append(server)
+    await server.start()
+
+
 async def test_a_folder_for_sockets_that_others_can_enter_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = tmp_path / f"deckhands-{os.getuid()}"
-    folder.mkdir(mode=0o777)
-    folder.chmod(0o777)
-    with pytest.raises(UsageError, match="open to others"):
-        await EmbeddedValkey(tmp_path / ("x" * 120)).start()
+    with tempfile.TemporaryDirectory() as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        folder = Path(short, f"deckhands-{os.getuid()}")
+        folder.mkdir(mode=0o777)
+        folder.chmod(0o777)
+        with pytest.raises(UsageError, match="open to others"):
+            await EmbeddedValkey(tmp_path / ("x" * 120)).start()
 
 
 async def test_only_its_user_can_open_the_socket(tmp_path, servers):

@@ -50,6 +50,21 @@ async def test_remote_control_reaches_both_kinds_of_worker(cluster: Cluster) -> 
     assert found["tool"]["worker_id"].startswith("tool-")
 
 
+async def test_settings_of_another_celery_application_are_not_the_workers(tmp_path: Path) -> None:
+    others = {
+        "CELERY_BROKER_URL": "redis://127.0.0.1:1/0",
+        "CELERY_CONFIG_MODULE": "shop.celeryconfig",
+        "CELERY_LOADER": "shop.loaders:Loader",
+    }
+    cluster = Cluster(ClusterSpec(tmp_path, environment={"PATH": PATH, **others}))
+    await cluster.start()
+    try:
+        await cluster.until_ready()
+        assert await _both(cluster, "inspect", "ping") == {"controller": {"ok": "pong"}, "tool": {"ok": "pong"}}
+    finally:
+        await cluster.stop()
+
+
 async def test_flower_lists_both_kinds_of_worker_to_whoever_has_the_password(cluster: Cluster) -> None:
     async with _flower(cluster) as flower:
         assert (await flower.get("/healthcheck")).text == "OK"

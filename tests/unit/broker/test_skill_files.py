@@ -87,3 +87,7 @@ def test_a_persons_own_skills(tmp_path: Path) -> None:
     first, second = skills_in(tmp_path)
     assert first == Skill(name="a", content="A.")
     assert second == Skill(name="deep/b", content="\ufffdb")
+
+
+def test_a_home_that_cannot_be_looked_into_has_none(tmp_path: Path) -> None:
+    assert skills_in(tmp_path / ("x" * 256)) == ()  # as in the home of somebody else, which root may enter
