@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
 import pytest
@@ -176,27 +176,35 @@ def errand(tmp_path_factory: pytest.TempPathFactory) -> Person:
     return sender(tmp_path_factory.mktemp("errand"))
 
 
-def errands_struck(plans: Iterable[Plan], errand: Person) -> int:
-    """Run plans of the other conversation and check each; return how many faults struck."""
-    struck = 0
+def unstruck_errands(plans: Iterable[Plan], errand: Person, *, expected: Sequence[str] = ()) -> list[str]:
+    """Run plans of the other conversation and check each; return those whose faults did not strike, and where they are.
+
+    Args:
+        expected: the boundaries of the same conversation without faults.
+    """
+    unstruck = []
     for plan in plans:
         outcome = simulate(plan, {}, person=errand)
-        struck += outcome.struck
-        assert broken_errand(outcome) == [], f"{plan} struck {outcome.cluster.wire.struck}"
-    return struck
+        wire = outcome.cluster.wire
+        assert broken_errand(outcome) == [], f"{plan} struck {wire.struck}"
+        if not wire.struck:
+            pairs = zip(expected, wire.passed, strict=False)
+            other = next((f"{at}: {one}, not {two}" for at, (two, one) in enumerate(pairs, 1) if one != two), "nowhere")
+            unstruck.append(f"{plan} passed {len(wire.passed)} of {len(expected)} boundaries; other than expected {other}")
+    return unstruck
 
 
-def errand_boundaries(errand: Person, **options: int) -> int:
+def errand_boundaries(errand: Person, **options: int) -> list[str]:
     outcome = simulate(Plan(**options), {}, person=errand)
     assert (broken_errand(outcome), len(outcome.others)) == ([], DELEGATES)
-    return len(outcome.cluster.wire.passed)
+    return outcome.cluster.wire.passed
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_delegates_notes_questions_and_checks_with_a_kill_at_every_fourth_boundary(part: int, errand: Person) -> None:
-    size = errand_boundaries(errand)
-    plans = [Plan(0, {at: Fault.KILL}) for at in range(1, size + 1, 4)[part::PARTS]]
-    assert errands_struck(plans, errand) == len(plans)
+    expected = errand_boundaries(errand)
+    plans = [Plan(0, {at: Fault.KILL}) for at in range(1, len(expected) + 1, 4)[part::PARTS]]
+    assert unstruck_errands(plans, errand, expected=expected) == []
 
 
 @pytest.mark.slow
@@ -206,15 +214,15 @@ def test_delegates_notes_questions_and_checks_with_a_fault_at_every_boundary(
     fault: Fault, part: int, errand: Person
 ) -> None:
     controllers = 2 if fault is Fault.STOP else 1
-    size = errand_boundaries(errand, controllers=controllers)
-    plans = [Plan(0, {at: fault}, controllers=controllers) for at in range(1, size + 1)[part::PARTS]]
-    assert errands_struck(plans, errand) == len(plans)
+    expected = errand_boundaries(errand, controllers=controllers)
+    plans = [Plan(0, {at: fault}, controllers=controllers) for at in range(1, len(expected) + 1)[part::PARTS]]
+    assert unstruck_errands(plans, errand, expected=expected) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_delegates_notes_questions_and_checks_with_many_faults(part: int, errand: Person) -> None:
-    errands_struck((random_plan(seed) for seed in range(part, MORE_ERRANDS, PARTS)), errand)
+    unstruck_errands((random_plan(seed) for seed in range(part, MORE_ERRANDS, PARTS)), errand)
 
 
 @pytest.mark.slow
