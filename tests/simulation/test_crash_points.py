@@ -190,7 +190,9 @@ def unstruck_errands(plans: Iterable[Plan], errand: Person, *, expected: Sequenc
         if not wire.struck:
             pairs = zip(expected, wire.passed, strict=False)
             other = next((f"{at}: {one}, not {two}" for at, (two, one) in enumerate(pairs, 1) if one != two), "nowhere")
-            unstruck.append(f"{plan} passed {len(wire.passed)} of {len(expected)} boundaries; other than expected {other}")
+            unstruck.append(
+                f"{plan} passed {len(wire.passed)} of {len(expected)} boundaries; other than expected {other}"
+            )
     return unstruck
 
 
