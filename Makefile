@@ -1,8 +1,8 @@
 # Every target prepares what it needs: `make run` and `make test` work on a fresh clone.
 
-VENV ?= .venv
+VENV = .venv
 BIN := $(VENV)/bin
-PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+PYTHON = $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
 PYTEST_ARGS ?=
 # Most tests wait for other processes: more of them at once than there are cores.

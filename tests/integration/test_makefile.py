@@ -1,0 +1,18 @@
+"""What `make` prepares, whatever variables of other programs the user's environment holds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_folder_of_environments_and_a_python_of_others_are_left_alone() -> None:
+    env = os.environ | {"VENV": "/others/environments", "PYTHON": "/others/python2"}
+    told = subprocess.run(
+        ["make", "--dry-run", "--always-make", "run"], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    )
+    assert ".venv/bin/deckhands demo" in told.stdout
+    assert "/others/" not in told.stdout
