@@ -114,8 +114,9 @@ class MultiplexedConnection:
                     check_reply(await wire.send(greeting)[0])
         except (OSError, TimeoutError, OutcomeUnknown) as error:
             wire.abort(error)
+            reason = str(error).rstrip(".") or type(error).__name__
             raise StoreUnavailable(
-                f"Cannot connect to the store at {address.shown}: {str(error) or type(error).__name__}.",
+                f"Cannot connect to the store at {address.shown}: {reason}.",
                 remedy="Is it running, and is DECKHANDS_URL right?",
             ) from error
         except BaseException:
@@ -221,10 +222,7 @@ class _Address:
         self.port: int = int(options.get("port", 6379))
         self.ssl_context: ssl.SSLContext | None = None
         if options.get("connection_class") is SSLConnection:
-            self.ssl_context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-            if options.get("ssl_cert_reqs") == "none":
-                self.ssl_context.check_hostname = False
-                self.ssl_context.verify_mode = ssl.CERT_NONE
+            self.ssl_context = _ssl_context(options)
         self.greetings: list[tuple[Argument, ...]] = []
         if options.get("password"):
             user = (options["username"],) if options.get("username") else ()
@@ -235,6 +233,24 @@ class _Address:
 
 
 _UNIX = (UnixDomainSocketConnection,)
+
+
+def _ssl_context(options: dict[str, Any]) -> ssl.SSLContext:
+    try:
+        option = "ssl_ca_certs"
+        context = ssl.create_default_context(cafile=options.get(option))
+        option = "ssl_certfile"
+        if option in options:
+            context.load_cert_chain(options[option], options.get("ssl_keyfile"), options.get("ssl_password"))
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(f"{option}={options.get(option)} cannot be used: {reason}") from error
+    if options.get("ssl_cert_reqs") == "none":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif "ssl_check_hostname" in options:
+        context.check_hostname = options["ssl_check_hostname"]
+    return context
 
 
 def _parse(url: str) -> _Address:

@@ -1,0 +1,76 @@
+"""A store behind TLS: what its URL names is used, and what of it cannot be used is named."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from broker.connection import MultiplexedConnection
+from broker.errors import StoreMisconfigured, StoreUnavailable
+from tests.stores import redis_program, running
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate that has signed itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "store")])
+    now = dt.datetime.now(dt.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    built = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    built = built.not_valid_before(now - dt.timedelta(days=1)).not_valid_after(now + dt.timedelta(days=1))
+    built = built.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+    built = built.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    certificate = built.sign(key, hashes.SHA256())
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(files: Path) -> Iterator[str]:
+    """A server that wants a certificate of its clients, as Redis does by default."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    certificate, key = files / "cert.pem", files / "key.pem"
+    options = ["--tls-port", str(port), "--tls-ca-cert-file", certificate, "--tls-cert-file", certificate]
+    for _ in running(redis_program(), *map(str, options), "--tls-key-file", str(key)):
+        yield f"rediss://127.0.0.1:{port}/0"
+
+
+async def answer(url: str) -> object:
+    connection = MultiplexedConnection(url)
+    try:
+        return await connection.call("PING")
+    finally:
+        await connection.aclose()
+
+
+async def test_a_client_shows_the_certificate_that_the_url_names(url: str, files: Path) -> None:
+    trusted = f"{url}?ssl_ca_certs={files}/cert.pem"
+    shown = f"{trusted}&ssl_certfile={files}/cert.pem&ssl_keyfile={files}/key.pem"
+    assert await answer(shown) == b"PONG"
+    host = shown.replace("127.0.0.1", "localhost")
+    with pytest.raises(StoreUnavailable, match="ostname mismatch"):
+        await answer(host)
+    assert await answer(f"{host}&ssl_check_hostname=false") == b"PONG"
+    with pytest.raises(StoreUnavailable):
+        await answer(trusted)
+
+
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
+@pytest.mark.parametrize("name", ["nowhere.pem", "key.pem"])
+def test_a_certificate_that_cannot_be_used_is_named(files: Path, option: str, name: str) -> None:
+    with pytest.raises(StoreMisconfigured, match=f"{option}={files}/{name}"):
+        MultiplexedConnection(f"rediss://h/0?{option}={files}/{name}")
