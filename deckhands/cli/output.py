@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -32,8 +32,12 @@ def print_json(value: Any) -> None:
 
 def note(text: str) -> None:
     """Tell a person something that is not the result, if anybody reads it."""
-    with suppress(OSError):
+    try:
         click.echo(clean_line(text, limit=1_000), err=True)
+    except BrokenPipeError:  # what is left in the buffer would change the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    except OSError:
+        return
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def test_celery_and_flower_find_its_workers_by_the_address_that_it_prints(tmp_pa
 
 
 def test_a_worker_is_replaced_though_nobody_reads_of_it(tmp_path):
-    env = environment(tmp_path)
+    env = environment(tmp_path, PYTHONUNBUFFERED="")
     with started("up", "--controllers", "1", "--tools", "0", env=env) as running:
         read_until(running, "Ctrl-C stops it")
         running.stderr.close()
