@@ -35,7 +35,7 @@ LIMIT_ERRORS = (
 """How the error of a conversation begins that has used up a limit (OpenHands section 4.3 and 4.4)."""
 
 _CHECK_MODEL = "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."
-_CHECK_SERVER = "Check LLM_BASE_URL and the network."
+_CHECK_SERVER = "Check LLM_BASE_URL and the network; NO_PROXY names servers that a proxy is not to be asked for."
 REMEDIES = {
     "authentication": "Check LLM_API_KEY.",
     "bad_request": _CHECK_MODEL,

@@ -51,7 +51,13 @@ def create_llm(config: LLMConfig) -> LLM:
         config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
     check_batches(config)
     backend = backend_of(config)
-    llm = _create(backend, config)
+    try:
+        llm = _create(backend, config)
+    except OSError as error:
+        raise LLMConfigError(
+            f"The client of the model {config.model!r} cannot be made: {error.strerror or error}.",
+            remedy="If SSL_CERT_FILE or SSL_CERT_DIR is set, it has to name certificates.",
+        ) from error
     if not takes_images(config):
         llm = WithoutImagesLLM(llm)
     llm = _with_text_tools(llm, backend, config)

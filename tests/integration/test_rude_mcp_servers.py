@@ -61,7 +61,14 @@ async def endless_server(form: str) -> AsyncIterator[str]:
 
 
 def programs() -> list[psutil.Process]:
-    return [found for found in psutil.Process().children(recursive=True) if str(RUDE) in found.cmdline()]
+    return [found for found in psutil.Process().children(recursive=True) if is_rude(found)]
+
+
+def is_rude(process: psutil.Process) -> bool:
+    try:
+        return str(RUDE) in process.cmdline()
+    except psutil.NoSuchProcess:  # or one that has ended and is not waited for yet
+        return False
 
 
 @pytest.mark.parametrize("manner", ["babbles", "repeats"])

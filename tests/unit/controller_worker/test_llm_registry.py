@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,3 +70,15 @@ def test_models_of_openhands_are_its_proxys() -> None:
     assert isinstance(llm, OpenAICompatibleLLM)
     assert str(llm._client.sdk_client.base_url) == "https://llm-proxy.app.all-hands.dev/"
     assert llm._parameters["model"] == "claude-sonnet-4"
+
+
+@pytest.mark.parametrize("backend", ["anthropic", "openai"])
+@pytest.mark.parametrize("name", ["missing", "no-certificates"])
+def test_certificates_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, name: str
+) -> None:
+    (tmp_path / "no-certificates").write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
+    config = LLMConfig(model="my-own", base_url="https://127.0.0.1:1", api_key="k", backend=backend)
+    with pytest.raises(LLMConfigError, match=r"client of the model 'my-own' cannot be made: .* If SSL_CERT_FILE"):
+        create_llm(config)
