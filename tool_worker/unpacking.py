@@ -129,13 +129,11 @@ class Unpacking:
                     os.mkdir(parts[end - 1], 0o755, dir_fd=parent)
 
     def _file(self, parts: tuple[str, ...], content: IO[bytes], mode: int) -> None:
-        with self._draft(parts) as (parent, draft):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(draft, flags, 0o600, dir_fd=parent), "wb") as file:
-                while chunk := content.read(CHUNK_BYTES):
-                    self._count(len(chunk))
-                    file.write(chunk)
-                os.fchmod(file.fileno(), mode & 0o777 | 0o600)
+        with self._draft(parts) as (parent, draft), _new_file(parent, draft) as file:
+            while chunk := content.read(CHUNK_BYTES):
+                self._count(len(chunk))
+                file.write(chunk)
+            os.fchmod(file.fileno(), mode & 0o777 | 0o600)
 
     def _link(self, parts: tuple[str, ...], target: str) -> None:
         if not 0 < len(os.fsencode(target)) <= MAX_LINK_BYTES or "\0" in target:
@@ -183,6 +181,25 @@ class Unpacking:
             raise WorkspaceTooLarge(f"The archive holds more than {self._limits.bytes:,} bytes.")
         if self.done.files > self._limits.files:
             raise WorkspaceTooLarge(f"The archive holds more than {self._limits.files:,} files.")
+
+
+@contextmanager
+def _new_file(directory: int, name: str) -> Iterator[IO[bytes]]:
+    """Yield a new file, which gets its name when it is whole: nothing is left of it if we are killed before.
+
+    Where the file system knows no files without a name, it has its name from the start.
+    """
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    try:
+        descriptor, is_named = os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=directory), False
+    except OSError:
+        own = flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor, is_named = os.open(name, own, 0o600, dir_fd=directory), True
+    with os.fdopen(descriptor, "wb") as file:
+        yield file
+        file.flush()
+        if not is_named:
+            os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=directory)
 
 
 class _Sips:

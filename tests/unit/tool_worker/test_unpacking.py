@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import stat
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from tool_worker.file_tree import TreeLimits
 from tool_worker.unpacking import MAX_HEADER_BYTES, Unpacked, Unpacking
 from tool_worker.workspace_errors import FileUnfit, WorkspaceTooLarge
 
+ROOT = Path(__file__).resolve().parents[3]
 LIMITS = TreeLimits(files=100, bytes=1_000_000)
 
 
@@ -160,3 +163,30 @@ def test_any_bytes_are_an_archive_or_refused(
     folder = tmp_path_factory.mktemp("any")
     with suppress(FileUnfit, WorkspaceTooLarge, OSError):
         unpack(folder, magic + content, form)
+
+
+UNPACK_THE_FILE = """
+import sys
+from pathlib import Path
+from tool_worker.beneath import Directory
+from tool_worker.file_tree import TreeLimits
+from tool_worker.unpacking import Unpacking
+content = Path(sys.argv[1]).read_bytes()
+with Directory(Path(sys.argv[2])) as directory:
+    print("begins", flush=True)
+    Unpacking(directory, TreeLimits(files=9, bytes=2**30)).unpack(content, "tar")
+"""
+
+
+def test_nothing_is_left_of_a_file_whose_unpacking_is_killed(tmp_path: Path) -> None:
+    (archive := tmp_path / "a.tar.gz").write_bytes(tar(member("large", bytes(300_000_000))))
+    (folder := tmp_path / "folder").mkdir()
+    (folder / "large").write_text("as before")
+    command = [sys.executable, "-c", UNPACK_THE_FILE, archive, folder]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as unpacking:
+        assert unpacking.stdout is not None
+        assert unpacking.stdout.readline() == b"begins\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            unpacking.wait(0.1)
+        unpacking.kill()
+    assert tree(folder) == {"large": "as before"}
