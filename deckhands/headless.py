@@ -323,10 +323,7 @@ async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watc
     elif _is_to_be_asked(tally.standing, task):
         await client.resume(conversation_id, model=task.model)
     elif tally.standing.is_settled:
-        raise UsageError(
-            f"The run {conversation_id} has settled ({tally.standing.state}); there is nothing to go on with.",
-            remedy="Say by -t what it is to do next.",
-        )
+        watcher.on_notice(f"This run has settled ({tally.standing.state}); say by -t what it is to do next.")
     return tally.last_event_id
 
 

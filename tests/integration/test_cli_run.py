@@ -93,8 +93,9 @@ def test_what_a_run_leaves(env, home, workspace, tmp_path):
     assert (listed["conversation_id"], listed["state"], listed["title"]) == (cid, "finished", "Do it.")
     assert running_below(home) == []
 
-    refused = deckhands("run", "--resume", cid, env=env)
-    assert (refused.code, "has settled (finished)" in refused.err, "-t" in refused.err) == (2, True, True)
+    told_again = deckhands("run", "--resume", cid, "--json", env=env)
+    assert (told_again.code, told_again.json) == (0, [summary])
+    assert "This run has settled (finished); say by -t what it is to do next." in told_again.err
     other = script(tmp_path / "other.json", {}, {}, finish("Done by another."))
     again = deckhands("run", "--resume", cid, "-t", "Once more.", "--model", other, env=env)
     assert (again.code, again.out.splitlines()[:2]) == (0, [f"The model is now {other}", "You: Once more."])
@@ -243,3 +244,10 @@ def test_an_output_is_mended_and_handed_in(env, workspace, tmp_path):
     *events, summary = done.json
     assert summary["outputs"] == {"n": 3}
     assert [event["reason"] for event in events if event["kind"] == "observation.finish_refused"] == ["output"]
+
+
+def test_a_run_that_needs_a_person_still_does_when_it_is_resumed(env, workspace, tmp_path):
+    model = script(tmp_path / "m.json", {"text": "Which one?"})
+    done = deckhands("run", "-t", "Do it.", "-w", workspace, "--model", model, "--json", env=env)
+    resumed = deckhands("run", "--resume", done.json[-1]["conversation_id"], "--json", env=env)
+    assert (done.code, resumed.code, resumed.json) == (5, 5, [done.json[-1]])
