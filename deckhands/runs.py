@@ -57,7 +57,7 @@ class RunFolder:
             return summarize(self.events())
         try:
             return Summary.from_json(json.loads(self.summary_file.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CorruptEntry(f"{self.summary_file} is not a summary: {error}") from error
 
     def events(self) -> list[Event]:
@@ -66,7 +66,8 @@ class RunFolder:
         Raises:
             CorruptEntry: a line is damaged; names it.
         """
-        lines = self.events_file.read_text(encoding="utf-8").split("\n")[:-1]
+        # Bytes that are no UTF-8 come through, so that their line can be named.
+        lines = self.events_file.read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]
         if not lines:
             raise CorruptEntry(f"{self.events_file} holds no event.", remedy="Go on with the run by --resume.")
         return [_event(line, number, self.events_file) for number, line in enumerate(lines, 1)]
@@ -86,6 +87,6 @@ class Recording:
 
 def _event(line: str, number: int, file: Path) -> Event:
     try:
-        return event_from_export(json.loads(line))
-    except (ValueError, CorruptEntry) as error:
+        return event_from_export(json.loads(line.encode("utf-8", "surrogateescape")))
+    except (ValueError, RecursionError, CorruptEntry) as error:
         raise CorruptEntry(f"Line {number} of {file} is not an event: {error}") from error

@@ -127,7 +127,7 @@ def call(arguments: Sequence[str]) -> int:
     except DeckhandsError as error:
         return _expected(error)
     except Exception as error:  # noqa: BLE001  (the outermost edge)
-        return _unexpected(error)
+        return _expected(known) if (known := _of_home(error)) else _unexpected(error)
     return int(code or 0)
 
 
@@ -138,6 +138,16 @@ def _expected(error: DeckhandsError) -> int:
     if error.remedy:
         click.echo(f"  {error.remedy}", err=True)
     return 2 if isinstance(error, UsageError) else 1
+
+
+def _of_home(error: Exception) -> DeckhandsError | None:
+    """Return the error of a file in the home that is not of the kind it should be, or not ours; None for any other."""
+    with suppress(UsageError):
+        home = FaceSettings.from_env().home
+        if isinstance(error, OSError) and isinstance(error.filename, str) and error.filename.startswith(f"{home}/"):
+            remedy = "Move it away, or choose another home by DECKHANDS_HOME."
+            return DeckhandsError(f"{error.filename} cannot be used: {error.strerror}.", remedy=remedy)
+    return None
 
 
 def _unexpected(error: Exception) -> int:

@@ -102,6 +102,20 @@ class TestTask:
         refused(deckhands("run", "-f", tmp_path / "t", env=env), 2, f"The file {tmp_path}/t is not text in UTF-8.")
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("runs/run-1/events.jsonl", ["export", "run-1"]),
+        ("runs/run-1/summary.json", ["show", "run-1"]),
+        ("cluster/url", ["up", "--controllers", "0", "--tools", "0"]),
+    ],
+)
+def test_a_directory_where_a_file_of_the_home_belongs(env, tmp_path, name, arguments):
+    (path := tmp_path / "home" / name).mkdir(parents=True)
+    told = f"deckhands: {path} cannot be used: Is a directory."
+    refused(deckhands(*arguments, env=env), 1, told, "Move it away, or choose another home by DECKHANDS_HOME.")
+
+
 class TestWorkspace:
     def test_that_does_not_exist(self, env, tmp_path):
         done = deckhands("run", "-t", "x", "-w", tmp_path / "nowhere", env=env)
@@ -297,9 +311,10 @@ class TestRuns:
         leave_a_run(tmp_path / "home" / "runs" / "abc")
         refused(deckhands("pause", "abc", env=env), 2, "The run abc is not under way.", "`deckhands run --resume abc`")
 
-    def test_a_damaged_line(self, env, tmp_path):
+    @pytest.mark.parametrize("line", [b"{}", b'"\xff"', b"[" * 100_000], ids=["fields", "bytes", "depth"])
+    def test_a_damaged_line(self, env, tmp_path, line):
         folder = leave_a_run(tmp_path / "home" / "runs" / "abc")
-        folder.events_file.write_text("{}\n")
+        folder.events_file.write_bytes(line + b"\n")
         refused(deckhands("export", "abc", env=env), 1, f"Line 1 of {folder.events_file} is not an event")
 
     def test_a_file_that_cannot_be_written(self, env, tmp_path):
@@ -310,17 +325,17 @@ class TestRuns:
 
 class TestUnexpectedErrors:
     @pytest.fixture
-    def broken(self, tmp_path):
-        """A run whose file of events is a directory, which nobody foresaw."""
-        folder = RunFolder(tmp_path / "home" / "runs" / "abc")
-        folder.events_file.mkdir(parents=True)
+    def broken(self, tmp_path, monkeypatch):
+        """A run on a machine where reading JSON fails in a way that nobody foresaw."""
+        leave_a_run(tmp_path / "home" / "runs" / "abc")
+        monkeypatch.setattr(json, "loads", lambda _: 1 / 0)
 
     @pytest.mark.usefixtures("broken")
     def test_one_line_and_where_the_traceback_is(self, env, tmp_path):
         done = deckhands("show", "abc", env=env)
         assert done.code == 1
         assert re.fullmatch(
-            r"deckhands: unexpected error: IsADirectoryError: .*\n  .* at the end of .*/home/errors\.log\.\n", done.err
+            r"deckhands: unexpected error: ZeroDivisionError: .*\n  .* at the end of .*/home/errors\.log\.\n", done.err
         )
         assert "Traceback (most recent call last)" in (tmp_path / "home" / "errors.log").read_text()
 
