@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,13 +32,14 @@ from tool_worker.host_connection import HostConnection
 from tool_worker.host_folder import HostFolder
 from tool_worker.host_handover import start_and_hand_over
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
-from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, Sandbox, interpreter
+from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, ResourceLimits, Sandbox, interpreter
 from tool_worker.sandbox.seccomp import system_call_filter
 from tool_worker.spawning import in_memory, opened, spawn
 from tool_worker.workspace_errors import HostLost, WorkspaceUnavailable
 
 END_GRACE_SECONDS = 3.0
 DEATH_LIMIT_SECONDS = 10.0
+BOUND_AFTER_SECONDS = 0.008
 LOCK_POLL_SECONDS = 0.02
 
 _T = TypeVar("_T")
@@ -82,15 +83,34 @@ def start_host(
         return spawn(command, sources)
 
 
-def bound_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: GroupLimits) -> None:
+def bound_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: ResourceLimits) -> None:
     """Bound what a host, of which nothing has been asked yet, will ever start.  Idempotent.
 
-    Blocks for milliseconds, unless it is done already. Not before it has answered: in a group its start costs a third
-    more CPU.
+    Blocks for ten milliseconds or so, unless it is done already.
     """
     main = folder.main_pid()
     if main is not None:
-        groups.enclose(host_id, [main, *children(main)], limits)
+        groups.enclose(host_id, [main, *children(main)], GroupLimits(limits.memory_bytes, limits.processes))
+
+
+@asynccontextmanager
+async def bounding(bound: Callable[[], None]) -> AsyncIterator[None]:
+    """Begin to bound a host while it starts, so that little is left to wait for once it has answered.
+
+    Not at once: in a group a start costs up to a third more CPU. What the host starts meanwhile may be missed, and an
+    error is not told: it has to be bounded again when it has answered.
+    """
+
+    async def begin() -> None:
+        await asyncio.sleep(BOUND_AFTER_SECONDS)
+        with suppress(OSError):
+            await asyncio.to_thread(bound)
+
+    beginning = asyncio.create_task(begin())
+    try:
+        yield
+    finally:
+        await to_its_end(beginning)
 
 
 async def interrupt_host(folder: HostFolder, action_id: int | None) -> bool:

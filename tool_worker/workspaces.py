@@ -14,6 +14,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from broker.ids import check_conversation_id
@@ -22,12 +23,21 @@ from tool_worker.egress.gate import EGRESS_PORT, EgressGate, proxy_environment
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host_connection import HostConnection
 from tool_worker.host_folder import HostFolder
-from tool_worker.host_launch import bound_host, end_host, interrupt_host, reap, start_host, to_its_end, wait_until_dead
+from tool_worker.host_launch import (
+    bound_host,
+    bounding,
+    end_host,
+    interrupt_host,
+    reap,
+    start_host,
+    to_its_end,
+    wait_until_dead,
+)
 from tool_worker.node_room import NodeRoom, end_least_used
 from tool_worker.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.choice import AUTO
-from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
+from tool_worker.sandbox.control_groups import ControlGroups
 from tool_worker.sandbox.docker import Containers, DockerSandbox
 from tool_worker.sandbox.none import NoSandbox, temporary_directory
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
@@ -296,7 +306,8 @@ class Workspaces:
                 async with self._starting:
                     await self._make_room()
                     await self._start(folder, binding, alive_fd)
-                    return await self._connect(folder, binding)
+                    async with bounding(partial(self._bound, folder, binding)):
+                        return await self._connect(folder, binding)
             except (OSError, HostLost) as error:
                 # A host that is ending still holds its lock but takes no connection any more.
                 failure = error
@@ -309,13 +320,15 @@ class Workspaces:
         """Connect to a host, and bound what it will ever start, if nobody has got to that yet."""
         connection = await HostConnection.attach(folder.conversation_id, folder.connect())
         try:
-            if self._groups is not None and binding.sandbox == BubblewrapSandbox.name:
-                limits = GroupLimits(self._limits.memory_bytes, self._limits.processes)
-                await asyncio.to_thread(bound_host, folder, self._groups, binding.host_id, limits)
+            await asyncio.to_thread(self._bound, folder, binding)
         except BaseException:
             await connection.detach()
             raise
         return connection
+
+    def _bound(self, folder: HostFolder, binding: Binding) -> None:
+        if self._groups is not None and binding.sandbox == BubblewrapSandbox.name:
+            bound_host(folder, self._groups, binding.host_id, self._limits)
 
     async def _start(self, folder: HostFolder, binding: Binding, alive_fd: int) -> None:
         """Start a host, which takes the lock over, and give up our own hold of it."""
@@ -336,13 +349,12 @@ class Workspaces:
     async def _plan(self, binding: Binding, folder: HostFolder) -> tuple[Sandbox, Enclosure, HostConfiguration]:
         sandbox = await self._sandboxes.get(binding.sandbox)
         workspace = Path(binding.path)
-        is_around_root = self._root.is_relative_to(workspace)
         enclosure = Enclosure(
             workspace,
             binding.mount_at,
             has_network=binding.has_network,
             read_only=self._read_only if sandbox.inherits_descriptors else (),
-            hidden=(self._root,) if is_around_root else (),
+            hidden=(self._root,) if self._root.is_relative_to(workspace) else (),
             temporary_bytes=self._limits.temporary_bytes,
             is_own=workspace == folder.workspace,
             image=binding.image,
@@ -383,7 +395,6 @@ class Workspaces:
 
     async def _reap(self) -> None:
         left = {pid for pid in self._started if not reap(pid)}
-        have_ended = left != self._started
-        self._started = left
+        have_ended, self._started = left != self._started, left
         if have_ended and self._groups is not None:
             await asyncio.to_thread(self._groups.drop_empty)
