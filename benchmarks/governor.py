@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.bench import Bench
 from benchmarks.cluster import POLL_SECONDS, BenchCluster, model_server_arguments, running_cluster
 from benchmarks.figures import Figure, Result, Spread
-from broker.events import AgentSpec, Event, ModelCallFailed, ModelReply, Tenancy
-from broker.ledger import Ledger, nano
+from broker.contract.events import AgentSpec, Event, ModelCallFailed, ModelReply, Tenancy
+from broker.limits.ledger import Ledger, nano
 from tests.model_server.running_server import RunningModelServer
 
 REQUESTS_PER_SECOND = 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from broker.actions import CmdRunAction, MessageAction, RecallAction, RecallType, SystemMessageAction
-from broker.agent_state import AgentState
-from broker.events import (
+from broker.contract.actions import CmdRunAction, MessageAction, RecallAction, RecallType, SystemMessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import (
     ConversationCreated,
     Event,
     EventSource,
@@ -15,7 +15,12 @@ from broker.events import (
     TokenUsage,
     ToolCallMetadata,
 )
-from broker.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation, NullObservation
+from broker.contract.observations import (
+    AgentStateChangedObservation,
+    CmdOutputMetadata,
+    CmdOutputObservation,
+    NullObservation,
+)
 
 OUTPUT_CHARS = 1_100
 """Makes an observation of 1.4 KB, its fields included."""

@@ -21,19 +21,19 @@ from time import perf_counter
 
 import psutil
 
-from broker import codec
-from broker.action_queue import ActionClaimed, ActionDelivery
-from broker.actions import MessageAction, ToolCallAction
-from broker.custom_tools import custom_tool
-from broker.embedded import EmbeddedValkey
-from broker.event_log import EventLog
-from broker.events import ConversationCreated, EventSource, WorkspaceSpec, with_id
-from broker.store import Store, open_store
-from tool_worker.executor import Executor
-from tool_worker.host_folder import HostFolder
-from tool_worker.open_workspace import OpenWorkspace
+from broker.contract import codec
+from broker.contract.actions import MessageAction, ToolCallAction
+from broker.contract.events import ConversationCreated, EventSource, WorkspaceSpec, with_id
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery
+from broker.log.event_log import EventLog
+from broker.store.embedded import EmbeddedValkey
+from broker.store.store import Store, open_store
+from broker.tools.custom_tools import custom_tool
 from tool_worker.tools.offered import OfferedTools
-from tool_worker.workspaces import Workspaces
+from tool_worker.worker.executor import Executor
+from tool_worker.workspace.host_folder import HostFolder
+from tool_worker.workspace.open_workspace import OpenWorkspace
+from tool_worker.workspace.workspaces import Workspaces
 
 FLOOD, CALLER = "flooding", "caller"
 ALWAYS = {"timeout": 600, "blocking": True}

@@ -12,14 +12,14 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from broker import codec
-from broker.action_queue import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed
-from broker.actions import CmdRunAction
-from broker.event_log import EventLog
-from broker.ids import new_worker_id
-from broker.membership import HEARTBEAT_SECONDS, Membership
-from broker.observations import CmdOutputMetadata, CmdOutputObservation
-from broker.store import Store, open_store
+from broker.contract import codec
+from broker.contract.actions import CmdRunAction
+from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, ActionReclaimed
+from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.log.event_log import EventLog
+from broker.runtime.ids import new_worker_id
+from broker.store.store import Store, open_store
 
 POOL = "noop"
 NODE = "benchmark"

@@ -11,11 +11,12 @@ from benchmarks.cluster import BenchCluster, running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from benchmarks.history import observation, output
 from benchmarks.machine import on_one_core
-from broker.actions import CmdRunAction
-from broker.events import ConversationCreated
-from broker.ids import new_conversation_id, new_worker_id
-from broker.membership import Membership
-from broker.ownership import Claimed, Owners, Ownership
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import ConversationCreated
+from broker.coordination.membership import Membership
+from broker.coordination.ownership import Claimed, Owners
+from broker.log.fencing import Ownership
+from broker.runtime.ids import new_conversation_id, new_worker_id
 
 APPEND_TARGET_MS = 0.1
 CYCLE_TARGET_MS = 0.2

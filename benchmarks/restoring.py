@@ -9,13 +9,13 @@ from benchmarks.bench import Bench, spread
 from benchmarks.cluster import running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from benchmarks.history import conversation, output
-from broker.ids import new_conversation_id, new_worker_id
-from broker.membership import Membership
-from broker.ownership import Claimed, Owners
-from controller_worker.controller import fold
+from broker.coordination.membership import Membership
+from broker.coordination.ownership import Claimed, Owners
+from broker.runtime.ids import new_conversation_id, new_worker_id
+from controller_worker.core.controller import fold
+from controller_worker.core.state import State, snapshot_of, state_from
 from controller_worker.memory.conversation_memory import ConversationMemory
-from controller_worker.state import State, snapshot_of, state_from
-from deckhands.client import Client
+from deckhands.client.client import Client
 
 EVENTS = 358
 LONG_EVENTS = 5_000

@@ -22,7 +22,7 @@ from benchmarks.figures import Figure, Result, Spread
 from benchmarks.machine import cpu_seconds
 from benchmarks.noop_tool import NoopTool
 from benchmarks.script import write_script
-from broker.observations import CmdOutputObservation
+from broker.contract.observations import CmdOutputObservation
 from tests.model_server.running_server import RunningModelServer
 
 CPU_TARGET_MS = 1.0
@@ -149,7 +149,7 @@ async def measure_bash(bench: Bench) -> Result:
         await cluster.start_tools()
         script = write_script(scripts / "echo.json", steps, command="echo hi")
         for round_number in range(bench.choose(smoke=1, short=3, full=5)):
-            workspace = bench.directory / f"workspace-{round_number}"
+            workspace = bench.directory.resolve() / f"workspace-{round_number}"
             workspace.mkdir()
             cid = await cluster.submit(model=f"scripted/{script}", pool="bash", workspace=workspace)
             await cluster.until_finished(1)

@@ -22,8 +22,7 @@ from itertools import count
 from pathlib import Path
 from time import perf_counter
 
-from broker.action_queue import ActionClaimed
-from broker.actions import (
+from broker.contract.actions import (
     BrowseInteractiveAction,
     CmdRunAction,
     IPythonRunCellAction,
@@ -31,22 +30,23 @@ from broker.actions import (
     OfferedToolAction,
     ToolCallAction,
 )
-from broker.code_search import CodeSearchAction
-from broker.custom_tools import custom_tool
-from broker.errors import UsageError
-from broker.events import Action, Observation
-from broker.file_events import FileEditAction, FileReadAction, FileReadSource, FileWriteAction
-from broker.observations import ErrorObservation
-from broker.tool_specs import ToolOffer
-from tool_worker.open_workspace import OpenWorkspace
-from tool_worker.session_programs import SessionPrograms, session_programs
+from broker.contract.code_search import CodeSearchAction
+from broker.contract.events import Action, Observation
+from broker.contract.file_events import FileEditAction, FileReadAction, FileReadSource, FileWriteAction
+from broker.contract.observations import ErrorObservation
+from broker.contract.tool_specs import ToolOffer
+from broker.coordination.action_streams import ActionClaimed
+from broker.runtime.errors import UsageError
+from broker.tools.custom_tools import custom_tool
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp_launch import SandboxedLaunch
 from tool_worker.tools.mcp_tools import McpServers
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.open_workspace import OpenWorkspace
+from tool_worker.workspace.session_programs import SessionPrograms, session_programs
+from tool_worker.workspace.workspaces import Workspaces
 
 MCP_SERVER = Path(__file__).resolve().parent.parent / "tests" / "example_mcp_server.py"
 SLOW = ("ipython", "browser")

@@ -12,7 +12,7 @@ from benchmarks.cluster import BenchCluster, running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from benchmarks.machine import cpu_seconds
 from benchmarks.noop_tool import POOL
-from broker.events import AgentSpec, DelegateEnded, Limits, LLMSpec, WorkspaceSpec
+from broker.contract.events import AgentSpec, DelegateEnded, Limits, LLMSpec, WorkspaceSpec
 
 BRANCHES = 5
 LEAVES = 9

@@ -5,7 +5,7 @@ heartbeat in the store proves work, because the loop that does the work sends it
 healthy, 1 for a heartbeat that has lapsed, 3 when nothing can be said, because the store does not answer or does not
 let us in; restarting a worker would not mend that.
 
-Holds: a heartbeat's age is measured by the store's own clock.
+Holds: a heartbeat's age is measured by the time that the heartbeats themselves keep.
 Does not: tell apart several workers of one role on one host; it is for containers, which hold one each.
 Keys: reads `deck:{k}:workers`.
 """
@@ -17,11 +17,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.connection import Connection, MultiplexedConnection
-from broker.errors import DeckhandsError
-from broker.ids import worker_id_prefix
-from broker.keys import ShardKeys
-from broker.settings import BrokerSettings
+from broker.runtime.errors import DeckhandsError
+from broker.runtime.ids import worker_id_prefix
+from broker.runtime.settings import BrokerSettings
+from broker.store.connection import Connection, MultiplexedConnection
+from broker.store.keys import ShardKeys
 
 HEALTHY, LAPSED, NOTHING_TO_SAY = 0, 1, 3
 WORKER_ROLES = ("controller", "tool")
@@ -52,8 +52,7 @@ async def check_worker(connection: Connection, role: str) -> Verdict:
         StoreError: the store does not answer, or refuses.
     """
     prefix = worker_id_prefix(role)
-    seconds, micros = await connection.call("TIME")
-    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    _, now_ms = await connection.call("FCALL", "deck_now", 1, ShardKeys(0).root)
     # A worker beats in every shard in turn, so the first one speaks for all.
     flat = await connection.call("ZRANGE", ShardKeys(0).workers, 0, -1, "WITHSCORES")
     deadlines = [float(flat[i + 1]) for i in range(0, len(flat), 2) if flat[i].decode().startswith(prefix)]

@@ -9,9 +9,9 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
-from broker.bootstep import add_loop
-from broker.celery_app import make_app
-from controller_worker.consumer import ControllerConsumer
+from broker.celery.app import make_app
+from broker.celery.bootstep import add_loop
+from controller_worker.loop.consumer import ControllerConsumer
 from controller_worker.settings import controller_settings
 
 settings = controller_settings()

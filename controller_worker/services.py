@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.event_log import EventLog
-from broker.notebooks import Notebooks
-from broker.ownership import Owners
-from broker.probation import Turns
-from broker.quotas import QuotaTable
-from broker.store import Store
-from controller_worker.batch_keeper import BatchKeeper
-from controller_worker.call_gate import Gates
-from controller_worker.hooks import Hooks
-from controller_worker.models import Models
+from broker.coordination.crash_attribution import Turns
+from broker.coordination.notebooks import Notebooks
+from broker.coordination.ownership import Owners
+from broker.limits.quotas import QuotaTable
+from broker.log.event_log import EventLog
+from broker.store.store import Store
+from controller_worker.calls.batch_keeper import BatchKeeper
+from controller_worker.calls.call_gate import Gates
+from controller_worker.calls.models import Models
+from controller_worker.loop.hooks import Hooks
 
 
 @dataclass(frozen=True, slots=True)

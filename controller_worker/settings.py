@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from broker.failpoints import arm
-from broker.quotas import QuotaTable
-from broker.secrets import no_key, secret_key
-from broker.settings import BrokerSettings
+from broker.limits.quotas import QuotaTable
+from broker.runtime.failpoints import arm
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.secrets import no_key, secret_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class ControllerSettings:
         celery_url: Celery's broker.
         max_conversations: how many it holds at once, waiting ones included.
         idle_seconds: how long a conversation that only waits is kept in memory.
+        heartbeat_ttl_seconds: see `BrokerSettings`.
         model_env: the environment that model settings (`LLM_*`) are read from.
         quotas: of models, for the whole cluster.
         hooks: the file that names the hooks; empty for none.
@@ -33,6 +34,7 @@ class ControllerSettings:
     shards: int
     max_conversations: int
     idle_seconds: float
+    heartbeat_ttl_seconds: float
     model_env: Mapping[str, str]
     quotas: QuotaTable
     hooks: str
@@ -53,6 +55,7 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
         shards=broker.shards,
         max_conversations=broker.max_conversations,
         idle_seconds=broker.idle_seconds,
+        heartbeat_ttl_seconds=broker.heartbeat_ttl_seconds,
         model_env=dict(env),
         quotas=QuotaTable.of_setting(broker.quotas),
         hooks=broker.hooks,

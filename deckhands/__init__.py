@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deckhands.client import Client
-    from deckhands.summary import Summary
+    from deckhands.client.client import Client
+    from deckhands.reading.summary import Summary
 
 __all__ = ["Client", "Summary"]
 
-_HOMES = {"Client": "deckhands.client", "Summary": "deckhands.summary"}
+_HOMES = {"Client": "deckhands.client.client", "Summary": "deckhands.reading.summary"}
 
 
 def __getattr__(name: str) -> Any:

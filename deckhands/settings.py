@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.errors import UsageError
-from broker.settings import BrokerSettings
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import BrokerSettings
 
 SANDBOXES = ("auto", "bwrap", "docker", "none")
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")

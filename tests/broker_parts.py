@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from broker.action_queue import ActionDelivery, ActionQueue, routes
-from broker.actions import CmdRunAction, MessageAction
-from broker.connection import Argument, Connection
-from broker.errors import OutcomeUnknown
-from broker.event_log import Appended, EventLog
-from broker.events import ConversationCreated, Event, EventSource
-from broker.membership import Membership
-from broker.observations import CmdOutputObservation
-from broker.ownership import Claimed, Owners, Ownership
-from broker.store import Store
+from broker.contract.actions import CmdRunAction, MessageAction
+from broker.contract.events import ConversationCreated, Event, EventSource
+from broker.contract.observations import CmdOutputObservation
+from broker.coordination.action_streams import ActionDelivery, ActionQueue, routes
+from broker.coordination.membership import Membership
+from broker.coordination.ownership import Claimed, Owners
+from broker.log.event_log import Appended, EventLog
+from broker.log.fencing import Ownership
+from broker.runtime.clock import ManualClock
+from broker.runtime.errors import OutcomeUnknown
+from broker.store.connection import Argument, Connection
+from broker.store.store import Store
 
 CID = "conversation-1"
 
@@ -56,6 +58,13 @@ async def lapse(store: Store, worker_id: str) -> None:
     """Let a worker's heartbeat have lapsed long ago."""
     for shard in store.all_shards:
         await store.connection.call("ZADD", shard.workers, 1, worker_id)
+
+
+async def pass_time(store: Store, clock: ManualClock, seconds: float, *, worker_id: str) -> None:
+    """Let time pass, at the end of which a worker beats: where nobody does, the store's time stands still."""
+    clock.advance(seconds)
+    for shard in store.all_shards:
+        await store.function("deck_tick", (shard.root,), worker_id, 3_600_000, 1, 3_600_000)
 
 
 async def claim(store: Store, worker_id: str, conversation_id: str = CID) -> Ownership:
@@ -109,6 +118,10 @@ class LosingConnection:
         self._inner = inner
         self._loses = loses
         self.lost = 0
+
+    @property
+    def connects(self) -> int:
+        return self._inner.connects
 
     async def call(self, *sent: Argument) -> Any:
         reply = await self._inner.call(*sent)

@@ -11,12 +11,12 @@ from typing import Any
 
 from aiohttp import web
 
-from broker.actions import BrowseInteractiveAction, BrowseURLAction
-from broker.events import Observation
-from broker.observations import BrowserOutputObservation
-from tool_worker.session_programs import session_programs
+from broker.contract.actions import BrowseInteractiveAction, BrowseURLAction
+from broker.contract.events import Observation
+from broker.contract.observations import BrowserOutputObservation
 from tool_worker.tools.registry import TOOLS
-from tool_worker.workspaces import OpenWorkspace
+from tool_worker.workspace.session_programs import session_programs
+from tool_worker.workspace.workspaces import OpenWorkspace
 
 LIMIT_SECONDS = 90.0
 PROGRAMS = session_programs(["browser"])

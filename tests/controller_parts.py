@@ -10,9 +10,15 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from broker.actions import ChangeAgentStateAction, MessageAction, RecallAction, RiskyAction, SystemMessageAction
-from broker.agent_state import AgentState
-from broker.events import (
+from broker.contract.actions import (
+    ChangeAgentStateAction,
+    MessageAction,
+    RecallAction,
+    RiskyAction,
+    SystemMessageAction,
+)
+from broker.contract.agent_state import AgentState
+from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
     Event,
@@ -26,20 +32,22 @@ from broker.events import (
     WorkspaceSpec,
     with_id,
 )
-from broker.notes import Note
-from broker.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
+from broker.contract.notes import Note
+from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
+from broker.contract.skills import NO_SKILLS
 from controller_worker.agents.registry import create_agent
-from controller_worker.commit import Commit, greeting, settle
-from controller_worker.confirmation import carried_out
-from controller_worker.controller import apply, next_effect
-from controller_worker.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Recall
-from controller_worker.handing_in import examined
+from controller_worker.core.commit import Commit, settle
+from controller_worker.core.confirmation import carried_out
+from controller_worker.core.controller import apply, next_effect
+from controller_worker.core.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Recall
+from controller_worker.core.inbox import recalled
+from controller_worker.core.output import examined
+from controller_worker.core.state import State, snapshot_of, state_from
+from controller_worker.core.survey import skills_from
 from controller_worker.llm.messages import Message
+from controller_worker.loop.answering import greeting
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
-from controller_worker.memory.survey import skills_from
-from controller_worker.recalling import recalled
 from controller_worker.security.assessment import assessed
-from controller_worker.state import State, snapshot_of, state_from
 
 CID = "conversation-1"
 WORKSPACE = WorkspaceSpec(path="/srv/project")
@@ -110,9 +118,9 @@ class Core:
         for event in events:
             stamped = with_id(event, self.state.version + 1).model_copy(update={"timestamp": self.now})
             self.events.append(stamped)
-            before, self.state = self.state.agent.name, apply(self.state, stamped)
-            if stamped.id > 1 and self.state.agent.name != before:
-                self.agent = create_agent(self.state.agent)
+            before, self.state = self.state.setup.agent.name, apply(self.state, stamped)
+            if stamped.id > 1 and self.state.setup.agent.name != before:
+                self.agent = create_agent(self.state.setup.agent)
 
     def say(self, text: str = "and this") -> None:
         self.put(said(text))
@@ -145,7 +153,7 @@ class Core:
             return greeting(self.agent, self.state)
         if isinstance(effect, Recall):
             answer = self.event(effect.survey_id) if effect.survey_id else None
-            skills = skills_from(answer) if isinstance(answer, Observation) else ()
+            skills = skills_from(answer) if isinstance(answer, Observation) else NO_SKILLS
             return recalled(self.state, skills, self.notes)
         if isinstance(effect, Append):
             return effect
@@ -161,12 +169,12 @@ class Core:
             content=text,
             tool_calls=calls,
             model="acme/large",
-            iteration=self.state.iteration + 1,
+            iteration=self.state.usage.iteration + 1,
             seen_id=self.state.version if seen_id is None else seen_id,
             **{"cost_usd": 0.25, "usage": TokenUsage(prompt_tokens=100, completion_tokens=10)} | fields,
         )
-        events = (event, *examined(self.agent.events_of(event), self.state.agent.output))
-        return self.append(*assessed(events, self.state.agent.confirmation, WORKSPACE))
+        events = (event, *examined(self.agent.events_of(event), self.state.setup.agent.output))
+        return self.append(*assessed(events, self.state.setup.agent.confirmation, WORKSPACE))
 
     def append(self, *events: Event) -> Effect:
         """Append what the shell made of a model's answer."""

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from broker.actions import ChangeAgentStateAction
-from broker.agent_state import AgentState
-from broker.connection import Argument, Connection, MultiplexedConnection
-from broker.conversations import Conversations
-from broker.event_log import EventLog
-from broker.events import AgentSpec, ConversationCreated, Event, EventSource, LLMSpec
-from broker.membership import Membership
-from broker.ownership import Claimed, Owners
-from broker.specs import DEFAULT_CONDENSER, CondenserSpec
-from broker.store import Store, open_store
-from controller_worker.conversation_loop import ConversationLoop
-from controller_worker.models import Models
+from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, LLMSpec
+from broker.contract.specs import DEFAULT_CONDENSER, CondenserSpec
+from broker.coordination.membership import Membership
+from broker.coordination.ownership import Claimed, Owners
+from broker.log.conversations import Conversations
+from broker.log.event_log import EventLog
+from broker.store.connection import Argument, Connection, MultiplexedConnection
+from broker.store.store import Store, open_store
+from controller_worker.calls.models import Models
+from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.services import Services
 from tests.controller_parts import answer, said
 from tests.polling import until
@@ -44,6 +44,10 @@ class WatchedConnection:
         self._inner = inner
         self.counts: Counter[str] = Counter()
         self.before: dict[str, Callable[[], Awaitable[Any]]] = {}
+
+    @property
+    def connects(self) -> int:
+        return self._inner.connects
 
     async def call(self, *command: Argument) -> Any:
         await self._note(command)

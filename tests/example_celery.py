@@ -8,7 +8,7 @@ from pathlib import Path
 from celery import Celery
 from pydantic import BaseModel
 
-from broker.celery_tool import celery_tool
+from broker.tools.celery_tool import celery_tool
 
 URL = os.environ.get("EXAMPLE_CELERY_URL", "memory://")
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from broker.custom_tools import ToolContext, ToolFailed, custom_tool
+from broker.tools.custom_tools import ToolContext, ToolFailed, custom_tool
 
 
 def note(line: str) -> None:

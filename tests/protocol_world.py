@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.action_queue import routes
-from broker.actions import CmdRunAction
-from broker.conversations import Conversations
-from broker.errors import UnknownConversation
-from broker.event_log import EventLog
-from broker.membership import Membership
-from broker.observations import CmdOutputObservation
-from broker.ownership import Claimed, Owners, Ownership
-from broker.store import Store
+from broker.contract.actions import CmdRunAction
+from broker.contract.observations import CmdOutputObservation
+from broker.coordination.action_streams import routes
+from broker.coordination.membership import Membership
+from broker.coordination.ownership import Claimed, Owners
+from broker.log.conversations import Conversations
+from broker.log.event_log import EventLog
+from broker.log.fencing import Ownership
+from broker.runtime.errors import UnknownConversation
+from broker.store.store import Store
 from tests.broker_parts import begin, command, lapse, message, output
 
 CONVERSATIONS = ("conversation-a", "conversation-b")
@@ -112,7 +113,8 @@ class World:
 
     async def tick(self, slot: str, patience_ms: int) -> Any:
         root = self.store.all_shards[0].root
-        return await self.store.function("deck_tick", (root,), self.names[slot], 3_600_000, 1, patience_ms)
+        outcome, *done = await self.store.function("deck_tick", (root,), self.names[slot], 3_600_000, 1, patience_ms)
+        return [outcome, *done[:3]]  # what follows is the time
 
     async def leave(self, slot: str) -> Any:
         await self.memberships[self.names[slot]].leave()
@@ -170,7 +172,7 @@ class World:
         ownership = self.claims[n % len(self.claims)].ownership
         cid = ownership.conversation_id
         seen_id = await self.log.last_id(cid)
-        found = await self.owners.release(ownership, seen_id=seen_id, due_ms=due)
+        found = await self.owners.release(ownership, seen_id=seen_id, delay_seconds=due)
         self.read_to[cid] = seen_id if await self._owner(cid) == "" else 0
         return found
 

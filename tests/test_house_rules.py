@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 import tomllib
 from collections import Counter
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -18,30 +20,33 @@ RULE_BY_NAME = {rule.name: rule for rule in RULES}
 
 # rule, path, text, the lines that break it
 BROKEN = [
-    ("floors", "broker/a.py", "import controller_worker.state", {1}),
+    ("floors", "broker/a.py", "import controller_worker.core.state", {1}),
     ("floors", "broker/a.py", "from deckhands import client", {1}),
     ("floors", "controller_worker/a.py", "def f():\n    from tool_worker.registry import tools", {2}),
     ("floors", "tool_worker/tools/a.py", "from ...controller_worker import state", {1}),
     ("floors", "tool_worker/a.py", "import importlib\nimportlib.import_module('controller_worker.llm')", {2}),
     ("floors", "deckhands/a.py", "from tool_worker import app", {1}),
     ("floors", "broker/a.py", "from tests.server import start", {1}),
+    ("rooms", "controller_worker/core/a.py", "from controller_worker.loop.hooks import Hooks", {1}),
+    ("rooms", "broker/store/a.py", "import json\nfrom broker.log import event_log", {2}),
+    ("room_entrance", "broker/log/__init__.py", '"""Logs."""', {1}),
     ("store_door", "controller_worker/a.py", "import redis.asyncio as store", {1}),
     ("store_door", "deckhands/a.py", "def f():\n    from hiredis import Reader", {2}),
-    ("celery_door", "broker/ownership.py", "from celery import Celery", {1}),
+    ("celery_door", "broker/coordination/ownership.py", "from celery import Celery", {1}),
     ("celery_door", "deckhands/gateway/app.py", "import kombu", {1}),
-    ("model_door", "controller_worker/controller.py", "import litellm", {1}),
+    ("model_door", "controller_worker/core/controller.py", "import litellm", {1}),
     ("model_door", "tool_worker/a.py", "from anthropic import AsyncAnthropic", {1}),
-    ("asgi_door", "deckhands/headless.py", "from starlette.routing import Route", {1}),
+    ("asgi_door", "deckhands/runs/headless.py", "from starlette.routing import Route", {1}),
     ("environment_door", "broker/a.py", "import os\nx = os.environ.get('A')", {2}),
     ("environment_door", "broker/a.py", "from os import getenv as read\nx = read('A')", {1, 2}),
     ("environment_door", "deckhands/cli/a.py", "import os as system\nx = system.getenv('A')", {2}),
-    ("clock_door", "broker/ownership.py", "import time", {1}),
+    ("clock_door", "broker/coordination/ownership.py", "import time", {1}),
     ("clock_door", "tool_worker/shell.py", "from time import monotonic", {1}),
     ("random_door", "controller_worker/a.py", "import random", {1}),
     ("random_door", "tool_worker/host/shell.py", "import uuid", {1}),
     ("random_door", "broker/a.py", "from datetime import UTC, datetime\nx = datetime.now(UTC)", {2}),
     ("random_door", "broker/a.py", "import datetime as dt\nx = dt.datetime.utcnow()", {2}),
-    ("late_model_libraries", "controller_worker/llm/litellm_backend.py", "import litellm", {1}),
+    ("late_model_libraries", "controller_worker/backends/litellm_backend.py", "import litellm", {1}),
     (
         "late_model_libraries",
         "controller_worker/llm/a_backend.py",
@@ -51,7 +56,7 @@ BROKEN = [
     ("declared_dependencies", "broker/a.py", "import aiohttp", {1}),
     ("declared_dependencies", "broker/a.py", "def f():\n    import some_unknown_library", {2}),
     ("host_standard_library", "tool_worker/host/shell.py", "import psutil", {1}),
-    ("host_standard_library", "tool_worker/host/shell.py", "from broker.errors import UsageError", {1}),
+    ("host_standard_library", "tool_worker/host/shell.py", "from broker.runtime.errors import UsageError", {1}),
     ("host_standard_library", "tool_worker/host/shell.py", "from tool_worker.masking import mask", {1}),
     ("host_standard_library", "tool_worker/host/shell.py", "from .. import masking", {1}),
     ("safe_loading", "broker/a.py", "import pickle", {1}),
@@ -77,14 +82,14 @@ BROKEN = [
     ("noun_files", "broker/event_log_2.py", '"""M."""', {1}),
     ("noun_files", "broker/event_log_impl.py", '"""M."""', {1}),
     ("noun_files", "deckhands/cli/verbs/run.py", '"""M."""', {1}),
-    ("noun_files", "broker/__init__.py", '"""M."""\nfrom broker.event_log import EventLog', {2}),
+    ("noun_files", "broker/__init__.py", '"""M."""\nfrom broker.log.event_log import EventLog', {2}),
     ("finished", "broker/a.py", "x = 1  # TODO: later", {1}),
-    ("finished", "broker/functions.lua", "-- here\n-- FIXME: there", {2}),
+    ("finished", "broker/log/functions.lua", "-- here\n-- FIXME: there", {2}),
     ("finished", "broker/a.py", "def f():\n    raise NotImplementedError", {2}),
     ("finished", "broker/a.py", 'def f():\n    """F."""\n    ...', {1}),
     ("finished", "broker/a.py", "class A:\n    def f(self):\n        pass", {2}),
     ("no_print", "tool_worker/host/shell.py", "print('x')", {1}),
-    ("no_print", "deckhands/headless.py", "def f():\n    print('x')", {2}),
+    ("no_print", "deckhands/runs/headless.py", "def f():\n    print('x')", {2}),
     ("no_lingering_state", "broker/a.py", "x = 1\ndef f():\n    global x\n    x = 2", {3}),
     ("no_lingering_state", "broker/a.py", "class A:\n    def __del__(self): ...", {2}),
     ("no_sleep", "tests/unit/test_a.py", "import time\ntime.sleep(0)", {2}),
@@ -95,7 +100,7 @@ BROKEN = [
     (
         "no_mocks",
         "tests/unit/test_a.py",
-        "def test(monkeypatch):\n    monkeypatch.setattr('broker.ids.new_key', str)",
+        "def test(monkeypatch):\n    monkeypatch.setattr('broker.runtime.ids.new_key', str)",
         {2},
     ),
     (
@@ -105,7 +110,7 @@ BROKEN = [
         {3},
     ),
     ("no_mocks", "tests/unit/test_a.py", "def test(monkeypatch, log):\n    monkeypatch.delattr(log, 'append')", {2}),
-    ("no_mocks", "tests/unit/test_a.py", "import broker.ids\nbroker.ids.new_key = str", {2}),
+    ("no_mocks", "tests/unit/test_a.py", "import broker.runtime.ids\nbroker.ids.new_key = str", {2}),
     ("no_lock_files", "uv.lock", "", {1}),
     ("no_lock_files", "deckhands/gateway/pages/package-lock.json", "{}", {1}),
     ("no_machine_addresses", "docs/a.md", "see\n/ro¦ot/x", {2}),
@@ -114,19 +119,27 @@ BROKEN = [
 ]
 
 KEPT = [
-    ("floors", "tool_worker/tools/bash.py", "import json\nfrom broker.errors import UsageError\nfrom . import grep"),
-    ("floors", "deckhands/client.py", "from broker import event_log"),
-    ("store_door", "broker/event_log.py", "import redis"),
+    (
+        "floors",
+        "tool_worker/tools/bash.py",
+        "import json\nfrom broker.runtime.errors import UsageError\nfrom . import grep",
+    ),
+    ("floors", "deckhands/client/client.py", "from broker import event_log"),
+    ("rooms", "controller_worker/core/a.py", "from controller_worker.core.state import State"),
+    ("rooms", "controller_worker/loop/a.py", "from controller_worker.core.state import State"),
+    ("rooms", "tool_worker/sandbox/a.py", "from tool_worker.errors import WorkspaceRefused"),
+    ("room_entrance", "broker/log/__init__.py", '"""Logs.\n\nMay import: store.\nStart with: event_log.\n"""'),
+    ("store_door", "broker/log/event_log.py", "import redis"),
     ("celery_door", "tool_worker/tasks.py", "from celery import Task"),
-    ("celery_door", "broker/celery_app.py", "import kombu"),
-    ("model_door", "controller_worker/llm/provider_errors.py", "def f():\n    import litellm"),
+    ("celery_door", "broker/celery/app.py", "import kombu"),
+    ("model_door", "controller_worker/backends/provider_errors.py", "def f():\n    import litellm"),
     ("asgi_door", "deckhands/gateway/rest.py", "from starlette.routing import Route"),
     ("environment_door", "tool_worker/settings.py", "import os\nx = os.environ"),
     ("environment_door", "broker/a.py", "import os\nx = os.getpid()\nenviron = {}\ny = environ"),
-    ("clock_door", "broker/clock.py", "import time"),
+    ("clock_door", "broker/runtime/clock.py", "import time"),
     ("clock_door", "tool_worker/host/shell.py", "import time"),
     ("clock_door", "broker/a.py", "from datetime import time"),
-    ("random_door", "broker/ids.py", "import uuid"),
+    ("random_door", "broker/runtime/ids.py", "import uuid"),
     ("random_door", "broker/a.py", "from datetime import UTC, datetime\nx = datetime.fromtimestamp(0, UTC)"),
     ("late_model_libraries", "controller_worker/llm/a_backend.py", "async def f():\n    import anthropic"),
     (
@@ -165,7 +178,7 @@ KEPT = [
         "class Dataset:\n    metadata = 1\n    def data_received(self): ...\n    def _info(self): ...",
     ),
     ("noun_files", "broker/__init__.py", '"""M."""'),
-    ("noun_files", "deckhands/__init__.py", '"""M."""\nfrom deckhands.client import Client'),
+    ("noun_files", "deckhands/__init__.py", '"""M."""\nfrom deckhands.client.client import Client'),
     (
         "finished",
         "broker/a.py",
@@ -240,6 +253,40 @@ def test_constraints_are_plain_pins() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     odd = [line for line in lines if not re.fullmatch(r"#.*|[\w.-]+==[\w.]+( ; [\w. <>=\"']+)?", line)]
     assert not odd, "not of the form name==version ; marker:\n" + "\n".join(odd)
+
+
+LOCKED = r"([\w.-]+)==([\w.]+)(?: ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
+
+
+@pytest.mark.parametrize("name", ["run", "dev"])
+def test_everything_is_installed_by_its_hash_and_in_the_version_that_is_pinned(name: str) -> None:
+    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    assert not re.sub(LOCKED, "", text), "not of the form name==version ; marker, with hashes: run `make lock`"
+    locked = {canonicalize_name(found[1]): found[2] for found in re.finditer(LOCKED, text)}
+    pinned = {canonicalize_name(one.name): str(one.specifier)[2:] for one in map(Requirement, _requirement_lines())}
+    others = {name: version for name, version in locked.items() if version != pinned.get(name, version)}
+    assert not others, f"not as in constraints.txt, run `make lock`: {others}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["build"]
+    wanted += project["optional-dependencies"]["dev"] if name == "dev" else []
+    missing = {canonicalize_name(Requirement(line).name) for line in wanted} - set(locked)
+    assert not missing, f"run `make lock` for {', '.join(sorted(missing))}"
+
+
+def test_every_installation_checks_hashes() -> None:
+    for name in ("Makefile", "Dockerfile"):
+        installs = re.findall(r"pip install [^\n]+", (ROOT / name).read_text(encoding="utf-8"))
+        loose = [line for line in installs if "--require-hashes" not in line and "--no-deps" not in line]
+        assert installs, name
+        assert not loose, f"{name} installs what has no hash: {loose}"
+
+
+def test_no_file_runs_code_at_every_start_of_python() -> None:
+    """A `.pth` file is run by every interpreter, with nothing imported: a stolen package came that way."""
+    found = {path.name for path in Path(sysconfig.get_paths()["purelib"]).glob("*.pth")}
+    known = {"distutils-precedence.pth"}  # of setuptools
+    ours = {name for name in found if re.fullmatch(r"__editable__\.deckhands-[\w.]+\.pth", name)}
+    assert not found - known - ours, "look at these before they are let in"
 
 
 def test_constraints_pin_everything_that_an_installation_brings() -> None:

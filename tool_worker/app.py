@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from broker.bootstep import add_loop
-from broker.celery_app import make_app
-from tool_worker.consumer import ToolConsumer
+from broker.celery.app import make_app
+from broker.celery.bootstep import add_loop
 from tool_worker.settings import tool_settings
+from tool_worker.worker.consumer import ToolConsumer
 
 settings = tool_settings()
 app = make_app("tool", settings.celery_url)

@@ -11,17 +11,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from broker.allowed_hosts import host_rules
-from broker.errors import UsageError
-from broker.failpoints import arm
-from broker.secrets import no_key, secret_key
-from broker.settings import BrokerSettings
+from broker.contract.allowed_hosts import host_rules
+from broker.runtime.errors import UsageError
+from broker.runtime.failpoints import arm
+from broker.runtime.settings import HEARTBEAT_TTL_SECONDS, BrokerSettings, split_paths
+from broker.secrets.private_directories import private_paths, workspace_roots
+from broker.secrets.secrets import no_key, secret_key
 from tool_worker.egress.addresses import AddressRules
-from tool_worker.egress.gate import EgressGate
-from tool_worker.file_tree import TreeLimits
-from tool_worker.sandbox.docker import Containers
+from tool_worker.sandbox.docker import Containers, is_image_name
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.tools.mcp_config import McpServerSpec, read_servers
+from tool_worker.workspace.egress_gate import EgressGate
+from tool_worker.workspace.file_tree import TreeLimits
+from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.repository_roots import RepositoryRoots
 
 # The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
 NO_CHANGE_TIMEOUT = "NO_CHANGE_TIMEOUT_SECONDS"
@@ -45,6 +48,7 @@ class ToolSettings:
         containers: what they may be.
         limits: of a workspace.
         gate: what of the network workspaces may be given.
+        repository_roots: below which repositories of this machine may be cloned.
         concurrency: actions run at once.
         workspace_ttl_seconds: how long a workspace's processes outlive the last use.
         workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
@@ -52,11 +56,13 @@ class ToolSettings:
         workspace_limits: how much a workspace may hold.
         no_change_timeout_seconds: after how much silence a command is answered; `NO_CHANGE_TIMEOUT_SECONDS`.
         environment: variables of every shell: `X` for each `SANDBOX_ENV_X`.
+        workspace_ends_with_worker, heartbeat_ttl_seconds: see `BrokerSettings`.
         node_lost_seconds: after how long without a tool worker this node is given up.
         checkpoints: where workspaces are saved, as fsspec knows it; empty: nowhere.
         checkpoint_every: after how many actions that may change files.
         chromium: where Chromium is; empty: where it is usually installed.
         secret_key: returns what opens the secrets of conversations.
+        named: the directories that conversations may name.
         search_path: our own `PATH`, for shells without a sandbox.
     """
 
@@ -77,14 +83,18 @@ class ToolSettings:
     search_path: str
     workspace_keep_seconds: float = 604_800.0
     workspace_limits: TreeLimits = field(default_factory=TreeLimits)
+    workspace_ends_with_worker: bool = False
+    heartbeat_ttl_seconds: float = HEARTBEAT_TTL_SECONDS
     node_lost_seconds: float = 120.0
     checkpoints: str = ""
     checkpoint_every: int = 10
     containers: Containers = field(default_factory=Containers)
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     gate: EgressGate = field(default_factory=EgressGate)
+    repository_roots: RepositoryRoots = field(default_factory=RepositoryRoots)
     chromium: str = ""
     secret_key: Callable[[], bytes | None] = no_key
+    named: NamedDirectories = field(default_factory=NamedDirectories)
 
 
 def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
@@ -113,22 +123,26 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         search_path=env.get("PATH", ""),
         workspace_keep_seconds=broker.workspace_keep_seconds,
         workspace_limits=_workspace_limits(broker),
+        workspace_ends_with_worker=broker.workspace_ends_with_worker,
+        heartbeat_ttl_seconds=broker.heartbeat_ttl_seconds,
         node_lost_seconds=broker.node_lost_seconds,
         checkpoints=broker.checkpoints,
         checkpoint_every=broker.checkpoint_every,
         containers=_containers(broker),
         limits=_limits(broker),
         gate=_gate(broker),
+        repository_roots=_repository_roots(broker),
         chromium=broker.chromium,
         secret_key=partial(secret_key, broker),
+        named=NamedDirectories(workspace_roots(split_paths(broker.workspace_roots)), private_paths(broker)),
     )
 
 
 def _containers(broker: BrokerSettings) -> Containers:
     images = _words(broker.docker_images)
-    if images and set(images[0]) & set("*?["):
+    if images and not is_image_name(images[0]):
         raise UsageError(
-            f"DECKHANDS_DOCKER_IMAGES begins with the pattern {images[0]!r}.",
+            f"DECKHANDS_DOCKER_IMAGES begins with {images[0]!r}, which is no name of an image.",
             remedy="Name first the image to use where none is asked for.",
         )
     if broker.docker_cpus < 0:
@@ -162,6 +176,16 @@ def _gate(broker: BrokerSettings) -> EgressGate:
     if broker.egress_bytes < 1:
         raise UsageError(f"DECKHANDS_EGRESS_BYTES is {broker.egress_bytes}.", remedy="It must be 1 or more.")
     return EgressGate(ceiling, private, broker.egress_bytes)
+
+
+def _repository_roots(broker: BrokerSettings) -> RepositoryRoots:
+    roots = tuple(Path(text) for text in _words(broker.repository_roots))
+    for root in roots:
+        if not root.is_absolute() or ".." in root.parts:
+            raise UsageError(
+                f"DECKHANDS_REPOSITORY_ROOTS names {str(root)!r}.", remedy="Write absolute paths without `..`."
+            )
+    return RepositoryRoots(roots)
 
 
 def _workspace_limits(broker: BrokerSettings) -> TreeLimits:

@@ -1,1 +1,5 @@
-"""What tests and simulations need of the broker: a store in memory that runs the real functions."""
+"""A store in memory that runs the real functions, for tests and simulations.
+
+May import: runtime, store.
+Start with: memory_store.
+"""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from hiredis import ReplyError
 
-from broker.clock import Clock, to_millis
+from broker.runtime.clock import Clock, to_millis
 
 V = TypeVar("V")
 
@@ -268,13 +268,25 @@ def _exists(keys: Keyspace, args: Arguments) -> int:
     return sum(key in keys.values for key in args)
 
 
+def _type(keys: Keyspace, args: Arguments) -> Status:
+    found = keys.values.get(args[0])
+    names = {type(None): b"none", Hash: b"hash", Members: b"set", SortedSet: b"zset", bytes: b"string"}
+    return Status(names.get(type(found), b"stream"))
+
+
+def _rename(keys: Keyspace, args: Arguments) -> Status:
+    keys.grown.update(args)
+    keys.values[args[1]] = keys.values.pop(args[0])
+    return OK
+
+
 def _time(keys: Keyspace, _: Arguments) -> list[bytes]:
     seconds, millis = divmod(keys.now_ms(), 1000)
     return [b"%d" % seconds, b"%d" % (millis * 1000)]
 
 
 def _describe_server(_: Keyspace, __: Arguments) -> bytes:
-    return b"# Server\r\nredis_version:7.2.0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n"
+    return b"# Server\r\nredis_version:8.6.3\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n"
 
 
 COMMANDS: dict[bytes, Command] = {
@@ -304,6 +316,8 @@ COMMANDS: dict[bytes, Command] = {
     b"SET": _set,
     b"DEL": _del,
     b"EXISTS": _exists,
+    b"TYPE": _type,
+    b"RENAME": _rename,
     b"TIME": _time,
     b"INFO": _describe_server,
 }

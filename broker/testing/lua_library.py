@@ -34,7 +34,8 @@ class LuaLibrary:
         self.functions: dict[bytes, Any] = {}
         self._call = call
         self._lua = lupa.lua51.LuaRuntime(encoding=None, register_eval=False)
-        redis = {b"call": self._redis_call, b"register_function": self.functions.__setitem__}
+        redis = {b"call": self._redis_call, b"pcall": self._redis_pcall}
+        redis[b"register_function"] = self.functions.__setitem__
         self._lua.globals()[b"redis"] = self._lua.table_from(redis)
         self._lua.execute(b"\n" + body)  # the empty line keeps the line numbers of errors right
 
@@ -51,6 +52,12 @@ class LuaLibrary:
 
     def _redis_call(self, *command: Any) -> Any:
         return self._to_lua(self._call([_argument(part) for part in command]))
+
+    def _redis_pcall(self, *command: Any) -> Any:
+        try:
+            return self._redis_call(*command)
+        except ReplyError as error:
+            return self._lua.table_from({b"err": str(error).encode()})
 
     def _to_lua(self, reply: Any) -> Any:
         if reply is None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from broker.clock import Clock, SystemClock
-from broker.connection import Argument, check_reply
-from broker.errors import OutcomeUnknown
+from broker.runtime.clock import Clock, SystemClock
+from broker.runtime.errors import OutcomeUnknown
+from broker.store.connection import Argument, check_reply
 from broker.testing import keyspace, streams
 from broker.testing.keyspace import Arguments, Keyspace
 from broker.testing.lua_library import LuaLibrary
@@ -23,9 +23,14 @@ from broker.testing.streams import Read
 
 
 class MemoryServer:
-    """What any number of `MemoryConnection`s share."""
+    """What any number of `MemoryConnection`s share.
+
+    Attributes:
+        restarts: to be raised when what it holds is replaced by something older, as if it had come back with that.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
+        self.restarts = 0
         self.keys = Keyspace(clock or SystemClock())
         self._libraries: dict[bytes, LuaLibrary] = {}
         self._blocked: dict[asyncio.Future[Any], Read] = {}
@@ -108,6 +113,11 @@ class MemoryConnection:
     def __init__(self, server: MemoryServer | None = None) -> None:
         self.server = server or MemoryServer()
         self._blocked: set[asyncio.Future[Any]] = set()
+
+    @property
+    def connects(self) -> int:
+        """See `Connection.connects`."""
+        return self.server.restarts + 1
 
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""

@@ -216,6 +216,16 @@ def _xrange(keys: Keyspace, args: Arguments) -> list[Any]:
     return [stream.entry(entry_id) for entry_id in found]
 
 
+def _xdel(keys: Keyspace, args: Arguments) -> int:
+    stream = keys.find(args[0], Stream)
+    found = {parse_id(text) for text in args[1:]} & set(stream.ids) if stream else set()
+    for entry_id in found:
+        assert stream is not None
+        stream.ids.remove(entry_id)
+        del stream.fields[entry_id]
+    return len(found)
+
+
 def _xtrim(keys: Keyspace, args: Arguments) -> int:
     stream = keys.find(args[0], Stream)
     return _trim(stream, args[1:]) if stream is not None else 0
@@ -294,6 +304,7 @@ COMMANDS: dict[bytes, Command] = {
     b"XLEN": _xlen,
     b"XRANGE": _xrange,
     b"XTRIM": _xtrim,
+    b"XDEL": _xdel,
     b"XINFO": _xinfo,
     b"XGROUP": _xgroup,
     b"XREAD": _read(b"XREAD"),

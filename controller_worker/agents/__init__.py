@@ -1,1 +1,5 @@
-"""Agents: what the model is told, which tools it gets, and what its tool calls mean."""
+"""Agents: what the model is told, which tools it gets, and what its tool calls mean.
+
+May import: llm.
+Start with: codeact.
+"""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from broker.actions import TaskItem
-from broker.events import Event, ModelReply, WorkspaceSpec
-from broker.tool_specs import ToolSpec
+from broker.contract.actions import TaskItem
+from broker.contract.events import Event, ModelReply, WorkspaceSpec
+from broker.contract.tool_specs import ToolSpec
 
 
 def sees_pages(agent: Agent) -> bool:

@@ -17,15 +17,15 @@ import ast
 import re
 from collections.abc import Sequence
 
-from broker.actions import (
+from broker.contract.actions import (
     AgentFinishAction,
     AgentRejectAction,
     BrowseInteractiveAction,
     MessageAction,
     TaskItem,
 )
-from broker.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
-from broker.tool_specs import ToolSpec
+from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply
@@ -108,12 +108,17 @@ def _spoken(action: str) -> tuple[str, str, str]:
         # A message with quotes in it, or one that was cut off, is still a message.
         found = _SPOKEN.search(action if action.endswith(")") else f"{action})")
         return (action[: found.start()].strip(), found[1], found[2].strip().strip("'\"")) if found else (action, "", "")
-    before: list[str] = []
     for statement in statements:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SPOKEN:
             given = [*call.args, *(keyword.value for keyword in call.keywords)]
             words = given[0].value if given and isinstance(given[0], ast.Constant) else ""
-            return "\n".join(before), call.func.id, str(words)
-        before.append(ast.get_source_segment(action, statement) or "")
+            return _before(action, statement), call.func.id, str(words)
     return action, "", ""
+
+
+def _before(action: str, statement: ast.stmt) -> str:
+    """Return what stands before a statement, as it was written."""
+    lines = action.encode().splitlines(keepends=True)[: statement.lineno]
+    lines[-1] = lines[-1][: statement.col_offset]
+    return b"".join(lines).decode().strip().rstrip(";").rstrip()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.actions import TaskItem
-from broker.events import AgentSpec, Event, ModelReply, WorkspaceSpec
-from broker.specs import handles_requests
-from broker.tool_specs import ToolSpec
+from broker.contract.actions import TaskItem
+from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
+from broker.contract.specs import handles_requests
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents import tool_schemas
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.note_tool import NOTE

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction, TaskItem
-from broker.events import Action, AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
-from broker.file_events import FileReadAction, FileWriteAction
-from broker.tool_specs import ToolSpec
+from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction, TaskItem
+from broker.contract.events import Action, AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.contract.file_events import FileReadAction, FileWriteAction
+from broker.contract.tool_specs import ToolSpec
 
 STEPS: Sequence[Action] = (
     MessageAction(content="I begin.", source=EventSource.AGENT),

@@ -1,6 +1,6 @@
 """The tool with which an agent finishes, and what it has to hand in by it.
 
-Does not: judge what is handed in; see `controller_worker.handing_in`.
+Does not: judge what is handed in; see `controller_worker.core.output`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from broker.specs import OutputSpec
-from broker.tool_specs import ToolSpec
+from broker.contract.specs import OutputSpec
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.tool_schemas import FINISH
 
 ARGUMENT = "output"

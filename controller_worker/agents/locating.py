@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.code_search import CodeSearchAction
-from broker.tool_specs import ToolSpec
+from broker.contract.code_search import CodeSearchAction
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.call_arguments import refuse_unknown, require
 
 _NAMES = "Directories and files are named by their path, such as `shop/till.py`; classes and functions by that and "

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from broker.actions import TaskItem
-from broker.events import AgentSpec, Event, ModelReply, WorkspaceSpec
-from broker.tool_specs import ToolSpec
+from broker.contract.actions import TaskItem
+from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.locating import EXPLORE_TREE_STRUCTURE, GET_ENTITY_CONTENTS, SEARCH_CODE_SNIPPETS
 from controller_worker.agents.prompt import rendered

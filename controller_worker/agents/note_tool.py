@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.notes import MAX_KEYWORD_CHARS, MAX_KEYWORDS, MAX_NOTE_CHARS, NoteAction
-from broker.tool_specs import ToolSpec
+from broker.contract.notes import MAX_KEYWORD_CHARS, MAX_KEYWORDS, MAX_NOTE_CHARS, NoteAction
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.call_arguments import ToolCallError, optional_text, required_text
 
 NOTE = ToolSpec(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-_SIGN = re.compile(r"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]]+\]|\\.|.", re.DOTALL)
+_SIGN = re.compile(r"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]]{1,200}\]|\\.|.", re.DOTALL)
 _MEANINGS = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
@@ -18,9 +18,10 @@ def extended_regex(pattern: str) -> str:
     """Return the extended regular expression (POSIX) of the paths below the directory that the pattern is for."""
     signs = _SIGN.findall(pattern.removeprefix("/"))
     expression = "" if "/" in pattern else _MEANINGS["**/"]
-    depth = 0
-    for place, sign in enumerate(signs):
-        if sign == "{" and signs[place:].count("}") > depth:
+    depth, closing = 0, signs.count("}")
+    for sign in signs:
+        closing -= sign == "}"
+        if sign == "{" and closing > depth:
             depth += 1
             expression += "("
         elif sign == "}" and depth:

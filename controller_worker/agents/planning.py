@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from broker.actions import TaskItem
-from broker.events import AgentSpec, ConfirmationStatus, Event, ModelReply
-from broker.planning import PlanAction
-from broker.specs import PlanSpec
+from broker.contract.actions import TaskItem
+from broker.contract.events import AgentSpec, ConfirmationStatus, Event, ModelReply
+from broker.contract.planning import PlanAction
+from broker.contract.specs import PlanSpec
 from controller_worker.agents.looking import LookingAgent
 from controller_worker.agents.searching import GLOB, GREP, VIEW
 from controller_worker.agents.task_list import TASK_TRACKER

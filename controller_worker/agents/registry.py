@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from broker.errors import UsageError
-from broker.events import AgentSpec
-from broker.plugins import entry_points
+from broker.contract.events import AgentSpec
+from broker.runtime.errors import UsageError
+from broker.tools.plugins import entry_points
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent

@@ -13,9 +13,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from broker.actions import CmdRunAction
-from broker.file_events import FileReadAction, FileReadSource
-from broker.tool_specs import ToolSpec
+from broker.contract.actions import CmdRunAction
+from broker.contract.file_events import FileReadAction, FileReadSource
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.call_arguments import optional_text, required_text
 from controller_worker.agents.path_patterns import extended_regex
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.actions import TaskItem, TaskTrackingAction
-from broker.observations import TaskTrackingObservation
-from broker.tool_specs import ToolSpec
+from broker.contract.actions import TaskItem, TaskTrackingAction
+from broker.contract.observations import TaskTrackingObservation
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.call_arguments import ToolCallError, required_text
 
 MAX_ITEMS = 200

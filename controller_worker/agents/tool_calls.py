@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.actions import (
+from broker.contract.actions import (
     AgentDelegateAction,
     AgentFinishAction,
     AgentThinkAction,
@@ -30,7 +30,7 @@ from broker.actions import (
     TaskTrackingAction,
     ToolCallAction,
 )
-from broker.events import (
+from broker.contract.events import (
     Action,
     ActionSecurityRisk,
     Event,
@@ -41,10 +41,10 @@ from broker.events import (
     ToolCallMetadata,
     replace_surrogates,
 )
-from broker.file_events import FileEditAction, FileEditSource, FileReadAction, FileReadSource
-from broker.observations import AgentThinkObservation, ErrorObservation
-from broker.planning import PlanAction
-from broker.tool_specs import ToolOffer
+from broker.contract.file_events import FileEditAction, FileEditSource, FileReadAction, FileReadSource
+from broker.contract.observations import AgentThinkObservation, ErrorObservation
+from broker.contract.planning import PlanAction
+from broker.contract.tool_specs import ToolOffer
 from controller_worker.agents.call_arguments import ToolCallError, refuse_unknown, required_text
 from controller_worker.agents.locating import (
     EXPLORE_TREE_STRUCTURE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.tool_specs import ToolSpec
+from broker.contract.tool_specs import ToolSpec
 
 _SECURITY_RISK = {
     "type": "string",

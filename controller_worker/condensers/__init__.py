@@ -1,1 +1,5 @@
-"""Condensers: strategies for showing a model less of a long history, one file each (OpenHands section 8)."""
+"""Condensers: strategies for showing a model less of a long history (OpenHands section 8).
+
+May import: llm, memory.
+Start with: condenser.
+"""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from broker.actions import CondensationAction
-from broker.events import Event, LLMSpec, ModelReply, Observation
-from broker.tool_specs import ToolSpec
+from broker.contract.actions import CondensationAction
+from broker.contract.events import Event, LLMSpec, ModelReply, Observation
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.llm.messages import Message
 from controller_worker.memory.view import View
 

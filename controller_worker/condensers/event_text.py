@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.actions import MessageAction
-from broker.events import Event, Observation
-from broker.observations import truncate_content
+from broker.contract.actions import MessageAction
+from broker.contract.events import Event, Observation
+from broker.contract.observations import truncate_content
 from controller_worker.memory.observation_text import text_of
 
 _LEFT_OUT = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "blobs", "security_risk"}

@@ -7,13 +7,12 @@ id that names no event takes no place.
 from __future__ import annotations
 
 import json
-import re
 from functools import partial
 
-from broker.actions import CondensationAction
-from broker.events import ModelReply
-from broker.specs import LLMAttentionCondenserSpec
-from broker.tool_specs import ToolSpec
+from broker.contract.actions import CondensationAction
+from broker.contract.events import ModelReply
+from broker.contract.specs import LLMAttentionCondenserSpec
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.condensers.condenser import Condensed, Inquiry, forgetting
 from controller_worker.condensers.event_text import event_blocks
 from controller_worker.condensers.rolling import event_chars, should_condense, target_size
@@ -36,8 +35,6 @@ RANK_EVENTS = ToolSpec(
         "required": ["ids"],
     },
 )
-
-_JSON_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 class LLMAttentionCondenser:
@@ -71,7 +68,8 @@ def _conclude(spec: LLMAttentionCondenserSpec, view: View, reply: ModelReply) ->
 
 def _ids(reply: ModelReply) -> list[int]:
     """Return the ids that the model names; none if it names none."""
-    for text in [*(call.arguments for call in reply.tool_calls), *_JSON_OBJECT.findall(reply.content)]:
+    words = reply.content
+    for text in [*(call.arguments for call in reply.tool_calls), words[words.find("{") : words.rfind("}") + 1]]:
         try:
             ids = json.loads(text)["ids"]
         except (ValueError, LookupError, TypeError, RecursionError):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.events import Event, Observation
-from broker.observations import AgentCondensationObservation, BrowserOutputObservation
-from broker.specs import BrowserOutputCondenserSpec, ObservationMaskingCondenserSpec
+from broker.contract.events import Event, Observation
+from broker.contract.observations import AgentCondensationObservation, BrowserOutputObservation
+from broker.contract.specs import BrowserOutputCondenserSpec, ObservationMaskingCondenserSpec
 from controller_worker.memory.view import View
 
 MASK = "<MASKED>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from broker.specs import CondenserPipelineSpec, CondenserSpec
+from broker.contract.specs import CondenserPipelineSpec, CondenserSpec
 from controller_worker.condensers.amortized import AmortizedForgettingCondenser
 from controller_worker.condensers.condenser import Condenser
 from controller_worker.condensers.conversation_window import ConversationWindowCondenser

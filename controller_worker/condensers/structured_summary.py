@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from functools import partial
 
-from broker.actions import CondensationAction
-from broker.events import Event, ModelReply
-from broker.specs import StructuredSummaryCondenserSpec
-from broker.tool_specs import ToolSpec
+from broker.contract.actions import CondensationAction
+from broker.contract.events import Event, ModelReply
+from broker.contract.specs import StructuredSummaryCondenserSpec
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.condensers.condenser import Condensed, forgetting
 from controller_worker.condensers.summary_request import summary_of_forgotten
 from controller_worker.memory.view import View

@@ -1,1 +1,5 @@
-"""The model layer: one protocol over Claude, OpenAI-compatible servers, everything litellm speaks, and scripts."""
+"""The one protocol that every model is called through, its configuration, and what wraps a model.
+
+May import: nothing of this package.
+Start with: llm.
+"""

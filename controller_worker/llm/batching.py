@@ -4,7 +4,7 @@ A batched call passes its backend twice. The first time the request's `carry` ta
 `CallBatched`; when the provider has answered, `carry` returns the answer, and the backend reads it as any other.
 
 Holds: what comes back for one call is the provider's reply or an error of our family, as text that the store can keep.
-Does not: know a store; see `broker.batches` for the queue, and `batch_keeper` for who sends and fetches.
+Does not: know a store; see `broker.limits.batches` for the queue, and `batch_keeper` for who sends and fetches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from broker.events import LLMSpec
+from broker.contract.events import LLMSpec
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import (
     MODEL_ERRORS,

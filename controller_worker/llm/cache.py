@@ -22,8 +22,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from broker.clock import Clock, SystemClock
-from broker.ids import new_key
+from broker.runtime.clock import Clock, SystemClock
+from broker.runtime.ids import new_key
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest, Usage
 from controller_worker.llm.messages import ToolCall

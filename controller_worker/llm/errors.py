@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.errors import DeckhandsError, UsageError
+from broker.runtime.errors import DeckhandsError, UsageError
 
 PROVIDER_TEXT_LIMIT_CHARS = 2_000
 
@@ -167,3 +167,9 @@ MODEL_ERRORS: Mapping[str, type[ModelError]] = {
     )
 }
 """The family by code."""
+
+
+class HookVeto(DeckhandsError):
+    """A hook refused a model call."""
+
+    code = "hook_veto"

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.tool_specs import ToolSpec
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.llm.fn_call_prompt import type_names
 from controller_worker.llm.messages import ToolCall
 
@@ -30,8 +30,9 @@ SHOWN_CHARS = 200
 _WRITE_AGAIN = "Write the whole call again; if it was too long, in smaller parts."
 
 _PARAMETER_END = "</parameter>"
-_CALL = re.compile(r"<function=([^>\n]*)>")
-_CUT_CALL = re.compile(r"<function=([^>\n]*)\Z")
+# A name is bounded, so that what begins calls and never ends them is not searched to its end for each.
+_CALL = re.compile(r"<function=([^>\n]{0,200})>")
+_CUT_CALL = re.compile(r"<function=([^>\n]{0,200})\Z")
 # The second form is a mistake that models make: <parameter=name=value</parameter>
 _PARAMETER = re.compile(r"<parameter=([^=>\n]+)[>=]")
 _GAP = re.compile(r"(?:\s|</?tool_call>)*")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from broker.tool_specs import ToolSpec
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.fn_call_prompt import system_suffix, wants_example, with_example, with_suffix
 from controller_worker.llm.fn_call_text import STOP_WORD, read_calls, write_calls

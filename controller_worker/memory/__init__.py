@@ -1,1 +1,5 @@
-"""What an agent remembers: the log as messages for a model, and what a recall finds."""
+"""The log as messages for a model: the View, turns, observations in words.
+
+May import: condensers, llm.
+Start with: conversation_memory.
+"""

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from broker.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
-from broker.agent_state import AgentState
-from broker.events import Action, Event, EventSource, ModelReply, Observation
-from broker.file_events import FileReadAction
-from broker.notes import Note
-from broker.observations import (
+from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Action, Event, EventSource, ModelReply, Observation
+from broker.contract.file_events import FileReadAction
+from broker.contract.notes import Note
+from broker.contract.observations import (
     AgentStateChangedObservation,
     CmdOutputObservation,
     RecallObservation,

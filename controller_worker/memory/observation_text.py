@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from broker.events import Observation
-from broker.file_events import FileEditObservation, FileReadObservation, FileWriteObservation
-from broker.observations import (
+from broker.contract.events import Observation
+from broker.contract.file_events import FileEditObservation, FileReadObservation, FileWriteObservation
+from broker.contract.observations import (
     AgentDelegateObservation,
     AgentStateChangedObservation,
     BrowserOutputObservation,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from broker.notes import listed
-from broker.observations import MicroagentKnowledge, RecallObservation
+from broker.contract.notes import listed
+from broker.contract.observations import MicroagentKnowledge, RecallObservation
 
 
 def recall_text(recall: RecallObservation) -> str:
     """Return the text, one paragraph for each thing known."""
     paragraphs = [*_workspace(recall), *_instructions(recall), *map(_skill, recall.microagent_knowledge)]
-    return "\n".join([*paragraphs, *_notes(recall)])
+    return "\n".join([*paragraphs, *_unreadable(recall), *_notes(recall)])
 
 
 def _workspace(recall: RecallObservation) -> Iterator[str]:
@@ -45,6 +45,12 @@ def _instructions(recall: RecallObservation) -> Iterator[str]:
 def _skill(skill: MicroagentKnowledge) -> str:
     why = f"The message mentions {skill.trigger!r}; use this if it helps.\n" if skill.trigger else ""
     return f"<skill name={skill.name!r}>\n{why}{skill.content}\n</skill>"
+
+
+def _unreadable(recall: RecallObservation) -> Iterator[str]:
+    if recall.unreadable_skills:
+        yield "These files should be skills, but could not be read and are left out:"
+        yield from (f"- {reason}" for reason in recall.unreadable_skills)
 
 
 def _notes(recall: RecallObservation) -> Iterator[str]:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.actions import RiskyAction
-from broker.events import Action, Event, EventSource, ModelReply
-from broker.observations import truncate_content
-from broker.planning import PlanAction
+from broker.contract.actions import RiskyAction
+from broker.contract.events import Action, Event, EventSource, ModelReply
+from broker.contract.observations import truncate_content
+from broker.contract.planning import PlanAction
 from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.memory.observation_text import Content
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from broker.actions import (
+from broker.contract.actions import (
     ChangeAgentStateAction,
     CmdRunAction,
     CondensationAction,
@@ -23,17 +23,17 @@ from broker.actions import (
     SurveyAction,
     SystemMessageAction,
 )
-from broker.agent_state import AgentState
-from broker.events import Action, Event, EventSource, ModelReply, Observation
-from broker.observations import (
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Action, Event, EventSource, ModelReply, Observation
+from broker.contract.observations import (
     AgentCondensationObservation,
     AgentStateChangedObservation,
     CmdOutputObservation,
     NullObservation,
     SurveyObservation,
 )
-from broker.planning import PlanAcceptedObservation
-from broker.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
+from broker.contract.planning import PlanAcceptedObservation
+from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 
 _NEVER_SHOWN = frozenset(
     {

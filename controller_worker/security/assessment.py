@@ -10,12 +10,12 @@ import logging
 from collections.abc import Iterable
 from typing import TypeGuard
 
-from broker.actions import BrowseInteractiveAction, BrowseURLAction, CmdRunAction, RiskyAction
-from broker.code_search import CodeSearchAction
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
-from broker.file_events import FileEditAction, FileReadAction, FileWriteAction
-from broker.planning import PlanAction
+from broker.contract.actions import BrowseInteractiveAction, BrowseURLAction, CmdRunAction, RiskyAction
+from broker.contract.code_search import CodeSearchAction
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
+from broker.contract.file_events import FileEditAction, FileReadAction, FileWriteAction
+from broker.contract.planning import PlanAction
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
 from controller_worker.security.shell_analyzer import shell_risk
 

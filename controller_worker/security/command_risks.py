@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from broker.events import ActionSecurityRisk
+from broker.contract.events import ActionSecurityRisk
 from controller_worker.security.path_risk import reading_risk, writing_risk
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH
@@ -48,7 +48,8 @@ DANGEROUS = _words(
 DOWNLOADERS = frozenset(("curl", "wget"))
 UPLOAD_FLAG = re.compile(
     r"-[a-zA-Z]*[dFTKX].*|--(data.*|json|form.*|upload-file|post-.*|body-.*|request|method|config|proxy.*|output-dir"
-    r"|use-askpass|execute)(=.*)?"
+    r"|use-askpass|execute)(=.*)?",
+    re.DOTALL,
 )
 INTERPRETERS = re.compile(r"(python|pypy|node|deno|bun|perl|ruby|php|lua|Rscript|tclsh|osascript|irb)[\d.]*")
 INLINE_FLAG = re.compile(r"-[a-zA-Z]*[ceEpr]|--(eval|print|command|execute|require|import).*")

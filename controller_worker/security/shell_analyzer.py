@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import tree_sitter
 
-from broker.bash_syntax import parsed
-from broker.events import ActionSecurityRisk
+from broker.contract.events import ActionSecurityRisk
+from broker.tools.bash_syntax import parsed
 from controller_worker.security.command_risks import HIGH, INTERPRETERS, LOW, MEDIUM, Arguments, command_risk
 from controller_worker.security.path_risk import reading_risk, writing_risk
 
@@ -44,6 +44,7 @@ WRAPPERS: dict[str, frozenset[str]] = {
 }
 """Programs that run the program in their arguments, and which of their options take a value."""
 FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
+MAX_FIND_RUNS = 20
 FIND_WRITES = frozenset(("-delete", "-fprint", "-fprintf", "-fls", "-fprint0"))
 UNKNOWN_TEXT = frozenset(
     ("simple_expansion", "expansion", "command_substitution", "process_substitution", "arithmetic_expansion")
@@ -60,7 +61,7 @@ def shell_risk(command: str, workspace: str) -> ActionSecurityRisk:
     if len(command) > MAX_COMMAND_CHARS or "\0" in command:
         return HIGH
     root = parsed(command)
-    return HIGH if root.has_error else _Reading(workspace).of(root, 0)
+    return HIGH if root is None or root.has_error else _Reading(workspace).of(root, 0)
 
 
 class _Reading:
@@ -133,7 +134,7 @@ class _Reading:
 
     def _script(self, script: str, depth: int) -> ActionSecurityRisk:
         root = parsed(script)
-        return HIGH if root.has_error or not script.strip() else self.of(root, depth + 1)
+        return HIGH if root is None or root.has_error or not script.strip() else self.of(root, depth + 1)
 
     def _wrapped(self, name: str, arguments: Arguments, *, is_fed: bool, depth: int) -> ActionSecurityRisk:
         """Return the risk of the program that another one runs."""
@@ -166,6 +167,8 @@ class _Reading:
         root = arguments[0] if arguments else "."
         one = None if root is None else f"{root}/found"
         risk = reading_risk(root, self._workspace)
+        if sum(word in FIND_RUNS for word in arguments) > MAX_FIND_RUNS:
+            return HIGH
         for position, word in enumerate(arguments):
             if word in FIND_WRITES:
                 risk = max(risk, MEDIUM, writing_risk(one, self._workspace))

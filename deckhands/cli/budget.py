@@ -6,12 +6,13 @@ from dataclasses import asdict
 
 import click
 
-from broker.ledger import Account, Ledger, account_path
+from broker.limits.ledger import Account, Ledger, account_path
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json, table
 from deckhands.cli.reach import on_cluster
-from deckhands.client import Client
-from deckhands.spending import Spending, spending_of
+from deckhands.client.client import Client
+from deckhands.reading.spending import Spending, spending_of
+from deckhands.reading.terminal import print_text
 
 HEAD = ("ACCOUNT", "LIMIT", "SPENT", "RESERVED", "LOST", "LEFT", "CALLS", "WAITING")
 
@@ -77,7 +78,7 @@ def report(*, account: str, as_json: bool) -> None:
         ("condensation", spending.condensation_usd),
         ("lost calls, at worst", found.lost_usd),
     )
-    click.echo("\n".join(table(("WENT TO", "USD"), [(name, f"{usd:.6f}") for name, usd in rows])))
+    print_text("\n".join(table(("WENT TO", "USD"), [(name, f"{usd:.6f}") for name, usd in rows])))
     note(
         f"{spending.calls} replies, {spending.unpriced_calls} of unknown price; "
         f"{spending.failed_calls} calls failed, {found.lost_calls} were lost."
@@ -96,7 +97,7 @@ def _show(accounts: list[Account], *, as_json: bool) -> None:
         for account in accounts:
             print_json(asdict(account) | {"left_usd": account.left_usd})
     elif accounts:
-        click.echo("\n".join(table(HEAD, [_cells(account) for account in accounts])))
+        print_text("\n".join(table(HEAD, [_cells(account) for account in accounts])))
 
 
 def _cells(account: Account) -> tuple[str, ...]:

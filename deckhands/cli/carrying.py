@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from broker.errors import UsageError
-from deckhands.carrying import Carrier
+from broker.runtime.errors import UsageError
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import on_conversation
+from deckhands.client.files import Carrier
+from deckhands.reading.terminal import print_patch
 
 
 @click.command()
@@ -51,9 +52,12 @@ def cp(*, source: str, target: str, as_json: bool) -> None:
 @click.command()
 @click.argument("conversation_id")
 def diff(*, conversation_id: str) -> None:
-    """Print what was changed in a workspace since its beginning, as a patch for `git apply`."""
+    """Print what was changed in a workspace since its beginning, as a patch for `git apply`.
+
+    In a file or a pipe it is the patch, byte for byte. A terminal shows control characters spelt out.
+    """
     patch = on_conversation(conversation_id, lambda client: Carrier(client.store).diff(conversation_id))
-    click.echo(patch, nl=False)  # as bytes: files may be in any encoding
+    print_patch(patch)
     if not patch:
         note("Nothing was changed.")
 

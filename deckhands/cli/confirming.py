@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from broker.actions import RiskyAction
-from broker.errors import UsageError
-from broker.planning import PlanAction
+from broker.contract.actions import RiskyAction
+from broker.contract.planning import PlanAction
+from broker.runtime.errors import UsageError
 from deckhands.cli.output import note
 from deckhands.cli.reach import on_conversation
-from deckhands.rendering import Renderer
+from deckhands.reading.rendering import Renderer
+from deckhands.reading.terminal import ask, print_coloured
 
 QUESTION = "Run it? [y/N] "
 QUESTION_OF_A_PLAN = "Carry the plan out? [y/N] "
@@ -45,12 +46,10 @@ def reject(*, conversation_id: str, action_id: int | None) -> None:
 async def ask_at_terminal(action: RiskyAction) -> bool:
     """Show an action and wait for a line; everything but yes refuses it."""
     if isinstance(action, PlanAction):  # it stands above, whole
-        sys.stderr.write(QUESTION_OF_A_PLAN)
+        ask(QUESTION_OF_A_PLAN)
     else:
-        for line in Renderer(is_coloured=sys.stderr.isatty()).question(action):
-            click.echo(line, err=True, color=True)  # the renderer has decided on colour
-        sys.stderr.write(QUESTION)
-    sys.stderr.flush()
+        print_coloured(Renderer(is_coloured=sys.stderr.isatty()).question(action), err=True)
+        ask(QUESTION)
     loop = asyncio.get_running_loop()
     has_line = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), has_line.set)  # a thread that reads could not be interrupted

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import click
 
-from broker.clock import SystemClock
-from broker.errors import DeckhandsError
+from broker.runtime.clock import SystemClock
+from broker.runtime.errors import DeckhandsError
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.stop_signals import on_stop_signals
-from deckhands.demo import Demo, DemoReport, DemoSpec, Progress
-from deckhands.examining import reason_unconfined
+from deckhands.cluster.demo import Demo, DemoReport, DemoSpec, Progress
+from deckhands.cluster.examining import reason_unconfined
+from deckhands.reading.summary import ExitCode
+from deckhands.reading.terminal import print_text, redraw
 from deckhands.settings import FaceSettings
-from deckhands.summary import ExitCode
 
 REDRAW_SECONDS = 0.1
 BAR_COLUMNS = 30
@@ -58,7 +59,7 @@ def demo(*, conversations: int, controllers: int, tools: int, kills: int, seed: 
     if as_json:
         print_json(report.as_json())
     else:
-        click.echo("\n".join(report_lines(report)))
+        print_text("\n".join(report_lines(report)))
     return 0 if report.is_whole else 1
 
 
@@ -146,7 +147,7 @@ class _Screen:
             if now - self._drawn >= REDRAW_SECONDS:
                 self._drawn = now
                 line = self._line(progress, now)[: shutil.get_terminal_size().columns - 1]
-                click.echo("\r\x1b[K" + line, nl=False, err=True, color=True)
+                redraw(line)
             return
         quarter = 4 * progress.finished // progress.conversations
         if quarter > self._quarter:
@@ -161,7 +162,7 @@ class _Screen:
     def clear(self) -> None:
         """Take the progress line away."""
         if self._is_terminal:
-            click.echo("\r\x1b[K", nl=False, err=True, color=True)
+            redraw("")
 
     def _line(self, progress: Progress, now: float) -> str:
         done = BAR_COLUMNS * progress.replies // max(1, progress.replies_expected)

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import click
 
-from broker.health import HEALTHY, STORE_ROLE, check
 from deckhands.cli.options import json_option
 from deckhands.cli.output import print_json
-from deckhands.examining import Finding, examine_machine
+from deckhands.cluster.examining import DEAD_LETTERS, Finding, examine_machine, examine_store
+from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
 UNFIT = 1
@@ -32,7 +32,7 @@ def doctor(*, as_json: bool) -> None:
         rows = [(_verdict(finding), finding.name, finding.detail) for finding in findings]
         width = max(len(name) for _, name, _ in rows)
         for verdict, name, detail in rows:
-            click.echo(f"{verdict:<8}{name:<{width}}  {detail}")
+            print_text(f"{verdict:<8}{name:<{width}}  {detail}")
     if any(finding.is_needed and not finding.is_good for finding in findings):
         click.get_current_context().exit(UNFIT)
 
@@ -40,11 +40,12 @@ def doctor(*, as_json: bool) -> None:
 def _verdict(finding: Finding) -> str:
     if finding.is_good:
         return "ok"
+    if finding.name == DEAD_LETTERS:
+        return "found"
     return "missing" if finding.is_needed else "weaker"
 
 
 def _of_store(settings: FaceSettings) -> list[Finding]:
     if settings.url is None:
         return []
-    verdict = asyncio.run(check(STORE_ROLE, settings.url))
-    return [Finding("store", is_good=verdict.exit_status == HEALTHY, is_needed=True, detail=verdict.reason)]
+    return asyncio.run(examine_store(settings.url))

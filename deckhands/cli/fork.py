@@ -8,16 +8,17 @@ from pathlib import Path
 
 import click
 
-from broker.events import ConversationCreated, Event, WorkspaceSpec
-from broker.ids import new_conversation_id
-from broker.parcels import Parcels
+from broker.contract.events import ConversationCreated, Event, WorkspaceSpec
+from broker.coordination.file_pieces import Parcels
+from broker.runtime.ids import new_conversation_id
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import RunIsOver, cluster_client, conversation_client, read_events
-from deckhands.forking import Point, fork_of, taken_over
-from deckhands.headless import check_directory
+from deckhands.client.forking import Point, fork_of, taken_over
+from deckhands.client.named_directory import own_directory, require_served
+from deckhands.client.tasks import check_task
+from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
-from deckhands.tasks import check_task
 
 
 @click.command()
@@ -47,13 +48,13 @@ def fork(
     if message is not None:
         check_task(message, name="message")
     asked = Point.parse(point)
-    directory = check_directory(workspace) if workspace is not None else None
+    directory = own_directory(workspace, settings.environment) if workspace is not None else None
     ids = asyncio.run(_fork(settings, asked, copies, message, model=model, directory=directory, title=title))
     for conversation_id in ids:
         if as_json:
             print_json({"conversation_id": conversation_id, "forked_from": asked.conversation_id})
         else:
-            click.echo(conversation_id)
+            print_text(conversation_id)
 
 
 async def _fork(
@@ -74,6 +75,7 @@ async def _fork(
             client = await stack.enter_async_context(conversation_client(settings, point.conversation_id))
         except RunIsOver:  # it is gone on with on the cluster
             client = await stack.enter_async_context(cluster_client(settings))
+        await require_served(client.store, place)
         for conversation_id in ids:
             created = fork_of(events, conversation_id, model=model, workspace=place, title=title)
             await Parcels(client.store).lend(point.conversation_id, conversation_id, created.workspace.source)

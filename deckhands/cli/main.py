@@ -5,6 +5,7 @@ Holds: no traceback reaches the terminal unless DECKHANDS_DEBUG is set; `--help`
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -18,7 +19,8 @@ from typing import NoReturn
 
 import click
 
-from broker.errors import DeckhandsError, UsageError
+from broker.runtime.errors import DeckhandsError, UsageError
+from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
 VERBS = {
@@ -120,7 +122,9 @@ def call(arguments: Sequence[str]) -> int:
     try:
         code = cli.main(list(arguments), standalone_mode=False, prog_name="deckhands")
     except click.ClickException as error:
-        error.show()
+        told = io.StringIO()
+        error.show(told)
+        print_text(told.getvalue().rstrip("\n"), err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -133,10 +137,10 @@ def call(arguments: Sequence[str]) -> int:
 
 def _expected(error: DeckhandsError) -> int:
     if _is_debugging():
-        traceback.print_exc()
-    click.echo(f"deckhands: {error.message}", err=True)
+        print_text(traceback.format_exc(), err=True)
+    print_text(f"deckhands: {error.message}", err=True)
     if error.remedy:
-        click.echo(f"  {error.remedy}", err=True)
+        print_text(f"  {error.remedy}", err=True)
     return 2 if isinstance(error, UsageError) else 1
 
 
@@ -152,12 +156,12 @@ def _of_home(error: Exception) -> DeckhandsError | None:
 
 def _unexpected(error: Exception) -> int:
     if _is_debugging():
-        traceback.print_exc()
+        print_text(traceback.format_exc(), err=True)
         return 1
     first_line = (str(error).splitlines() or [""])[0]
-    click.echo(f"deckhands: unexpected error: {type(error).__name__}: {first_line}", err=True)
+    print_text(f"deckhands: unexpected error: {type(error).__name__}: {first_line}", err=True)
     if log := _log_of(traceback.format_exc()):
-        click.echo(f"  Please report it; the traceback is at the end of {log}.", err=True)
+        print_text(f"  Please report it; the traceback is at the end of {log}.", err=True)
     return 1
 
 

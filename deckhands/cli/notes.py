@@ -10,19 +10,19 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from broker.clock import SystemClock
-from broker.errors import UsageError
-from broker.ids import new_key
-from broker.notebooks import Notebooks
-from broker.notes import ID_CHARS, MAX_NOTE_CHARS, Note, Notebook
-from broker.specs import NAME_PATTERN, MemorySpec
+from broker.contract.notes import ID_CHARS, MAX_NOTE_CHARS, Note, Notebook
+from broker.contract.specs import NAME_PATTERN, MemorySpec
+from broker.coordination.notebooks import Notebooks
+from broker.runtime.clock import SystemClock
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import new_key
 from deckhands.cli.options import NAME_REMEDY, json_option, memory_of
 from deckhands.cli.output import note as say
 from deckhands.cli.output import print_json, table
 from deckhands.cli.reach import cluster_client
-from deckhands.home import Home
-from deckhands.notebook_file import NotebookFile, notebooks_in
-from deckhands.rendering import clean
+from deckhands.cluster.home import Home
+from deckhands.reading.notebook_file import NotebookFile, notebooks_in
+from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
 
@@ -66,7 +66,7 @@ def _show_notebooks(books: dict[Notebook, int], *, as_json: bool) -> None:
             print_json({"tenant": book.tenant, "user": book.user, "project": book.project, "notes": count})
         return
     rows = [(book.project or "-", book.user or "-", book.tenant or "-", str(count)) for book, count in books.items()]
-    click.echo("\n".join(table(("PROJECT", "USER", "TENANT", "NOTES"), rows)))
+    print_text("\n".join(table(("PROJECT", "USER", "TENANT", "NOTES"), rows)))
 
 
 def _show(found: Sequence[Note], *, as_json: bool) -> None:
@@ -76,7 +76,7 @@ def _show(found: Sequence[Note], *, as_json: bool) -> None:
             continue
         day = f"{note.written:%Y-%m-%d}" if note.written else "-"
         words = f"  [{', '.join(note.keywords)}]" if note.keywords else ""
-        click.echo(clean(f"{note.id}  {day}{words}  {note.text}"))
+        print_text(f"{note.id}  {day}{words}  {note.text}")
 
 
 async def _all(settings: FaceSettings, *, is_local: bool) -> dict[Notebook, int]:

@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 import click
 from pydantic import ValidationError
 
-from broker.allowed_hosts import host_rules
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.errors import UsageError
-from broker.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.parcels import check_size, parcel_name
-from broker.skills import skills_in
-from broker.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec, Skill
-from broker.tool_specs import MAX_SCHEMA_CHARS
-from broker.workspace_sources import GitSource, UploadedSource, format_of, git_source
+from broker.contract.allowed_hosts import host_rules
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
+from broker.contract.skills import skills_in
+from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec, Skill
+from broker.contract.tool_specs import MAX_SCHEMA_CHARS
+from broker.contract.workspace_sources import GitSource, UploadedSource, format_of, git_source
+from broker.coordination.file_pieces import check_size, parcel_name
+from broker.runtime.errors import UsageError
+from deckhands.client.tasks import check_task, output_of
 from deckhands.settings import SANDBOXES
-from deckhands.tasks import check_task, output_of
 
 BROWSER_POOL = "browser"
 NAME_REMEDY = "Use up to 64 letters, digits, '.', '_' and '-'."
@@ -33,6 +33,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 sandbox_option = click.option(
     "--sandbox", type=click.Choice(SANDBOXES), help="What commands run in; DECKHANDS_SANDBOX, or else auto."
+)
+workspace_root_option = click.option(
+    "--workspace-root",
+    "workspace_roots",
+    multiple=True,
+    metavar="DIR",
+    help="A directory that conversations may name as their workspace, with all below it; several times. None if not "
+    "given; DECKHANDS_WORKSPACE_ROOTS.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 

@@ -1,6 +1,6 @@
 """How the verbs speak: results on standard output, everything else on standard error.
 
-Holds: colour and redrawing only on a terminal; what comes from a conversation is cleaned of control characters.
+Holds: colour and redrawing only on a terminal; all of it goes through `deckhands.reading.terminal`.
 """
 
 from __future__ import annotations
@@ -12,28 +12,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import click
-
-from broker.actions import RiskyAction
-from broker.events import Event
-from broker.export import event_line
-from broker.live_text import Piece
-from deckhands.metrics import Metrics
-from deckhands.rendering import Renderer, clean, clean_line
-from deckhands.summary import Summary
+from broker.contract.actions import RiskyAction
+from broker.contract.events import Event
+from broker.log.export import event_line
+from broker.log.live_text import Piece
+from deckhands.reading.metrics import Metrics
+from deckhands.reading.rendering import Renderer
+from deckhands.reading.summary import Summary
+from deckhands.reading.terminal import clean_line, print_ascii, print_coloured, print_text
 
 UNCONFINED = "none: commands reach all that their tool worker's user can"
 
 
 def print_json(value: Any) -> None:
     """Print a JSON object as one line of ASCII."""
-    click.echo(json.dumps(value))
+    print_ascii(json.dumps(value) + "\n")
 
 
 def note(text: str) -> None:
     """Tell a person something that is not the result, if anybody reads it."""
     try:
-        click.echo(clean_line(text, limit=1_000), err=True)
+        print_text(clean_line(text, limit=1_000), err=True)
     except BrokenPipeError:  # what is left in the buffer would change the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     except OSError:
@@ -61,28 +60,25 @@ class EventPrinter:
     def event(self, event: Event) -> None:
         """Print an event; nothing for one that a reader does not need."""
         if self._as_json:
-            click.echo(event_line(event))
+            print_ascii(event_line(event) + "\n")
             return
-        for line in self._renderer.lines(event):
-            click.echo(line, color=True)  # the renderer has decided on colour
+        print_coloured(self._renderer.lines(event))
 
     def question(self, action: RiskyAction) -> None:
         """Print what a person is asked to confirm, and how."""
-        click.echo()
-        for line in self._renderer.question(action):
-            click.echo(line, color=True)
-        click.echo("`deckhands confirm ID` runs it, `deckhands reject ID` refuses it.")
+        print_coloured(["", *self._renderer.question(action)])
+        print_text("`deckhands confirm ID` runs it, `deckhands reject ID` refuses it.")
 
     def piece(self, piece: Piece) -> None:
         """Print what a model is writing, on standard error; the whole of it follows as an event."""
         if piece.kind == "superseded":
             told = f"\n[{piece.call}: the call has failed, what it wrote counts no more; another model is asked]"
-            click.echo(self._renderer.styled(told, "dim"), err=True, nl=False)
+            print_coloured([self._renderer.styled(told, "dim")], err=True, end="")
             return
         if piece.call != self._call or piece.kind != self._kind:
-            click.echo(self._renderer.styled(f"\n[{piece.call} {piece.kind}] ", "dim"), err=True, nl=False)
+            print_coloured([self._renderer.styled(f"\n[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
             self._call, self._kind = piece.call, piece.kind
-        click.echo(clean(piece.text), err=True, nl=False)
+        print_text(piece.text, err=True, end="")
 
     def summary(self, summary: Summary) -> None:
         """Print a summary: one line of JSON, or a few readable ones."""
@@ -90,9 +86,9 @@ class EventPrinter:
             print_json(summary.as_json())
             return
         style = "green" if summary.state == "finished" else "red"
-        click.echo()
-        for line in summary_lines(summary):
-            click.echo(self._renderer.styled(line, style if line.startswith("State") else "dim"), color=True)
+        lines = summary_lines(summary)
+        styled = [self._renderer.styled(line, style if line.startswith("State") else "dim") for line in lines]
+        print_coloured(["", *styled])
 
 
 def cost_text(cost_usd: float, *, is_whole: bool) -> str:

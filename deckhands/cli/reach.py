@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from broker.errors import StoreUnavailable, UnknownConversation
-from broker.events import Event
-from broker.ids import check_conversation_id
-from deckhands.client import Client
-from deckhands.home import Home
-from deckhands.runs import RunFolder
+from broker.contract.events import Event
+from broker.runtime.errors import StoreUnavailable, UnknownConversation
+from broker.runtime.ids import check_conversation_id
+from deckhands.client.client import Client
+from deckhands.cluster.home import Home
+from deckhands.reading.summary import Summary, summarize
+from deckhands.runs.records import RunFolder
 from deckhands.settings import FaceSettings
-from deckhands.summary import Summary, summarize
 
 T = TypeVar("T")
 
@@ -103,8 +103,11 @@ class RunIsOver(UnknownConversation):
         self.remedy = f"`deckhands run --resume {conversation_id}` goes on with it."
 
 
-async def read_events(settings: FaceSettings, conversation_id: str) -> list[Event]:
+async def read_events(settings: FaceSettings, conversation_id: str, *, is_lenient: bool = False) -> list[Event]:
     """Return the whole events of a conversation, wherever they are.
+
+    Args:
+        is_lenient: see `Client.events`.
 
     Raises:
         UnknownConversation: no such conversation.
@@ -117,12 +120,12 @@ async def read_events(settings: FaceSettings, conversation_id: str) -> list[Even
     client = await _client_of_run(home, conversation_id)
     if client is not None:
         async with client:
-            return await client.events(conversation_id, is_whole=True)
+            return await client.events(conversation_id, is_whole=True, is_lenient=is_lenient)
     if folder.has_events:
         return folder.events()
     try:
         async with cluster_client(settings) as client:
-            return await client.events(conversation_id, is_whole=True)
+            return await client.events(conversation_id, is_whole=True, is_lenient=is_lenient)
     except NoCluster as error:
         if home.has_had_cluster:
             raise
@@ -136,7 +139,16 @@ async def read_summary(settings: FaceSettings, conversation_id: str) -> Summary:
     folder = RunFolder(home.run_folder(conversation_id))
     if home.has_run(conversation_id) and folder.is_over:
         return folder.summary()
-    return summarize(await read_events(settings, conversation_id))
+    return summarize(await read_events(settings, conversation_id, is_lenient=True))
+
+
+async def read_wait_reason(settings: FaceSettings, conversation_id: str) -> str:
+    """Return what a conversation waits for; empty where it does not, or where it is not under way."""
+    try:
+        async with conversation_client(settings, conversation_id) as client:
+            return (await client.row(conversation_id)).wait_reason
+    except (UnknownConversation, NoCluster):
+        return ""
 
 
 async def _client_of_run(home: Home, conversation_id: str) -> Client | None:

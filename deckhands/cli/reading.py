@@ -11,22 +11,34 @@ from pathlib import Path
 
 import click
 
-from broker.actions import RiskyAction
-from broker.conversations import ConversationRow
-from broker.errors import CorruptEntry, UsageError
-from broker.events import Event
-from broker.export import event_line
+from broker.contract.actions import RiskyAction
+from broker.contract.events import Event
+from broker.log.conversations import ConversationRow
+from broker.log.export import event_line
+from broker.runtime.errors import CorruptEntry, UsageError
 from deckhands.cli.options import json_option
 from deckhands.cli.output import EventPrinter, cost_text, note, print_json, summary_lines, table
-from deckhands.cli.reach import NoCluster, RunIsOver, cluster_client, conversation_client, read_events, read_summary
-from deckhands.forking import Point
-from deckhands.home import Home
-from deckhands.rendering import clean
-from deckhands.runs import RunFolder
+from deckhands.cli.reach import (
+    NoCluster,
+    RunIsOver,
+    cluster_client,
+    conversation_client,
+    read_events,
+    read_summary,
+    read_wait_reason,
+)
+from deckhands.client.forking import Point
+from deckhands.cluster.home import Home
+from deckhands.openhands.trajectories import trajectory_of
+from deckhands.reading.summary import Tally, summarize
+from deckhands.reading.terminal import clean_line, print_ascii, print_text
+from deckhands.runs.records import RunFolder
 from deckhands.settings import FaceSettings
-from deckhands.summary import Tally, summarize
-from deckhands.trajectories import trajectory_of
 
+WAITS = {
+    "newer_worker": "a controller worker of a newer version of Deckhands, which has written in its log (newer_worker)"
+}
+"""Reasons to wait that need more than a word."""
 HEAD = ("CONVERSATION", "STATE", "STEPS", "COST", "UPDATED (UTC)", "TITLE")
 
 
@@ -61,7 +73,7 @@ def ls(*, limit: int, as_json: bool) -> None:
         for listed in found:
             print_json(asdict(listed))
     elif found:
-        click.echo("\n".join(table(HEAD, [listed.cells() for listed in found])))
+        print_text("\n".join(table(HEAD, [listed.cells() for listed in found])))
     elif is_whole:
         note("There are no conversations and no runs yet. `deckhands run -t TASK` makes one.")
 
@@ -76,19 +88,22 @@ def show(*, point: str, as_json: bool) -> None:
     if asked.at is None:
         summary = asyncio.run(read_summary(settings, asked.conversation_id))
     else:
-        events = asked.cut(asyncio.run(read_events(settings, asked.conversation_id)))
+        events = asked.cut(asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True)))
         summary = summarize(events)
+    waits_for = asyncio.run(read_wait_reason(settings, asked.conversation_id)) if asked.at is None else ""
     if as_json:
-        print_json(summary.as_json())
+        print_json(summary.as_json() | ({"wait_reason": waits_for} if waits_for else {}))
         return
     printer = EventPrinter(as_json=False)
     if events:
         printer.event(events[-1])
-    click.echo("\n".join(summary_lines(summary)))
+    print_text("\n".join(summary_lines(summary)))
+    if waits_for:
+        print_text(f"{'Waits for:':<14}{clean_line(WAITS.get(waits_for, waits_for))}")
     if summary.message:
-        click.echo("\n" + clean(summary.message))
+        print_text("\n" + summary.message)
     if summary.asked_id is not None:
-        events = events or asyncio.run(read_events(settings, asked.conversation_id))
+        events = events or asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True))
         action = events[summary.asked_id - 1]
         assert isinstance(action, RiskyAction)
         printer.question(action)
@@ -106,7 +121,7 @@ def logs(*, conversation_id: str, follow: bool, as_json: bool) -> None:
         with contextlib.suppress(RunIsOver):
             asyncio.run(_follow(settings, conversation_id, printer))
             return
-    for event in asyncio.run(read_events(settings, conversation_id)):
+    for event in asyncio.run(read_events(settings, conversation_id, is_lenient=True)):
         printer.event(event)
 
 
@@ -119,13 +134,13 @@ def export(*, conversation_id: str, output: Path | None, style: str) -> None:
 
     With --format openhands: one JSON list, a trajectory as OpenHands V0 saves and reads it.
     """
-    events = asyncio.run(read_events(FaceSettings.from_env(), conversation_id))
+    events = asyncio.run(read_events(FaceSettings.from_env(), conversation_id, is_lenient=True))
     if style == "openhands":
         text = json.dumps(trajectory_of(events), indent=4) + "\n"
     else:
         text = "".join(event_line(event) + "\n" for event in events)
     if output is None:
-        click.echo(text, nl=False)
+        print_ascii(text)
         return
     try:
         output.write_text(text, encoding="utf-8")
@@ -139,7 +154,7 @@ async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPr
     tally = Tally()
     async with (
         conversation_client(settings, conversation_id) as client,
-        contextlib.aclosing(client.tail(conversation_id, is_whole=True)) as events,
+        contextlib.aclosing(client.tail(conversation_id, is_whole=True, is_lenient=True)) as events,
     ):
         async for event in events:
             printer.event(event)

@@ -1,6 +1,6 @@
 """`deckhands replay`: decide a recorded conversation anew, offline, and say where today's decision would differ.
 
-The replay itself is `python -m controller_worker.replay`, a process of the package that decides.
+The replay itself is `python -m controller_worker.loop.replay`, a process of the package that decides.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import click
 
-from broker.errors import DeckhandsError, UsageError
-from broker.export import event_line
+from broker.log.export import event_line
+from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import read_events
-from deckhands.rendering import clean_line
+from deckhands.reading.terminal import clean_line, print_text
 from deckhands.settings import FaceSettings
 
 SAME, ANOTHER = 0, 1
@@ -64,7 +64,7 @@ def _lines(settings: FaceSettings, source: str) -> Iterable[str]:
 
 def _replayed(lines: Iterable[str]) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "controller_worker.replay"],
+        [sys.executable, "-P", "-m", "controller_worker.loop.replay"],
         input="\n".join(lines),
         capture_output=True,
         text=True,
@@ -84,11 +84,11 @@ def _replayed(lines: Iterable[str]) -> dict[str, Any]:
 def _tell(report: dict[str, Any]) -> None:
     name = report["conversation_id"]
     if report["is_same"]:
-        click.echo(f"{name}: {report['events']} events, {report['decided']} of them decided anew; all are the same.")
+        print_text(f"{name}: {report['events']} events, {report['decided']} of them decided anew; all are the same.")
         if report["is_waiting"]:
             note("Its log ends where a controller worker would go on at once.")
         return
     at = report["divergence"]["event_id"]
-    click.echo(f"{name}: the first difference is at event {at}; {report['decided']} decisions before it are the same.")
+    print_text(f"{name}: the first difference is at event {at}; {report['decided']} decisions before it are the same.")
     for line in report["divergence"]["diff"]:
-        click.echo(clean_line(line, limit=LINE_LIMIT))
+        print_text(clean_line(line, limit=LINE_LIMIT))

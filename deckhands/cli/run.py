@@ -12,10 +12,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from broker.errors import UsageError
-from broker.events import Event
-from broker.ids import check_conversation_id
-from broker.specs import AGENTS_WITHOUT_MODEL
+from broker.contract.events import Event
+from broker.contract.specs import AGENTS_WITHOUT_MODEL
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import check_conversation_id
 from deckhands.cli.confirming import ask_at_terminal
 from deckhands.cli.control import WAYS
 from deckhands.cli.options import (
@@ -31,11 +31,12 @@ from deckhands.cli.options import (
 from deckhands.cli.output import EventPrinter, note, outliving_reader
 from deckhands.cli.secret import secret_values
 from deckhands.cli.stop_signals import on_stop_signals
-from deckhands.headless import Ending, Task, Watcher, check_directory, run_on_cluster, run_privately
-from deckhands.home import Home
+from deckhands.client.named_directory import own_directory
+from deckhands.client.tasks import check_task
+from deckhands.cluster.home import Home
+from deckhands.reading.summary import ExitCode
+from deckhands.runs.headless import Ending, Task, Watcher, run_on_cluster, run_privately
 from deckhands.settings import FaceSettings
-from deckhands.summary import ExitCode
-from deckhands.tasks import check_task
 
 OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream", "as_json", "recover", "model"}
 
@@ -94,7 +95,7 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
     text = read_task(options["argument"], options["text"], file=options["file"])
     place = place_of(options["workspace"], options)
     if place.path is not None:
-        place = replace(place, path=check_directory(place.path))
+        place = replace(place, path=own_directory(place.path, settings.environment))
     model = options["model"] or settings.model
     if model is None and not settings.has_profiles and options["agent"] not in AGENTS_WITHOUT_MODEL:
         raise UsageError(

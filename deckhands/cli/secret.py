@@ -7,12 +7,13 @@ from collections.abc import Iterable
 
 import click
 
-from broker.errors import UsageError
-from broker.secrets import check_secret
+from broker.runtime.errors import UsageError
+from broker.secrets.secrets import check_secret
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import on_conversation
-from deckhands.secret_keeping import keep_secrets
+from deckhands.client.secret_keeping import keep_secrets
+from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
 
@@ -30,7 +31,7 @@ def secret(*, conversation_id: str, name: str | None, from_env: bool, remove: bo
         if as_json:
             print_json({"names": names})
         else:
-            click.echo("\n".join(names))
+            print_text("\n".join(names))
         return
     if remove:
         on_conversation(conversation_id, lambda client: client.secrets.remove(conversation_id, name))

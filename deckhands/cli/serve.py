@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from broker.errors import UsageError
-from broker.store import open_store
-from broker.tool_offers import ToolOffers
-from deckhands.cli.options import sandbox_option
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import BrokerSettings, joined_paths, split_paths
+from broker.secrets.private_directories import workspace_roots as roots_in
+from broker.store.store import open_store
+from broker.tools.tool_offers import ToolOffers
+from deckhands.cli.options import sandbox_option, workspace_root_option
 from deckhands.cli.output import note
 from deckhands.cli.reach import on_cluster
 from deckhands.cli.stop_signals import on_stop_signals
-from deckhands.cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
-from deckhands.examining import reason_unconfined
-from deckhands.home import Home, supervising
+from deckhands.cluster.embedded_cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
+from deckhands.cluster.examining import reason_unconfined
+from deckhands.cluster.home import Home, supervising
+from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
 
@@ -26,8 +31,11 @@ from deckhands.settings import FaceSettings
 @click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--port", type=click.IntRange(1, 65_535), help="Offer the store on this port of 127.0.0.1 too.")
+@workspace_root_option
 @sandbox_option
-def up(*, controllers: int, tool_workers: int, port: int | None, sandbox: str | None) -> None:
+def up(
+    *, controllers: int, tool_workers: int, port: int | None, workspace_roots: tuple[str, ...], sandbox: str | None
+) -> None:
     """Keep a cluster up on this machine: a store, controller workers and tool workers.
 
     Other terminals find it by themselves: `deckhands submit`, `ls`, `logs -f`. A worker or a store that dies is
@@ -45,6 +53,7 @@ def up(*, controllers: int, tool_workers: int, port: int | None, sandbox: str | 
         tools=tool_workers,
         environment=environment,
         port=port,
+        workspace_roots=_roots(workspace_roots, environment),
         gives_up=False,
     )
     with supervising(home.cluster, "A cluster"):
@@ -63,7 +72,7 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
             await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not stopped.done():
                 await ready
-                click.echo(_greeting(cluster, model))
+                print_text(_greeting(cluster, model))
                 if spec.tools and (reason := await asyncio.to_thread(reason_unconfined, spec.environment)):
                     note(f"No sandbox works here ({reason}): commands of agents are refused. See `deckhands doctor`.")
             await stopped
@@ -96,16 +105,40 @@ def controller(*, concurrency: int | None) -> NoReturn:
 @click.option("--pool", "pools", multiple=True, help="What this host can do; may be given several times.")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Actions run at once.")
 @click.option("--list", "is_list", is_flag=True, help="Show which tools the tool workers offer, and end.")
+@workspace_root_option
 @sandbox_option
-def tools(*, pools: tuple[str, ...], concurrency: int | None, sandbox: str | None, is_list: bool) -> None:
+def tools(
+    *,
+    pools: tuple[str, ...],
+    concurrency: int | None,
+    workspace_roots: tuple[str, ...],
+    sandbox: str | None,
+    is_list: bool,
+) -> None:
     """Run one tool worker in the foreground against DECKHANDS_URL."""
     if is_list:
         for key, offer in on_cluster(lambda client: ToolOffers(client.store).all()).items():
             first_line = offer.description.partition("\n")[0]
-            click.echo(f"{key}\t{offer.pool or '-'}\t{offer.outcome}\t{first_line}")
+            print_text(f"{key}\t{offer.pool or '-'}\t{offer.outcome}\t{first_line}")
         return
-    chosen = {"DECKHANDS_POOLS": ",".join(pools), "DECKHANDS_CONCURRENCY": concurrency, "DECKHANDS_SANDBOX": sandbox}
+    chosen = {
+        "DECKHANDS_POOLS": ",".join(pools),
+        "DECKHANDS_CONCURRENCY": concurrency,
+        "DECKHANDS_SANDBOX": sandbox,
+        "DECKHANDS_WORKSPACE_ROOTS": joined_paths(_roots(workspace_roots, FaceSettings.from_env().environment)),
+    }
     _become(TOOLS, chosen)
+
+
+def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the workspace roots that are given by the option, or else by the environment.
+
+    Raises:
+        UsageError: one cannot be used.
+    """
+    if names:
+        return roots_in(str(Path(name).expanduser().absolute()) for name in names)
+    return roots_in(split_paths(BrokerSettings.from_env(environment).workspace_roots))
 
 
 def _become(role: str, chosen: dict[str, Any]) -> NoReturn:

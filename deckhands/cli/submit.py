@@ -9,8 +9,8 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from broker.errors import UsageError
-from broker.specs import Tenancy
+from broker.contract.specs import Tenancy
+from broker.runtime.errors import UsageError
 from deckhands.cli.options import (
     NAME_REMEDY,
     agent_of,
@@ -24,7 +24,9 @@ from deckhands.cli.options import (
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import cluster_client
 from deckhands.cli.secret import secret_values
-from deckhands.headless import check_directory, tell_of_silence
+from deckhands.client.named_directory import own_directory
+from deckhands.reading.terminal import print_text
+from deckhands.runs.headless import tell_of_silence
 from deckhands.settings import FaceSettings
 
 
@@ -53,14 +55,14 @@ def submit(**options: Any) -> None:
     if options["as_json"]:
         print_json({"conversation_id": conversation_id})
     else:
-        click.echo(conversation_id)
+        print_text(conversation_id)
 
 
 async def _submit(settings: FaceSettings, task: str, options: dict[str, Any]) -> str:
     place = place_of(options["workspace"], options)
     if place.path is not None and settings.url is None:
         # A cluster named by DECKHANDS_URL may be on other hosts.
-        place = replace(place, path=check_directory(place.path))
+        place = replace(place, path=own_directory(place.path, settings.environment))
     values = secret_values(settings, options["secrets"])
     async with cluster_client(settings) as client:
         conversation_id = await client.submit(

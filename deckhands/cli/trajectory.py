@@ -7,16 +7,17 @@ from pathlib import Path
 
 import click
 
-from broker.errors import UsageError
-from broker.events import ConversationCreated, Event
-from broker.export import event_line, events_from_lines
-from broker.ids import new_conversation_id
+from broker.contract.events import ConversationCreated, Event
+from broker.log.export import event_line, events_from_lines
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import new_conversation_id
 from deckhands.cli.output import note
 from deckhands.cli.reach import cluster_client
-from deckhands.forking import fork_of
-from deckhands.sdk_conversation import read_sdk_directory
+from deckhands.client.forking import fork_of
+from deckhands.openhands.sdk_conversation import read_sdk_directory
+from deckhands.openhands.trajectories import read_trajectory
+from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
-from deckhands.trajectories import read_trajectory
 
 
 @click.command("import")
@@ -44,7 +45,7 @@ def import_(*, path: Path, output: Path | None) -> None:
             ) from error
         note(f"{len(events)} events are in {output}.")
         return
-    click.echo(asyncio.run(_adopt(FaceSettings.from_env(), events)))
+    print_text(asyncio.run(_adopt(FaceSettings.from_env(), events)))
 
 
 def _read(path: Path) -> list[Event]:

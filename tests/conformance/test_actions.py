@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery, NothingToDo
-from broker.connection import Connection
-from broker.conversations import Conversations
-from broker.event_log import Appended, EventLog
-from broker.events import ConversationCreated, WorkspaceSpec
-from broker.ownership import DispatchOutcome, Owners
-from broker.store import Store, open_store
-from broker.workspace_orders import WorkspaceOrders
+from broker.contract.events import ConversationCreated, WorkspaceSpec
+from broker.coordination.action_streams import (
+    ActionClaimed,
+    ActionDelivery,
+    ActionReclaimed,
+    ControlDelivery,
+    NothingToDo,
+)
+from broker.coordination.ownership import DispatchOutcome, Owners
+from broker.coordination.workspace_orders import WorkspaceOrders
+from broker.log.conversations import Conversations
+from broker.log.event_log import Appended, EventLog
+from broker.store.connection import Connection
+from broker.store.store import Store, open_store
 from tests.broker_parts import (
     CID,
     LosingConnection,

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker.actions import MessageAction
-from broker.connection import Argument, Connection
-from broker.conversations import Conversations
-from broker.errors import EventsLost, UnknownConversation, UsageError
-from broker.event_log import Appended, Closed, Conflict, Duplicate, EventLog, Fenced
-from broker.events import ConversationCreated
-from broker.ownership import Owners, Ownership
-from broker.store import Store, open_store
+from broker.contract.actions import MessageAction
+from broker.contract.events import ConversationCreated
+from broker.coordination.ownership import Owners
+from broker.log.conversations import Conversations
+from broker.log.event_log import Appended, Closed, Conflict, Duplicate, EventLog, Fenced
+from broker.log.fencing import Ownership
+from broker.runtime.errors import EventsLost, UnknownConversation, UsageError
+from broker.store.connection import Argument, Connection
+from broker.store.store import Store, open_store
 from tests.broker_parts import CID, LosingConnection, act, begin, claim, command, enter, lapse, message, output
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.batches import Batch, Batches, CallStands
-from broker.store import Store
+from broker.limits.batches import Batch, Batches, CallStands
+from broker.store.store import Store
 from tests.broker_parts import enter, lapse
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.action_queue import ActionClaimed, ActionReclaimed
-from broker.store import Store
+from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
+from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, enter, lapse, output, queue, take
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from broker.clock import ManualClock
-from broker.governor import CallOutcome, Governor, Granted, InQueue, Priority
-from broker.quotas import QuotaTable
-from broker.store import Store
-from tests.broker_parts import begin, enter, lapse, rung
+from broker.limits.governor import CallOutcome, Governor, Granted, InQueue, Priority
+from broker.limits.quotas import QuotaTable
+from broker.runtime.clock import ManualClock
+from broker.store.store import Store
+from tests.broker_parts import begin, enter, lapse, pass_time, rung
 
 WORKER = "w1"
 
@@ -173,7 +173,7 @@ async def test_limits_per_minute(memory_store: Store, clock: ManualClock) -> Non
             await callers.settle(f"conversation-{granted}")
             granted += 1
         else:
-            clock.advance(0.05)
+            await pass_time(memory_store, clock, 0.05, worker_id=WORKER)
     assert 595 <= granted <= 600
 
 
@@ -186,9 +186,9 @@ async def test_tokens_are_settled_by_what_was_used(memory_store: Store, clock: M
     answer = await callers.reserve("bbb", tokens=(100, 0))
     assert isinstance(answer, InQueue)
     assert 4.7 <= answer.eta_seconds <= 4.9
-    clock.advance(4.6)
+    await pass_time(memory_store, clock, 4.6, worker_id=WORKER)
     assert not await callers.may_call("bbb", tokens=(100, 0))
-    clock.advance(0.3)
+    await pass_time(memory_store, clock, 0.3, worker_id=WORKER)
     assert await callers.may_call("bbb", tokens=(100, 0))
 
 
@@ -198,7 +198,7 @@ async def test_a_call_larger_than_the_bucket_is_made_when_it_is_full(memory_stor
     assert await callers.may_call("aaa", tokens=(0, 5_900))
     await callers.settle("aaa", output_tokens=5_900)
     assert not await callers.may_call("bbb", tokens=(0, 1))
-    clock.advance(60)
+    await pass_time(memory_store, clock, 60, worker_id=WORKER)
     assert await callers.may_call("bbb", tokens=(0, 1))
 
 
@@ -207,13 +207,13 @@ async def test_a_refusal_is_obeyed_once_for_everybody(memory_store: Store, clock
     callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
     assert await callers.may_call("aaa")
     assert await callers.may_call("bbb")
-    clock.advance(0.001)
+    await pass_time(memory_store, clock, 0.001, worker_id=WORKER)
     for cid in ("aaa", "bbb"):
         await callers.settle(cid, CallOutcome.LIMITED, retry_after_seconds=7)
     answer = await callers.reserve("ccc")
     assert isinstance(answer, InQueue)
     assert 6.9 <= answer.eta_seconds <= 7.1
-    clock.advance(7)
+    await pass_time(memory_store, clock, 7, worker_id=WORKER)
     assert await callers.may_call("ccc")
     level = await memory_store.connection.call(
         "HGET", f"{memory_store.all_shards[0].quota('acme_large')}:level:own", "factor"
@@ -229,7 +229,7 @@ async def test_a_refusal_for_years_is_obeyed_for_an_hour(memory_store: Store, cl
     answer = await callers.reserve("bbb")
     assert isinstance(answer, InQueue)
     assert answer.eta_seconds <= 3_601
-    clock.advance(3_600)
+    await pass_time(memory_store, clock, 3_600, worker_id=WORKER)
     assert await callers.may_call("bbb")
 
 
@@ -242,7 +242,7 @@ async def test_a_used_up_day_is_a_wait_until_the_next(memory_store: Store, clock
     answer = await callers.reserve("ccc")
     assert isinstance(answer, InQueue)
     assert 8 * 3600 - 1 <= answer.eta_seconds <= 8 * 3600 + 1  # the clock begins at midnight
-    clock.advance(8 * 3600 + 1)
+    await pass_time(memory_store, clock, 8 * 3600 + 1, worker_id=WORKER)
     assert await callers.may_call("ccc")
 
 
@@ -256,10 +256,10 @@ async def test_whoever_does_not_come_is_called_again_and_then_forgotten(
     assert not await callers.may_call("aaa")
     await callers.settle("first")
     for _ in range(2):
-        clock.advance(3.1)
+        await pass_time(memory_store, clock, 3.1, worker_id=WORKER)
         await callers.pump()
         assert not await callers.may_call("bbb")
-    clock.advance(3.1)
+    await pass_time(memory_store, clock, 3.1, worker_id=WORKER)
     assert await callers.may_call("bbb")
 
 
@@ -272,14 +272,14 @@ async def test_a_conversation_stays_on_its_key_while_the_cache_is_warm(memory_st
         answer = await callers.reserve(cid)
         assert isinstance(answer, Granted)
         keys[cid] = answer.key
-        clock.advance(0.01)
+        await pass_time(memory_store, clock, 0.01, worker_id=WORKER)
     assert keys == {"aaa": "KEY_1", "bbb": "KEY_2"}  # the freer one
     for cid in keys:
         await callers.settle(cid, took_seconds=0.5)
     for cid in ("bbb", "aaa", "bbb"):
         assert await callers.reserve(cid) == Granted(keys[cid])
         await callers.settle(cid, took_seconds=0.5)
-    clock.advance(301)
+    await pass_time(memory_store, clock, 301, worker_id=WORKER)
     assert await callers.reserve("bbb") == Granted("KEY_1")
 
 

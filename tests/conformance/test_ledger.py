@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import UsageError
-from broker.ledger import Exhausted, Ledger, account_path, accounts_of, nano
-from broker.ownership import Ownership
-from broker.store import Store, open_store
+from broker.limits.ledger import Exhausted, Ledger, account_path, accounts_of, nano
+from broker.log.fencing import Ownership
+from broker.runtime.errors import UsageError
+from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from tests.broker_parts import begin, enter, lapse, rung
 

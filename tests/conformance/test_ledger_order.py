@@ -8,12 +8,12 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.clock import ManualClock
-from broker.ledger import Exhausted, Ledger, accounts_of
-from broker.ownership import Ownership
-from broker.store import Store, open_store
+from broker.limits.ledger import Exhausted, Ledger, accounts_of
+from broker.log.fencing import Ownership
+from broker.runtime.clock import ManualClock
+from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection, MemoryServer
-from tests.broker_parts import begin, enter, rung
+from tests.broker_parts import begin, enter, pass_time, rung
 
 TENANT, EXPERIMENT = "tenant:acme", "experiment:acme/swe"
 PATIENCE_SECONDS = 3.0
@@ -186,7 +186,7 @@ class Turns:
                 await settle(ledger, cid, self.calls[cid] * self.sizes[cid])
                 self.awake.append(cid)
             if not self.calling and not self.awake:
-                clock.advance(PATIENCE_SECONDS)
+                await pass_time(store, clock, PATIENCE_SECONDS, worker_id="w1")
                 await ledger.sweep()
             woken = set(await newly_rung(store)) - self.dead - set(self.awake)
             self.awake += sorted(woken)

@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from broker import codec
-from broker.blobs import Blobs
-from broker.errors import CorruptEntry, EventsLost, StoreTooNew, UnknownConversation, UnknownKind, UsageError
-from broker.event_log import Appended, Duplicate, EventLog
-from broker.events import ConversationCreated
-from broker.file_events import FileReadObservation
-from broker.observations import CmdOutputObservation
-from broker.ownership import DispatchOutcome, Owners
-from broker.store import Store
+from broker.contract import codec
+from broker.contract.events import ConversationCreated
+from broker.contract.file_events import FileReadObservation
+from broker.contract.observations import CmdOutputObservation
+from broker.coordination.ownership import DispatchOutcome, Owners
+from broker.log.blobs import Blobs
+from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.runtime.errors import CorruptEntry, EventsLost, StoreTooNew, UnknownConversation, UnknownKind, UsageError
+from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, claim, enter, message, output
 
 BIG = "".join(f"line {n}\n" for n in range(10_000))

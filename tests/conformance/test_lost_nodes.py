@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from broker.action_queue import ActionClaimed, ActionReclaimed
-from broker.event_log import Appended, EventLog
-from broker.events import ConversationCreated, WorkspaceSpec
-from broker.store import Store
+from broker.contract.events import ConversationCreated, WorkspaceSpec
+from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
+from broker.log.event_log import Appended, EventLog
+from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, command, enter, lapse, output, queue, take
 
 

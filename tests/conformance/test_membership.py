@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from broker.action_queue import ActionClaimed, ActionReclaimed, NothingToDo
-from broker.conversations import Conversations
-from broker.event_log import Appended, Fenced
-from broker.membership import members
-from broker.ownership import Claimed, NotClaimed, Owners
-from broker.store import Store
-from broker.wakeups import ReadyStream
+from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, NothingToDo
+from broker.coordination.membership import members
+from broker.coordination.ownership import Claimed, NotClaimed, Owners
+from broker.coordination.wakeups import ReadyStream
+from broker.log.conversations import Conversations
+from broker.log.event_log import Appended, Fenced
+from broker.store.store import Store
 from tests.broker_parts import (
     CID,
     act,
@@ -34,7 +34,7 @@ async def test_members_are_shown(store: Store) -> None:
     await lapse(store, "t1")
     found = await members(store)
     assert [(member.worker_id, member.role) for member in found] == [("t1", "tools"), ("w1", "controller")]
-    assert found[0].deadline_ms == 1
+    assert found[0].left_seconds < 0 < found[1].left_seconds
     assert found[0].about["streams"] == "deck:{0}:act:node:n1 deck:{0}:act:pool:bash"
 
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from broker.errors import UsageError
-from broker.notebooks import Notebooks
-from broker.notes import MAX_NOTES, Note, Notebook
-from broker.store import Store
+from broker.contract.notes import MAX_NOTES, Note, Notebook
+from broker.coordination.notebooks import Notebooks
+from broker.runtime.errors import UsageError
+from broker.store.store import Store
 
 MINE = Notebook("", "ada", "engine")
 OTHERS = (Notebook("acme", "ada", "engine"), Notebook("", "", "engine"), Notebook("", "ada", ""))

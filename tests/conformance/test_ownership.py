@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.clock import ManualClock, to_millis
-from broker.connection import Connection
-from broker.conversations import Conversations
-from broker.errors import UnknownConversation
-from broker.event_log import Fenced
-from broker.ownership import Claimed, NotClaimed, Owners, Ownership
-from broker.store import Store, open_store
+from broker.coordination.ownership import Claimed, NotClaimed, Owners
+from broker.log.conversations import Conversations
+from broker.log.event_log import Fenced
+from broker.log.fencing import Ownership
+from broker.runtime.clock import ManualClock, to_millis
+from broker.runtime.errors import UnknownConversation
+from broker.store.connection import Connection
+from broker.store.store import Store, open_store
 from tests.broker_parts import CID, begin, claim, enter, lapse, mail_of, message, rung
 
 
@@ -119,13 +120,12 @@ async def test_a_parked_conversation_wakes_when_due(store: Store) -> None:
     await begin(store)
     worker = await enter(store, "w1")
     ownership = await claim(store, "w1")
-    now = to_millis(store.clock.now())
-    await Owners(store).release(ownership, seen_id=1, due_ms=now + 3_600_000)
+    await Owners(store).release(ownership, seen_id=1, delay_seconds=3_600)
     tick = await worker.tick(1)
     assert tick is not None
     assert tick.woken == 0
     ownership = await claim(store, "w1")
-    await Owners(store).release(ownership, seen_id=1, due_ms=now - 1)
+    await Owners(store).release(ownership, seen_id=1, delay_seconds=-0.001)
     before = len(await rung(store))
     tick = await worker.tick(2)
     assert tick is not None
@@ -144,7 +144,7 @@ async def test_a_park_lasts_as_long_as_the_worker_says_whatever_its_clock_tells(
     # This clock is far behind the store's: by the store's, the conversation was due long ago.
     slow = await open_store(connect(), clock=ManualClock(datetime(2001, 1, 1, tzinfo=UTC)))
     ownership = await claim(store, "w1")
-    await Owners(slow).release(ownership, seen_id=1, due_ms=to_millis(slow.clock.now()) + 3_600_000)
+    await Owners(slow).release(ownership, seen_id=1, delay_seconds=3_600)
     tick = await worker.tick(1)
     assert tick is not None
     assert tick.woken == 0
@@ -157,7 +157,7 @@ async def test_a_claim_takes_a_conversation_out_of_the_parked(store: Store) -> N
     await begin(store)
     worker = await enter(store, "w1")
     ownership = await claim(store, "w1")
-    await Owners(store).release(ownership, seen_id=1, due_ms=1)
+    await Owners(store).release(ownership, seen_id=1, delay_seconds=0)
     await claim(store, "w1")
     tick = await worker.tick(1)
     assert tick is not None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from broker.action_queue import ActionClaimed, ActionReclaimed
-from broker.actions import ToolCallAction
-from broker.event_log import Appended, EventLog
-from broker.observations import ToolCallObservation
-from broker.ownership import DispatchOutcome, Owners
-from broker.store import Store
+from broker.contract.actions import ToolCallAction
+from broker.contract.observations import ToolCallObservation
+from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
+from broker.coordination.ownership import DispatchOutcome, Owners
+from broker.log.event_log import Appended, EventLog
+from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, claim, enter, lapse, output, queue, take
 
 GPU = ToolCallAction(name="render", tool="render", pool="gpu")

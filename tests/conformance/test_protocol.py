@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.store import Store, open_store
+from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from tests.conformance.test_double import _timeless
 from tests.protocol_world import CONTROLLERS, CONVERSATIONS, NODES, SLOTS, Step, World

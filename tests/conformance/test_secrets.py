@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.actions import MessageAction
-from broker.clock import ManualClock
-from broker.errors import UsageError
-from broker.event_log import EventLog
-from broker.events import ConversationCreated, EventSource
-from broker.masking import MASK
-from broker.secrets import Secrets, SecretsLocked, key_in, no_key, secret_key
-from broker.settings import BrokerSettings
-from broker.store import Store
+from broker.contract.actions import MessageAction
+from broker.contract.events import ConversationCreated, EventSource
+from broker.log.event_log import EventLog
+from broker.runtime.clock import ManualClock
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.masking import MASK
+from broker.secrets.secrets import Secrets, SecretsLocked, key_in, no_key, secret_key
+from broker.store.store import Store
 
 KEY = bytes(range(32))
 TOKEN = "ghp_0123456789abcdef"

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from broker import keys
-from broker.connection import Connection
-from broker.conversations import Conversations
-from broker.errors import OutcomeUnknown, StoreError, StoreMisconfigured, StoreTooNew
-from broker.event_log import Duplicate, EventLog
-from broker.events import ConversationCreated
-from broker.store import Store, functions_code, open_store
+from broker.contract.events import ConversationCreated
+from broker.log.conversations import Conversations
+from broker.log.event_log import Duplicate, EventLog
+from broker.runtime.errors import OutcomeUnknown, StoreError, StoreMisconfigured, StoreTooNew
+from broker.store import keys
+from broker.store.connection import Connection
+from broker.store.store import FUNCTIONS_VERSION, Store, functions_code, open_store
 from tests.broker_parts import LosingConnection, begin, message
 
 
@@ -69,7 +69,7 @@ async def test_newer_functions_are_left_alone(connect: Callable[[], Connection])
     newer = functions_code() + "\nredis.register_function('deck_of_tomorrow', leave)"
     connection = connect()
     await connection.call("FUNCTION", "LOAD", newer)
-    await connection.call("HSET", keys.STORE, "functions", "2:abc")
+    await connection.call("HSET", keys.STORE, "functions", f"{FUNCTIONS_VERSION + 1}:abc")
     store = await open_store(connection)
     assert await store.function("deck_of_tomorrow", (store.all_shards[0].root,), "w") == ["left"]
     await store.aclose()

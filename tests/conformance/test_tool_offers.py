@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from broker.errors import UsageError
-from broker.store import Store
-from broker.tool_offers import ToolOffers
-from broker.tool_specs import ToolOffer
+from broker.contract.tool_specs import ToolOffer
+from broker.runtime.errors import UsageError
+from broker.store.store import Store
+from broker.tools.tool_offers import ToolOffers
 
 EMPTY = {"type": "object", "properties": {}}
 

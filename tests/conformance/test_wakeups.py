@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from broker.connection import Connection
-from broker.event_log import EventLog
-from broker.membership import Membership
-from broker.ownership import Claimed, Owners
-from broker.store import Store, open_store
-from broker.wakeups import Mailbox, ReadyStream
+from broker.coordination.membership import Membership
+from broker.coordination.ownership import Claimed, Owners
+from broker.coordination.wakeups import Mailbox, ReadyStream
+from broker.log.event_log import EventLog
+from broker.store.connection import Connection
+from broker.store.store import Store, open_store
 from tests.broker_parts import (
     CID,
     LosingConnection,

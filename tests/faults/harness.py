@@ -13,16 +13,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from broker.embedded import EmbeddedValkey
-from broker.events import AgentSpec, Event, LLMSpec, WorkspaceSpec
-from broker.invariants import violations
-from broker.observations import OutcomeUnknownObservation
-from broker.store import open_store
-from controller_worker.controller import fold
-from controller_worker.state import State, state_from
-from deckhands.client import Client
+from broker.contract.events import AgentSpec, Event, LLMSpec, WorkspaceSpec
+from broker.contract.observations import OutcomeUnknownObservation
+from broker.log.invariants import violations
+from broker.store.embedded import EmbeddedValkey
+from broker.store.store import open_store
+from controller_worker.core.controller import fold
+from controller_worker.core.state import State, state_from
+from deckhands.client.client import Client
 from tests.polling import until
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.workspaces import Workspaces
 
 
 def steps(count: int, *, seconds: float = 0.0) -> list[dict[str, Any]]:
@@ -174,6 +174,7 @@ class FaultCluster:
 
     def _start(self, name: str, module: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         assert name not in self.workers, name
+        (self.root / "work").mkdir(exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith(("DECKHANDS_", "LLM_"))}
         env |= {
             "DECKHANDS_URL": self.url_for_workers or self.store.url,
@@ -181,6 +182,7 @@ class FaultCluster:
             "DECKHANDS_NODE": "node1",
             "DECKHANDS_SANDBOX": "none",
             "DECKHANDS_NODE_DIR": str(self.root / "n"),
+            "DECKHANDS_WORKSPACE_ROOTS": str(self.root / "work"),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         }
         with (self.root / f"{name}.log").open("ab") as log:

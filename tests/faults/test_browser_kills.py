@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from broker.events import AgentSpec, Event, LLMSpec, Observation
-from broker.observations import AgentDelegateObservation, BrowserOutputObservation
-from broker.specs import OutputSpec
-from controller_worker.delegates import conversation_id_of
+from broker.contract.events import AgentSpec, Event, LLMSpec, Observation
+from broker.contract.observations import AgentDelegateObservation, BrowserOutputObservation
+from broker.contract.specs import OutputSpec
+from controller_worker.loop.delegates import conversation_id_of
 from tests.browser_parts import opened_site
 from tests.faults.harness import FaultCluster
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import SystemClock
-from broker.conversations import Conversations
+from broker.log.conversations import Conversations
+from broker.runtime.clock import SystemClock
 from tests.faults.harness import FaultCluster, steps
 
 BUSY_SECONDS = 4.0

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from broker.dispatch import TaskSender
-from broker.events import Observation
-from broker.observations import ErrorObservation, ToolCallObservation
+from broker.celery.dispatch import TaskSender
+from broker.contract.actions import ToolCallAction
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation, ToolCallObservation
 from tests.faults.harness import FaultCluster
+from tool_worker.worker.fingerprints import fingerprint_of
 
 
 def refund(order: int, amount: float) -> list[dict[str, Any]]:
@@ -125,7 +127,8 @@ async def test_a_task_whose_conversation_was_stopped_is_ended_if_it_may_be(
         await cluster.settle([conversation_id])
         state = TaskSender(broker_url=cluster.store.celery_url, backend_url=cluster.store.celery_url).state
         (action,) = [e for e in await cluster.client.events(conversation_id) if e.kind == "action.call_tool"]
-        task_id = f"deckhands-{conversation_id}-{action.id}"
+        assert isinstance(action, ToolCallAction)
+        task_id = f"deckhands-{conversation_id}-{action.id}-{fingerprint_of(action)}"
         await cluster.until(lambda: "TaskRevokedError" in state(task_id).error, what="end of the task")
         assert trace(environment) == ["refund 99"]
         assert (await answer_of(cluster, conversation_id)).kind == "observation.error"

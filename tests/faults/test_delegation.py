@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from broker.actions import AgentDelegateAction
-from broker.agent_state import AgentState
-from broker.conversations import Conversations
-from broker.events import AgentSpec, DelegateEnded, LLMSpec
-from broker.observations import AgentDelegateObservation
-from broker.standing import standing
-from controller_worker.delegates import conversation_id_of
+from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, DelegateEnded, LLMSpec
+from broker.contract.observations import AgentDelegateObservation
+from broker.log.conversations import Conversations
+from broker.log.status import standing
+from controller_worker.loop.delegates import conversation_id_of
 from tests.faults.harness import FaultCluster
 
 ONE_EACH = {"DECKHANDS_MAX_CONVERSATIONS": "1"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from broker.events import AgentSpec, LLMSpec, WorkspaceSpec
-from broker.specs import GoalSpec
+from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
+from broker.contract.specs import GoalSpec
 from tests.faults.harness import FaultCluster
 
 CHECK = "echo begin-$(wc -l < checks) >> effects; echo x >> checks; sleep 2; echo end-x >> effects; test -f fixed"

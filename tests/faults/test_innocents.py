@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from broker.conversations import Conversations
+from broker.log.conversations import Conversations
 from tests.faults.harness import FaultCluster
 
 HELD = 12

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from broker.events import AgentSpec, LLMSpec
-from broker.observations import CmdOutputObservation, ErrorObservation
+from broker.contract.events import AgentSpec, LLMSpec
+from broker.contract.observations import CmdOutputObservation, ErrorObservation
 from tests.faults.harness import FaultCluster
-from tool_worker.host_folder import HostFolder
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.host_folder import HostFolder
+from tool_worker.workspace.workspaces import Workspaces
 
 
 def turn(command: str) -> dict[str, object]:

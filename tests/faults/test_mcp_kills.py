@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from broker.events import Observation
-from broker.observations import MCPObservation
+from broker.contract.events import Observation
+from broker.contract.observations import MCPObservation
 from tests.faults.harness import FaultCluster
 
 PROGRAM = Path(__file__).resolve().parents[1] / "example_mcp_server.py"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.notebooks import Notebooks
-from broker.notes import Notebook, NoteObservation
-from broker.observations import FinishVerdictObservation
-from broker.specs import CriticSpec, GoalSpec, MemorySpec
+from broker.contract.notes import Notebook, NoteObservation
+from broker.contract.observations import FinishVerdictObservation
+from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec
+from broker.coordination.notebooks import Notebooks
 from tests.faults.harness import FaultCluster
 
 WRITE = {"tool_calls": [{"name": "note", "arguments": {"command": "write", "text": "Use make."}}]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.events import Observation
+from broker.contract.events import Observation
 from tests.faults.harness import FaultCluster
 
 TOOLS = ",".join(f"tests.example_tools:{name}" for name in ("add", "render", "PlaceOrder"))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.events import AgentSpec, LLMSpec, WorkspaceSpec
-from broker.observations import CmdOutputObservation
-from broker.workspace_events import WorkspaceOpenedObservation
-from broker.workspace_sources import GitSource
+from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
+from broker.contract.observations import CmdOutputObservation
+from broker.contract.workspace_events import WorkspaceOpenedObservation
+from broker.contract.workspace_sources import GitSource
 from tests.faults.harness import FaultCluster
 
 
@@ -36,7 +36,8 @@ async def test_a_workspace_is_opened_once_whoever_dies(tmp_path: Path, point: st
     script.write_text(json.dumps({"turns": turns}))
     async with cluster.running():
         cluster.start_controller()
-        cluster.start_tool("victim", DECKHANDS_FAILPOINTS=f"{point}:kill@1")
+        roots = {"DECKHANDS_REPOSITORY_ROOTS": str(tmp_path)}
+        cluster.start_tool("victim", DECKHANDS_FAILPOINTS=f"{point}:kill@1", **roots)
         conversation_id = await cluster.client.submit(
             "do it",
             agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}")),
@@ -44,7 +45,7 @@ async def test_a_workspace_is_opened_once_whoever_dies(tmp_path: Path, point: st
         )
         (tmp_path / f"{conversation_id}.where").write_text(str(tmp_path))
         await cluster.until_ended("victim", limit=60)
-        cluster.start_tool("other")
+        cluster.start_tool("other", **roots)
         await cluster.settle([conversation_id], limit=90)
         events = await cluster.client.events(conversation_id)
         assert (await cluster.client.row(conversation_id)).state == "finished"

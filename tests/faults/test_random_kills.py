@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import SystemClock
-from broker.conversations import Conversations
+from broker.log.conversations import Conversations
+from broker.runtime.clock import SystemClock
 from tests.faults.harness import FaultCluster, steps
 
 TAKEOVER_LIMIT_SECONDS = 3.0

@@ -9,15 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.custom_tools import ToolContext
-from broker.events import Observation
-from broker.observations import ErrorObservation
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation
+from broker.tools.custom_tools import ToolContext
 from tests.faults.harness import FaultCluster
 from tests.faults.test_offered_tool_kills import answers, calling
 from tests.integration.test_mcp import offering, program
 from tests.polling import until
-from tool_worker.host_folder import HostFolder
-from tool_worker.running_calls import RunningCalls
+from tool_worker.worker.running_calls import RunningCalls
+from tool_worker.workspace.host_folder import HostFolder
 
 STOP_SECONDS = 1.0
 TOOLS = {"DECKHANDS_TOOLS": "tests.example_tools:linger,tests.example_tools:grind"}

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from broker.bootstep import STOP_LIMIT_SECONDS
-from broker.membership import members
+from broker.celery.bootstep import STOP_LIMIT_SECONDS
+from broker.coordination.membership import members
 from tests.faults.harness import FaultCluster, steps
+from tool_worker.workspace.workspaces import Workspaces
 
 COMPOSE = Path(__file__).resolve().parents[2] / "compose.yaml"
 BLOCKED = """
 import os, signal, threading
-from broker.bootstep import LoopThread
+from broker.celery.bootstep import LoopThread
 begun = threading.Event()
 class Service:
     async def run(self, stop):
@@ -101,3 +102,20 @@ def test_containers_are_given_longer_than_a_worker_takes() -> None:
     grace = {services[name]["stop_grace_period"] for name in ("controller", "tools")}
     assert grace == {"20s"}
     assert STOP_LIMIT_SECONDS < 20
+
+
+async def test_with_its_cluster_a_tool_worker_ends_resting_workspaces_of_ended_conversations(
+    cluster: FaultCluster,
+) -> None:
+    cluster.start_controller()
+    cluster.start_tool(DECKHANDS_WORKSPACE_ENDS_WITH_WORKER="1")
+    (resting,) = await cluster.submit(steps(1))
+    serves = {"name": "execute_bash", "arguments": {"command": "sleep 600 & echo begin-0 >> effects"}}
+    (serving,) = await cluster.submit([{"tool_calls": [serves]}, *steps(0)])
+    await cluster.settle([resting, serving])
+    (working,) = await cluster.submit(steps(1, seconds=60))
+    await cluster.until(lambda: cluster.effects(working) == ["begin-0"], what="command under way")
+    cluster.signal("t1", signal.SIGTERM)
+    await cluster.until_ended("t1")
+    living = {found.conversation_id for found in Workspaces(cluster.root / "n").list() if found.is_alive}
+    assert living == {serving, working}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.runtime.child import EXIT_STORE_REPLACED
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.proxy import SwallowingProxy
 
@@ -50,9 +51,27 @@ async def test_store_emptied_stops_the_workers_instead_of_beginning_anew(cluster
     ids = await cluster.submit(steps(1))
     await cluster.settle(ids)
     await cluster.client.store.connection.call("FLUSHALL")
-    assert await cluster.until_ended("c1") == 70
-    assert await cluster.until_ended("t1") == 70
+    assert await cluster.until_ended("c1") == EXIT_STORE_REPLACED
+    assert await cluster.until_ended("t1") == EXIT_STORE_REPLACED
     assert "emptied or replaced" in cluster.log_of("c1")
+
+
+async def test_a_store_that_refuses_writes_is_said_once_and_waited_for(cluster: FaultCluster) -> None:
+    cluster.start_controller()
+    cluster.start_tool()
+    ids = await cluster.submit(steps(3, seconds=0.3), count=3)
+    await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
+    call = cluster.client.store.connection.call
+    await call("CONFIG", "SET", "maxmemory", "1")
+    for name in ("c1", "t1"):
+        await cluster.until(lambda name=name: "the store does not serve" in cluster.log_of(name), what="line")  # type: ignore[misc]
+    await call("CONFIG", "SET", "maxmemory", "0")
+    await cluster.settle(ids)
+    await cluster.check(ids, commands=3)
+    for name in ("c1", "t1"):
+        await cluster.until(lambda name=name: "the store serves again" in cluster.log_of(name), what="line")  # type: ignore[misc]
+        assert cluster.log_of(name).count("the store does not serve") == 1
+        assert "OOM" in cluster.log_of(name)
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -60,7 +79,7 @@ async def test_lost_replies_double_nothing(cluster: FaultCluster, seed: int) -> 
     path = Path(str(cluster.store.socket) + ".proxy")
     proxy = SwallowingProxy(path, Path(cluster.store.socket), swallow=0.05, seed=seed)
     async with proxy.running():
-        cluster.url_for_workers = f"unix://{path}"
+        cluster.url_for_workers = cluster.store.url + ".proxy"
         cluster.start_controller()
         cluster.start_tool()
         ids = await cluster.submit(steps(6), count=10)

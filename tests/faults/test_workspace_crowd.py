@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.integration.workspace_hosts import ROOT, alive, opened, processes
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.workspaces import Workspaces
 
 MEMORY_LIMIT_BYTES = 15 * 2**20
 DAEMONS = "A={number}; sleep 1000 & setsid sleep 1001 & (setsid sh -c 'trap \"\" HUP TERM INT; sleep 1002' &)"

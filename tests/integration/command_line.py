@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.workspace_orders import WorkspaceOrders
+from broker.coordination.workspace_orders import WorkspaceOrders
 from deckhands import Client
 from deckhands.cli.main import call
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conversation_hands import hands  # noqa: F401  (a fixture)
 from tests.integration.workspace_hosts import Terminal, opened
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.workspaces import Workspaces
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.actions import RiskyAction
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.errors import UsageError
-from broker.events import AgentSpec, LLMSpec, WorkspaceSpec
-from deckhands.headless import Task, Watcher, run_on_cluster
-from deckhands.summary import ExitCode
+from broker.contract.actions import RiskyAction
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
+from broker.runtime.errors import UsageError
+from deckhands.reading.summary import ExitCode
+from deckhands.runs.headless import Task, Watcher, run_on_cluster
 from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.faults.harness import FaultCluster, steps
 from tests.integration.command_line import COMMAND, deckhands, environment, finish, script
@@ -28,8 +28,8 @@ def task(root: Path) -> Task:
     script.write_text(
         '{"turns": [{"tool_calls": [{"name": "execute_bash", "arguments": {"command": "echo hi > out"}}]}]}'
     )
-    folder = root / "folder"
-    folder.mkdir()
+    folder = root / "work" / "folder"
+    folder.mkdir(parents=True)
     agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), confirmation=ALWAYS)
     return Task("do it", agent=agent, workspace=WorkspaceSpec(path=str(folder), sandbox="none"))
 
@@ -47,7 +47,7 @@ async def test_whoever_looks_on_is_asked(cluster: FaultCluster, agrees: bool, co
     ending = await run_on_cluster(cluster.store.url, task(cluster.root), Watcher(ask=ask))
     assert ending.exit_code is code
     assert [action.sentence for action in asked] == ["Running command: echo hi > out"]
-    assert (cluster.root / "folder" / "out").exists() is agrees
+    assert (cluster.root / "work" / "folder" / "out").exists() is agrees
     await cluster.close_workspaces([ending.summary.conversation_id])
 
 

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from broker.events import LLMSpec
+from broker.contract.events import LLMSpec
+from controller_worker.backends.registry import create_batch_provider, create_llm
 from controller_worker.llm.batching import BatchProvider, NotYetKnown, Outgoing, Sought, lane_of, reply_from
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, ModelError, RateLimitError
-from controller_worker.llm.registry import create_batch_provider, create_llm
 from tests.model_server.running_server import RunningModelServer
 from tests.polling import until
 

@@ -13,15 +13,15 @@ from typing import Any
 import psutil
 import pytest
 
-from broker.events import AgentSpec, Event, LLMSpec, ModelCallDeferred, ModelCallFailed, ModelReply, Tenancy
-from broker.ledger import Ledger, nano
-from controller_worker.replay import replay
+from broker.contract.events import AgentSpec, Event, LLMSpec, ModelCallDeferred, ModelCallFailed, ModelReply, Tenancy
+from broker.limits.ledger import Ledger, nano
+from controller_worker.loop.replay import replay
 from tests.faults.harness import FaultCluster
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
 
-USAGE = {"usage": {"prompt_tokens": 100, "completion_tokens": 50}}
+USAGE = {"usage": {"prompt_tokens": 2_000, "completion_tokens": 50}}
 TURNS = [
     {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}], **USAGE},
     {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], **USAGE},
@@ -31,7 +31,7 @@ both = pytest.mark.parametrize(
 )
 anthropic = pytest.mark.parametrize("evaluation", ["anthropic"], indirect=True)
 openai = pytest.mark.parametrize("evaluation", ["openai"], indirect=True)
-CALL_USD = (100 + 50) * 0.0001 / 2
+CALL_USD = (2_000 * 0.000005 + 50 * 0.0001) / 2
 
 
 class Evaluation(FaultCluster):
@@ -50,7 +50,7 @@ class Evaluation(FaultCluster):
             LLM_API_KEY="secret-key",
             LLM_BACKEND=self.protocol,
             LLM_BATCH=json.dumps(spec),
-            LLM_INPUT_COST_PER_TOKEN="0.0001",
+            LLM_INPUT_COST_PER_TOKEN="0.000005",
             LLM_OUTPUT_COST_PER_TOKEN="0.0001",
             LLM_MAX_OUTPUT_TOKENS="100",
             LLM_RETRY_MIN_WAIT="0.1",

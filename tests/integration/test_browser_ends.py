@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.observations import BrowserOutputObservation, ErrorObservation
+from broker.contract.observations import BrowserOutputObservation, ErrorObservation
 from tests.browser_parts import SETTINGS, Surfer, opened_site
 from tests.integration.workspace_hosts import ROOT, alive, opened, processes
 from tests.polling import until
-from tool_worker.egress.gate import EgressGate
+from tool_worker.workspace.egress_gate import EgressGate
 
 CONVERSATION = "conversation-1"
 

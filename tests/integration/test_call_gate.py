@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.events import (
+from broker.contract.events import (
     AgentSpec,
     EventSource,
     LLMSpec,
@@ -18,14 +18,14 @@ from broker.events import (
     ModelSwitched,
     Tenancy,
 )
-from broker.governor import CallOutcome, Granted
-from broker.ledger import Ledger
-from broker.quotas import Pool, QuotaTable
-from controller_worker.conversation_loop import ConversationLoop
-from controller_worker.models import Models
+from broker.limits.governor import CallOutcome, Granted
+from broker.limits.ledger import Ledger
+from broker.limits.quotas import Pool, QuotaTable
+from controller_worker.calls.models import Models
+from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.services import Services
-from deckhands.forking import fork_of
-from deckhands.spending import spending_of
+from deckhands.client.forking import fork_of
+from deckhands.reading.spending import spending_of
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from broker.events import AgentSpec, LLMSpec, ModelReply, ModelSwitched
-from controller_worker.replay import replay
-from deckhands.summary import summarize
+from broker.contract.events import AgentSpec, LLMSpec, ModelReply, ModelSwitched
+from controller_worker.loop.replay import replay
+from deckhands.reading.summary import summarize
 from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.faults.harness import FaultCluster
 from tests.model_server.backends import KEY, SERVER_ARGUMENTS
@@ -18,7 +18,7 @@ from tests.model_server.running_server import RunningModelServer
 pytest_plugins = ("tests.model_server.fixtures",)
 
 THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}]}
-USAGE = {"usage": {"prompt_tokens": 100, "completion_tokens": 10}}
+USAGE = {"usage": {"prompt_tokens": 2_000, "completion_tokens": 10}}
 TURNS = [
     {"thinking": "Well.", **THINK, **USAGE},
     {"text": "First.", **USAGE},
@@ -33,7 +33,7 @@ PROFILES = """
 model = "claude-test"
 base_url = "{url}"
 api_key = "{key}"
-input_cost_per_token = 0.001
+input_cost_per_token = 0.00005
 output_cost_per_token = 0.01
 
 [llm.claude]
@@ -54,7 +54,7 @@ native_tool_calling = true
 api_key = "sk-withdrawn"
 fallbacks = ["claude", "gpt"]
 """
-CALL_USD = 100 * 0.001 + 10 * 0.01
+CALL_USD = 2_000 * 0.00005 + 10 * 0.01
 
 
 async def test_a_conversation_goes_on_with_other_models_and_backends(
@@ -104,7 +104,7 @@ async def test_a_conversation_goes_on_with_other_models_and_backends(
         claude: round(3 * CALL_USD, 6),
         gpt: round(4 * CALL_USD, 6),
     }
-    assert (round(summary.cost_usd, 6), summary.prompt_tokens) == (round(7 * CALL_USD, 6), 700)
+    assert (round(summary.cost_usd, 6), summary.prompt_tokens) == (round(7 * CALL_USD, 6), 14_000)
 
 
 def thoughts(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -17,9 +17,9 @@ import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.trees import cleared, nested, without_rights
-from tool_worker.checkpoints import PIECE_BYTES, Checkpoint, Checkpoints, SavedFiles
-from tool_worker.file_tree import TreeLimits
-from tool_worker.workspace_errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
+from tool_worker.checkpoints.checkpoint_store import PIECE_BYTES, Checkpoint, Checkpoints, SavedFiles
+from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
+from tool_worker.workspace.file_tree import TreeLimits
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -343,3 +343,19 @@ def test_a_manifest_that_leads_out_is_refused(tmp_path: Path, rows: list[object]
     with pytest.raises(CheckpointCorrupt):
         Checkpoints(f"file://{tmp_path}/checkpoints").restore("conversation", tmp_path / "restored")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
+
+
+def test_no_checkpoint_restores_a_set_user_id_file_whatever_its_manifest_says(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(f"file://{tmp_path}/checkpoints")
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "program").write_text("")
+    (tmp_path / "workspace" / "program").chmod(0o6755)
+    checkpoints.save("conversation", tmp_path / "workspace", SavedFiles())
+    checkpoints.restore("conversation", tmp_path / "restored")
+    assert (tmp_path / "restored" / "program").stat().st_mode & 0o7777 == 0o755
+    rows = [["folder", "directory", 0o7755, 0, 0, ""], ["folder/program", "file", 0o6755, 0, 0, []]]
+    manifest = zstandard.compress(json.dumps({"version": 1, "entries": rows}).encode())
+    (tmp_path / "checkpoints" / "checkpoints" / "conversation").write_bytes(manifest)
+    checkpoints.restore("conversation", tmp_path / "forged")
+    for name in ("folder", "folder/program"):
+        assert (tmp_path / "forged" / name).stat().st_mode & 0o7777 == 0o755

@@ -13,9 +13,9 @@ import sys
 
 import pytest
 
-from broker.connection import MultiplexedConnection
-from broker.embedded import EmbeddedValkey
-from deckhands.runs import RunFolder
+from broker.store.connection import MultiplexedConnection
+from broker.store.embedded import EmbeddedValkey
+from deckhands.runs.records import RunFolder
 from tests.integration.command_line import COMMAND, Done, Terminal, deckhands, environment
 from tests.unit.deckhands.sample_log import finished_log
 
@@ -158,7 +158,8 @@ class TestSettings:
     def test_a_home_that_cannot_be_written(self, tmp_path):
         (tmp_path / "file").write_text("")
         env = environment(tmp_path / "file" / "home", **MODEL)
-        for verb in (["run", "-t", "x", "-w", tmp_path], ["up"]):
+        (tmp_path / "work").mkdir()
+        for verb in (["run", "-t", "x", "-w", tmp_path / "work"], ["up"]):
             refused(deckhands(*verb, env=env), 2, f"{tmp_path}/file/home", "Not a directory", "DECKHANDS_HOME")
 
     @pytest.mark.parametrize("verb", [["ls"], ["show", "abc"], ["submit", "-t", "x"], ["run", "-t", "x"], ["up"]])
@@ -237,10 +238,12 @@ class TestStore:
         state, listed = done.stdout.splitlines()
         assert (state.split()[1], json.loads(listed)["state"]) == ("finished", "finished")
 
-    @pytest.mark.parametrize("verb", [["submit"], ["run", "--timeout", "0.5", "-w", "/tmp"]])
+    @pytest.mark.parametrize("verb", [["submit"], ["run", "--timeout", "0.5", "-w", "work"]])
     def test_a_cluster_without_workers(self, tmp_path, store, verb):
-        env = environment(tmp_path, DECKHANDS_URL=store.url, **MODEL)
-        done = deckhands(verb[0], "-t", "x", *verb[1:], env=env)
+        env = environment(tmp_path / "home", DECKHANDS_URL=store.url, **MODEL)
+        (tmp_path / "work").mkdir()
+        arguments = [tmp_path / word if word == "work" else word for word in verb[1:]]
+        done = deckhands(verb[0], "-t", "x", *arguments, env=env)
         assert "No controller and no tool worker is up; the conversation waits." in done.err.splitlines()
         assert done.code == (0 if verb == ["submit"] else 4)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.ledger import Ledger, accounts_of
-from broker.ownership import Ownership
-from broker.store import open_store
-from deckhands.client import Client
+from broker.limits.ledger import Ledger, accounts_of
+from broker.log.fencing import Ownership
+from broker.store.store import open_store
+from deckhands.client.client import Client
 from tests.integration.command_line import Done, deckhands, environment
 from tests.stores import RealServer, emptied
 

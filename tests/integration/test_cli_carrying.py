@@ -28,8 +28,8 @@ Cli = Callable[..., Done]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("home")
-    with cluster(path):
+    path, base = tmp_path_factory.mktemp("home"), str(tmp_path_factory.getbasetemp())
+    with cluster(path, "--workspace-root", base, DECKHANDS_REPOSITORY_ROOTS=base):
         yield path
 
 
@@ -118,12 +118,21 @@ def test_an_archive_is_uploaded_and_forked(cli: Cli, home: Path, tmp_path: Path)
     assert "pass" in contents
 
 
+def test_a_run_of_its_own_clones_the_repository_that_it_names(project: Path, tmp_path: Path) -> None:  # noqa: F811
+    model = script(tmp_path / "s.json", command("cat README"), finish("done"))
+    done = deckhands(
+        *("run", "-t", "work", "--model", model, "-w", f"git+file://{project}#v1"), env=environment(tmp_path / "own")
+    )
+    assert done.code == 0, done
+    assert "  one" in done.out.splitlines()
+
+
 def test_what_cannot_be_opened_ends_in_an_error_that_says_why(cli: Cli, home: Path, tmp_path: Path) -> None:
     model = script(tmp_path / "s.json", finish("done"))
     done = cli("submit", "-t", "work", "--model", model, "-w", f"git+file://{tmp_path}/nowhere")
     summary = settled(home, done.out.strip())
     assert summary["state"] == "error"
-    assert "nowhere cannot be cloned: it is not on the tool worker's host" in str(summary["last_error"])
+    assert "nowhere cannot be cloned: No such file or directory" in str(summary["last_error"])
     assert summary["iterations"] == 0
     for workspace, said in (
         ("git+ssh://host/x", "Nothing is cloned over ssh"),

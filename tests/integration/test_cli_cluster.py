@@ -9,11 +9,11 @@ import signal
 import psutil
 import pytest
 
-from broker.membership import members
+from broker.coordination.membership import members
 from deckhands import Client
 from deckhands.cli.output import UNCONFINED
-from deckhands.runs import event_from_export
-from deckhands.summary import summarize
+from deckhands.reading.summary import summarize
+from deckhands.runs.records import event_from_export
 from tests.integration.command_line import (
     cluster,
     deckhands,
@@ -43,7 +43,7 @@ SUMMARY_KEYS = (
 def home(tmp_path_factory):
     """A home with a cluster that is up."""
     path = tmp_path_factory.mktemp("home")
-    with cluster(path, "--sandbox", "none"):
+    with cluster(path, "--sandbox", "none", "--workspace-root", str(tmp_path_factory.getbasetemp())):
         yield path
 
 

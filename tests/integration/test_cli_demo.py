@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from deckhands.cli.demo import report_lines
-from deckhands.demo import DemoReport
+from deckhands.cluster.demo import DemoReport
 from tests.integration.command_line import deckhands, environment, finished, started
 
 WHOLE = DemoReport(

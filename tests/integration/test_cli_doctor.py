@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+from broker.coordination.action_streams import ActionQueue
+from broker.coordination.membership import Membership
+from broker.store.connection import MultiplexedConnection
+from broker.store.server_versions import weakness_of
+from broker.store.store import Store, server_facts
+from deckhands.cluster.examining import Finding, examine_store
 from tests.integration.command_line import deckhands, environment
-from tests.stores import RealServer
+from tests.stores import RealServer, emptied
 
 
 def test_it_says_what_this_machine_can_do(tmp_path: Path) -> None:
@@ -46,7 +53,54 @@ def test_a_store_that_does_not_answer(tmp_path: Path) -> None:
     assert done.out.splitlines()[-1].startswith("missing store ")
 
 
+async def test_what_workers_could_not_read_is_shown(
+    tmp_path: Path, valkey_store: Store, valkey_server: RealServer
+) -> None:
+    env = environment(tmp_path, DECKHANDS_URL=valkey_server.url)
+    assert (await examine_store(valkey_server.url))[1:] == [Finding("dead letters", True, False, "none")]
+    queue = ActionQueue(valkey_store, valkey_store.all_shards[0], worker_id="t", node="n", pools=["bash"])
+    worker = Membership(valkey_store, "t", "tool", streams=[queue.streams])
+    await worker.register()
+    await valkey_store.connection.call("XADD", "deck:{0}:act:pool:bash", "*", "foo", "bar")
+    assert await queue.read(limit=10) == []
+    await queue.aclose()
+    done = await asyncio.to_thread(deckhands, "doctor", env=env)
+    assert done.code == 0
+    last = done.out.splitlines()[-1]
+    assert last.startswith("found   dead letters")
+    assert "entries and keys that cannot be read: 1, the last 'entry " in last
+    assert "of deck:{0}:act:pool:bash': \"it has no field b'c'\"" in last
+    await valkey_store.connection.call("SET", "deck:{0}:dead", "no set")
+    finding = (await examine_store(valkey_server.url))[-1]
+    assert (finding.is_good, finding.is_needed) == (False, True)
+    assert "WRONGTYPE" in finding.detail
+
+
 def test_a_store_that_serves(tmp_path: Path, valkey_server: RealServer) -> None:
+    asyncio.run(emptied(valkey_server.url))
     done = deckhands("doctor", env=environment(tmp_path, DECKHANDS_URL=valkey_server.url))
     assert done.code == 0
     assert done.out.splitlines()[-1] == "ok      store               The store serves."
+
+
+def test_a_store_of_a_version_that_may_have_a_hole(tmp_path: Path, redis_server: RealServer) -> None:
+    told = asyncio.run(facts_of(redis_server.url))
+    known = weakness_of(told)
+    env = environment(tmp_path, DECKHANDS_URL=redis_server.url)
+    lines = deckhands("doctor", env=env).out.splitlines()
+    if known is None:
+        assert lines[-1] == "ok      store               The store serves."
+    else:
+        assert lines[-1].split()[:3] == ["weaker", "store", "version"]
+        assert told["redis_version"] in lines[-1]
+        assert "CVE-" in lines[-1]
+    patched = deckhands("doctor", env=env | {"DECKHANDS_STORE_PATCHED": "1"}).out.splitlines()
+    assert patched[-1] == "ok      store               The store serves."
+
+
+async def facts_of(url: str) -> dict[str, str]:
+    connection = MultiplexedConnection(url)
+    try:
+        return await server_facts(connection)
+    finally:
+        await connection.aclose()

@@ -13,7 +13,7 @@ def test_forks_go_on_from_an_event_with_another_model(tmp_path: Path) -> None:
     first = script(tmp_path / "first.json", run_command("echo once >> ran.txt"), finish("the first ending"))
     other = script(tmp_path / "other.json", run_command("unused"), finish("another ending"))
     env = environment(home, LLM_MODEL=first, DECKHANDS_SANDBOX="none")
-    with cluster(home, LLM_MODEL=first, DECKHANDS_SANDBOX="none"):
+    with cluster(home, "--workspace-root", str(project), LLM_MODEL=first, DECKHANDS_SANDBOX="none"):
         submitted = deckhands("submit", "-t", "Run it once", "-w", project, env=env)
         assert submitted.code == 0, submitted.err
         origin = submitted.out.strip()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.actions import LoopRecoveryAction
-from broker.loop_policy import STUCK_CODE
-from broker.observations import AgentStateChangedObservation
-from deckhands.client import Client
+from broker.contract.actions import LoopRecoveryAction
+from broker.contract.loop_policy import STUCK_CODE
+from broker.contract.observations import AgentStateChangedObservation
+from deckhands.client.client import Client
 from tests.integration.command_line import deckhands, environment, finish, run_command, script
 from tests.stores import RealServer, emptied
 

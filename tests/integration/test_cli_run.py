@@ -205,10 +205,10 @@ def test_a_disk_that_is_full_is_named(env, home, workspace, tmp_path, size_bytes
 
 
 @pytest.mark.parametrize("verb", ["run", "up"])
-def test_a_disk_without_a_single_byte_is_named(env, home, tmp_path, verb):
+def test_a_disk_without_a_single_byte_is_named(env, home, workspace, verb):
     home.mkdir()
     full = f'cat /dev/zero > {home}/full 2>/dev/null; exec "$@"'
-    task = ["-t", "x", "-w", tmp_path, "--model", "scripted/x"] if verb == "run" else []
+    task = ["-t", "x", "-w", workspace, "--model", "scripted/x"] if verb == "run" else []
     mount = ["bwrap", "--dev-bind", "/", "/", "--size", "60000", "--tmpfs", str(home)]
     command = [*mount, "sh", "-c", full, "sh", *COMMAND, verb, *task]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.masking import MASK
-from broker.secrets import Secrets, secret_key
-from broker.settings import BrokerSettings
-from broker.store import open_store
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.masking import MASK
+from broker.secrets.secrets import Secrets, secret_key
+from broker.store.store import open_store
 from tests.integration.command_line import deckhands, environment, run_command, script
 from tests.stores import RealServer, emptied
 

@@ -13,7 +13,7 @@ import sys
 
 import psutil
 
-from broker.store import open_store
+from broker.store.store import open_store
 from tests.integration.command_line import COMMAND, cluster, deckhands, environment, finished, read_until, started
 from tests.polling import until
 

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from broker.actions import ChangeAgentStateAction, MessageAction
-from broker.conversations import Conversations
-from broker.embedded import EmbeddedValkey
-from broker.errors import StoreUnavailable, UnknownConversation, UsageError
-from broker.events import AgentSpec, LLMSpec, WorkspaceSpec
+from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
+from broker.log.conversations import Conversations
+from broker.runtime.errors import StoreUnavailable, UnknownConversation, UsageError
+from broker.store.embedded import EmbeddedValkey
 from deckhands import Client
-from deckhands.client import conversation_id_of
-from deckhands.tasks import check_task, title_of
+from deckhands.client.client import conversation_id_of
+from deckhands.client.tasks import check_task, title_of
 from tests.unit.deckhands.sample_log import command, output, reply, state
 
 

@@ -12,18 +12,20 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from kombu import Connection
 
-from broker.child import Child, last_lines, rotate
-from broker.connection import MultiplexedConnection
-from broker.embedded import EmbeddedValkey
-from broker.errors import CorruptEntry, StoreMisconfigured, StoreUnavailable, UsageError
-from broker.store import open_store
+from broker.runtime.child import Child, last_lines, rotate
+from broker.runtime.errors import CorruptEntry, StoreMisconfigured, StoreUnavailable, UsageError
+from broker.runtime.settings import celery_url_beside
+from broker.store.connection import MultiplexedConnection
+from broker.store.embedded import EmbeddedValkey
+from broker.store.store import open_store
 from tests.polling import until
 
 START = """
 import asyncio, sys
 from pathlib import Path
-from broker.embedded import EmbeddedValkey
+from broker.store.embedded import EmbeddedValkey
 async def main():
     server = EmbeddedValkey(Path(sys.argv[1]))
     try:
@@ -83,7 +85,8 @@ async def test_it_evicts_nothing_and_writes_no_dumps(tmp_path, servers):
     server = EmbeddedValkey(tmp_path, append_fsync="always")
     servers.append(server)
     await server.start()
-    for name, value in {"maxmemory-policy": b"noeviction", "save": b"", "appendfsync": b"always"}.items():
+    expected = {"maxmemory-policy": b"noeviction", "maxmemory-clients": b"0", "save": b"", "appendfsync": b"always"}
+    for name, value in expected.items():
         assert await call(server.url, "CONFIG", "GET", name) == [name.encode(), value]
 
 
@@ -108,7 +111,7 @@ async def test_any_path_will_do(tmp_path, servers):
         await server.start()
         store = await open_store(server.url)
         await store.aclose()
-        assert server.celery_url.startswith("redis+socket:///")
+        assert server.celery_url.startswith("redis+socket://:")
         assert server.celery_url.endswith("?virtual_host=1")
 
 
@@ -143,6 +146,62 @@ async def test_only_its_user_can_open_the_socket(tmp_path, servers):
     servers.append(server)
     await server.start()
     assert stat.S_IMODE(server.socket.stat().st_mode) == 0o700
+
+
+async def test_its_socket_wants_the_password(tmp_path, servers):
+    server = EmbeddedValkey(tmp_path)
+    servers.append(server)
+    await server.start()
+    with pytest.raises(StoreMisconfigured, match="NOAUTH"):
+        await call(f"unix://{server.socket}", "PING")
+    assert await call(server.url, "PING") == b"PONG"
+    assert stat.S_IMODE((tmp_path / "password").stat().st_mode) == 0o600
+    assert (tmp_path / "password").read_text() in server.url
+    assert (tmp_path / "password").read_text() not in Path(f"/proc/{server.child.pid}/cmdline").read_text()
+
+
+async def test_others_know_its_password_by_its_directory(tmp_path, servers):
+    server = EmbeddedValkey(tmp_path)
+    servers.append(server)
+    await server.start()
+    assert EmbeddedValkey(tmp_path).url == server.url
+    assert await call(EmbeddedValkey(tmp_path).url, "PING") == b"PONG"
+
+
+async def test_celery_reaches_its_socket_with_the_password(tmp_path, servers):
+    for name in ("plain", "with space"):
+        server = EmbeddedValkey(tmp_path / name)
+        servers.append(server)
+        await server.start()
+        for url in (server.celery_url, celery_url_beside(server.url)):
+            with Connection(url) as connection:
+                connection.SimpleQueue("jobs").put({"is": "there"})
+        assert await call(f"{server.url}?db=1", "LLEN", "jobs") == 2
+
+
+async def test_a_directory_of_a_server_without_a_password_gets_one(tmp_path, servers):
+    server = EmbeddedValkey(tmp_path)
+    servers.append(server)
+    await server.start()
+    await call(server.url, "SET", "kept", "1")
+    await server.stop()
+    (tmp_path / "password").unlink()
+    later = EmbeddedValkey(tmp_path)
+    servers.append(later)
+    assert later.url == f"unix://{later.socket}"  # of a server that an earlier version still runs there
+    await later.start()
+    assert await call(later.url, "GET", "kept") == b"1"
+    with pytest.raises(StoreMisconfigured, match="NOAUTH"):
+        await call(f"unix://{later.socket}", "PING")
+
+
+async def test_a_password_that_was_not_written_to_its_end_is_replaced(tmp_path, servers):
+    (tmp_path / "password").touch(mode=0o644)
+    server = EmbeddedValkey(tmp_path)
+    servers.append(server)
+    await server.start()
+    assert len((tmp_path / "password").read_text()) == 48
+    assert stat.S_IMODE((tmp_path / "password").stat().st_mode) == 0o600
 
 
 async def test_a_port_wants_the_password(tmp_path, servers, free_port):
@@ -196,7 +255,7 @@ async def test_it_ends_with_its_parent_and_leaves_nothing_in_the_way(tmp_path, s
 
 async def test_a_child_dies_with_its_parent(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from broker.child import Child\n"
+        "import sys; from pathlib import Path; from broker.runtime.child import Child\n"
         "print(Child.start(['sleep', '60'], log=Path(sys.argv[1])).pid, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -267,9 +326,9 @@ def test_a_full_or_read_only_disk_is_named(tmp_path, mount, message):
 async def test_a_disk_that_fills_up_refuses_writes_and_says_why(tmp_path):
     code = START.replace(
         "    print(server.child.pid, flush=True)\n    await asyncio.Event().wait()\n",
-        "    from broker.connection import MultiplexedConnection\n"
-        "    from broker.errors import StoreUnavailable\n"
-        "    from broker.store import open_store\n"
+        "    from broker.store.connection import MultiplexedConnection\n"
+        "    from broker.runtime.errors import StoreUnavailable\n"
+        "    from broker.store.store import open_store\n"
         "    await (await open_store(server.url)).aclose()\n"
         "    connection = MultiplexedConnection(server.url)\n"
         "    try:\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -10,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.connection import MultiplexedConnection
-from broker.errors import DeckhandsError, UsageError
-from deckhands.cluster import Cluster, ClusterSpec, WorkerKeepsFailing, node_name
+from broker.runtime.errors import DeckhandsError, UsageError
+from broker.store.connection import MultiplexedConnection
+from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, WorkerKeepsFailing, node_name
 from tests.polling import until
 
 SLEEPING = ("sleep", "600")
 CLUSTER = """
 import asyncio, sys
 from pathlib import Path
-from deckhands.cluster import Cluster, ClusterSpec
+from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 async def main():
     commands = {"controller": ("sleep", "600"), "tools": ("sleep", "600")}
     cluster = Cluster(ClusterSpec(Path(sys.argv[1]), commands=commands))
@@ -66,6 +67,26 @@ async def test_a_worker_that_dies_is_replaced_within_a_second(start):
     assert notices == ["controller-2 ended with SIGKILL; starting it again"]
 
 
+async def test_workers_of_a_store_that_was_emptied_stay_down(tmp_path: Path) -> None:
+    notices: list[str] = []
+    environment = {"PATH": os.environ["PATH"]}
+    cluster = Cluster(ClusterSpec(tmp_path, environment=environment, gives_up=False), on_notice=notices.append)
+    await cluster.start()
+    try:
+        await cluster.until_ready()
+        connection = MultiplexedConnection(cluster.url)
+        await connection.call("FLUSHALL")
+        for worker in cluster.workers.values():
+            await worker.child.wait()
+        await until(lambda: len(notices) == len(cluster.workers), what="notices")
+        assert all("stays down: the store was emptied or replaced" in notice for notice in notices)
+        assert {worker.replaced for worker in cluster.workers.values()} == {0}
+        assert await connection.call("KEYS", "deck:{*") == []
+        await connection.aclose()
+    finally:
+        await cluster.stop()
+
+
 async def test_a_store_that_dies_is_replaced_within_a_second_and_has_kept_everything(start):
     cluster, notices = await start()
     connection = MultiplexedConnection(cluster.url)
@@ -91,10 +112,11 @@ async def test_the_workers_get_what_they_need(start, tmp_path):
     log = cluster.workers["tools-1"].log
     await until(lambda: "DECKHANDS_NODE_DIR" in log.read_text(), what="environment")
     lines = set(log.read_text().splitlines())
+    socket = f":{(tmp_path / 'valkey' / 'password').read_text()}@{tmp_path}/valkey/valkey.sock"
     assert {
         "DECKHANDS_POOLS=bash,gpu",
-        f"DECKHANDS_URL=unix://{tmp_path}/valkey/valkey.sock",
-        f"DECKHANDS_CELERY_URL=redis+socket://{tmp_path}/valkey/valkey.sock?virtual_host=1",
+        f"DECKHANDS_URL=unix://{socket}",
+        f"DECKHANDS_CELERY_URL=redis+socket://{socket}?virtual_host=1",
         f"DECKHANDS_NODE={node_name(tmp_path)}",
         f"DECKHANDS_NODE_DIR={tmp_path}/node",
     } <= lines

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from broker.code_search import CodeSearchAction, CodeSearchObservation
-from broker.events import Observation
-from broker.observations import ErrorObservation
+from broker.contract.code_search import CodeSearchAction, CodeSearchObservation
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation
 from tests.integration.command_line import deckhands, environment, finish, script
 from tests.integration.workspace_hosts import LIMIT_SECONDS, opened, processes
 from tool_worker.tools.code_search import SearchCode
-from tool_worker.workspaces import OpenWorkspace
+from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.workspaces import OpenWorkspace
 
 SANDBOXES = ["none", pytest.param("bwrap", marks=pytest.mark.skipif(not shutil.which("bwrap"), reason="no bwrap"))]
 FILES = {"till.py": "def open():\n    pass\n", "shop.py": "from till import open\n\n\ndef begin():\n    open()\n"}
@@ -49,7 +50,7 @@ def written(root: Path) -> Path:
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 async def test_a_workspace_is_asked_about_its_code(sandbox: str, tmp_path: Path) -> None:
     workspace = written(tmp_path / "shop")
-    async with opened(tmp_path / "node", sandbox=sandbox) as workspaces:
+    async with opened(tmp_path / "node", sandbox=sandbox, named=NamedDirectories([workspace])) as workspaces:
         ask = Asking(await workspaces.open("conversation", path=str(workspace)))
         found = await ask("explore_tree_structure", start_entities=["begin"])
         assert found == CodeSearchObservation(
@@ -67,7 +68,7 @@ async def test_a_workspace_is_asked_about_its_code(sandbox: str, tmp_path: Path)
 
 
 async def test_the_next_question_gets_an_answer_after_the_program_was_killed(tmp_path: Path) -> None:
-    async with opened(tmp_path / "node") as workspaces:
+    async with opened(tmp_path / "node", named=NamedDirectories([tmp_path / "shop"])) as workspaces:
         ask = Asking(await workspaces.open("conversation", path=str(written(tmp_path / "shop"))))
         first = await ask("get_entity_contents", entity_names=["open"])
         (program,) = [

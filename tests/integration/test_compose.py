@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from broker.quotas import QuotaTable
-from broker.secrets import parsed_key
-from broker.settings import BrokerSettings
+from broker.limits.quotas import QuotaTable
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.secrets import parsed_key
 from tool_worker.sandbox.seccomp import REFUSED
 from tool_worker.tools.mcp_config import read_servers
 

@@ -29,7 +29,7 @@ UP_LIMIT_SECONDS = 300
 LIMIT_SECONDS = 120.0
 OWNER = """
 import asyncio, os, sys
-from broker.connection import MultiplexedConnection
+from broker.store.connection import MultiplexedConnection
 async def main():
     connection = MultiplexedConnection(os.environ["DECKHANDS_URL"])
     print((await connection.call("HGET", "deck:{0}:c:%s:meta" % sys.argv[1], "owner")).decode())

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from broker.actions import CondensationAction
-from broker.agent_state import AgentState
-from broker.events import ModelReply
-from broker.invariants import violations
-from broker.membership import Membership
-from broker.specs import (
+from broker.contract.actions import CondensationAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ModelReply
+from broker.contract.specs import (
     AmortizedForgettingCondenserSpec,
     BrowserOutputCondenserSpec,
     CondenserPipelineSpec,
@@ -22,12 +20,14 @@ from broker.specs import (
     ObservationMaskingCondenserSpec,
     RecentEventsCondenserSpec,
 )
-from broker.standing import standing
+from broker.coordination.membership import Membership
+from broker.log.invariants import violations
+from broker.log.status import standing
+from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.registry import create_condenser
-from controller_worker.conversation_loop import ConversationLoop
 from controller_worker.llm.messages import Message, TextPart
+from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.memory.conversation_memory import PromptOptions
-from controller_worker.memory.recollection import Recollection
 from tests.broker_parts import lapse
 from tests.conversation_hands import CID, THINK, WORKER, Hands
 from tests.polling import until
@@ -62,7 +62,7 @@ async def test_a_long_conversation_is_summarised_and_goes_on(hands: Hands) -> No
     # Of 14 events the first 4 and the latest stay, and with the summary it is 6.
     assert len(condensation.forgotten) >= 9
     assert (condensation.summary, condensation.summary_offset) == ("The notes.", 4)
-    assert (loop.state.iteration, loop.state.cost_usd) == (7, 0.5)
+    assert (loop.state.usage.iteration, loop.state.usage.cost_usd) == (7, 0.5)
 
 
 async def test_the_prompt_after_a_condensation_has_the_notes_in_the_place_of_what_was_forgotten(hands: Hands) -> None:
@@ -101,7 +101,7 @@ async def test_a_prompt_that_never_fits_is_an_error_in_the_end(hands: Hands) -> 
     await hands.begin(*thoughts(4), {"error": {"code": "context_window", "times": None, "text": "too long"}})
     loop = await hands.go()
     assert await ended(hands) is AgentState.ERROR
-    assert loop.state.last_error == "LLMContextWindowExceedError: too long"
+    assert loop.state.lifecycle.last_error == "LLMContextWindowExceedError: too long"
     assert len(await condensations(hands)) == 5
 
 
@@ -127,7 +127,7 @@ async def thinking_about_notes(hands: Hands) -> ConversationLoop:
     await hands.begin(*thoughts(6), condenser=SMALL, condensation=NOTES | {"latency_seconds": 0.5})
     loop = await hands.claim()
     loop.wake(has_news=False)
-    await until(lambda: loop.state.iteration == 5 and loop._call is not None, what="the condenser's call")
+    await until(lambda: loop.state.usage.iteration == 5 and loop._call is not None, what="the condenser's call")
     return loop
 
 

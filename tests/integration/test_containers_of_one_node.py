@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import LIMIT_SECONDS, ROOT, opened, output
-from tool_worker.host_folder import HostFolder
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.host_folder import HostFolder
+from tool_worker.workspace.workspaces import Workspaces
 
 CONVERSATION = "conversation"
 NAMESPACE = {"command": "readlink /proc/self/ns/pid"}
 OPENS = """
 import asyncio, sys
 from pathlib import Path
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.workspaces import Workspaces
 
 async def main():
     workspace = await Workspaces(Path(sys.argv[1]), sandbox="none").open(sys.argv[2])

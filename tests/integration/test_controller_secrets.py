@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from broker.actions import AgentDelegateAction
-from broker.event_log import EventLog
-from broker.events import AgentSpec, LLMSpec
-from broker.masking import MASK, forms
-from broker.secrets import Secrets
-from controller_worker.controller import fold
-from controller_worker.delegates import conversation_id_of
-from controller_worker.state import State, state_from
+from broker.contract.actions import AgentDelegateAction
+from broker.contract.events import AgentSpec, LLMSpec
+from broker.log.event_log import EventLog
+from broker.secrets.masking import MASK, forms
+from broker.secrets.secrets import Secrets
+from controller_worker.core.controller import fold
+from controller_worker.core.state import State, state_from
+from controller_worker.loop.delegates import conversation_id_of
 from tests.conversation_hands import CID, Hands
 
 CANARY = "c4n4ry/Pa+ss w0rd=9f8e7d6c"

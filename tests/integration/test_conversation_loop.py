@@ -6,23 +6,23 @@ import asyncio
 
 import pytest
 
-from broker.actions import CmdRunAction
-from broker.agent_state import AgentState
-from broker.conversations import Conversations
-from broker.events import AgentSpec, ModelReply
-from broker.file_events import FileReadObservation
-from broker.invariants import violations
-from broker.membership import Membership
-from broker.observations import AgentStateChangedObservation, ErrorObservation
-from broker.ownership import NotClaimed
-from broker.specs import NoOpCondenserSpec
-from broker.standing import standing
+from broker.contract.actions import CmdRunAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ModelReply
+from broker.contract.file_events import FileReadObservation
+from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
+from broker.contract.specs import NoOpCondenserSpec
+from broker.coordination.membership import Membership
+from broker.coordination.ownership import NotClaimed
+from broker.log.conversations import Conversations
+from broker.log.invariants import violations
+from broker.log.status import standing
 from controller_worker.agents.registry import AGENTS
+from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.noop import NoOpCondenser
+from controller_worker.core.state import state_from
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.conversation_memory import PromptOptions
-from controller_worker.memory.recollection import Recollection
-from controller_worker.state import state_from
 from tests.broker_parts import lapse, mail_of, rung
 from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands
 from tests.polling import until
@@ -40,7 +40,7 @@ async def test_a_conversation_runs_to_its_end_and_is_given_up(hands: Hands) -> N
     events = await hands.events()
     snapshot = state_from(await hands.owners.load_snapshot(CID))
     assert snapshot is not None
-    assert (snapshot.version, snapshot.agent_state) == (len(events), AgentState.FINISHED)
+    assert (snapshot.version, snapshot.lifecycle.agent_state) == (len(events), AgentState.FINISHED)
 
 
 async def test_a_ring_between_claim_and_reading_silences_no_later_one(hands: Hands) -> None:
@@ -51,7 +51,7 @@ async def test_a_ring_between_claim_and_reading_silences_no_later_one(hands: Han
     loop.wake(has_news=False)
     await hands.at_rest(loop)
     assert loop.state.version == len(await hands.events())
-    await hands.observe(loop.state.pending[0].id)
+    await hands.observe(loop.state.tools.pending[0].id)
     assert await mail_of(hands.store, WORKER) == [CID, CID]
 
 
@@ -77,8 +77,8 @@ async def test_an_answer_survives_the_news_that_came_before_its_append(hands: Ha
     await hands.at_rest(loop)
     replies = [event for event in await hands.events() if isinstance(event, ModelReply)]
     assert [reply.seen_id for reply in replies] == [6]
-    assert loop.state.is_reply_outdated
-    assert len(loop.state.pending) == 1
+    assert loop.state.inbox.is_reply_outdated
+    assert len(loop.state.tools.pending) == 1
 
 
 async def test_a_flood_of_messages_delays_but_fails_nothing(hands: Hands) -> None:
@@ -120,10 +120,10 @@ async def test_an_idle_conversation_is_given_up_and_comes_back_where_it_was(hand
     before = loop.state
     await loop.release_idle()
     assert (hands.gone, await hands.owner()) == ([CID], "")
-    await hands.observe(before.pending[0].id)
+    await hands.observe(before.tools.pending[0].id)
     assert await rung(hands.store) == [CID, CID]
     second = await hands.go()
-    assert second.state.agent_state is AgentState.FINISHED
+    assert second.state.lifecycle.agent_state is AgentState.FINISHED
     assert violations(await hands.events(), conversation_id=CID) == []
 
 
@@ -146,10 +146,10 @@ async def test_a_step_reads_only_what_is_new_however_long_the_history(hands: Han
     await hands.begin(*thoughts)
     loop = await hands.claim()
     loop.wake(has_news=False)
-    await until(lambda: loop.state.iteration >= 10, what="ten steps")
-    reads, since = hands.wire.counts["XRANGE"], loop.state.iteration
+    await until(lambda: loop.state.usage.iteration >= 10, what="ten steps")
+    reads, since = hands.wire.counts["XRANGE"], loop.state.usage.iteration
     await hands.at_rest(loop)
-    assert loop.state.iteration == 121
+    assert loop.state.usage.iteration == 121
     # One append a step; nothing of the log is read again.
     assert hands.wire.counts["XRANGE"] == reads
     assert hands.wire.counts["deck_append"] >= 121 - since
@@ -183,7 +183,7 @@ async def test_a_pause_while_the_model_thinks_keeps_its_answer(hands: Hands) -> 
     assert standing(events).state is AgentState.PAUSED
     await hands.ask("running")
     second = await hands.go()
-    assert [pending.id for pending in second.state.pending] == [events[-1].id]
+    assert [pending.id for pending in second.state.tools.pending] == [events[-1].id]
 
 
 async def test_a_message_while_the_model_thinks_asks_nothing_twice(hands: Hands) -> None:
@@ -263,7 +263,7 @@ async def test_a_message_that_comes_while_an_error_is_recorded_is_answered_and_n
 async def test_an_error_settles_what_was_pending(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.go()
-    action = loop.state.pending[0].id
+    action = loop.state.tools.pending[0].id
 
     async def fail() -> None:
         raise ZeroDivisionError
@@ -342,7 +342,7 @@ async def test_a_conversation_that_is_gone_is_not_woken_and_asks_no_model(hands:
     await hands.begin(BASH)
     loop = await hands.go()
     await loop.release_idle()
-    await hands.observe(loop.state.pending[0].id)
+    await hands.observe(loop.state.tools.pending[0].id)
     sent = sum(hands.wire.counts.values())
     loop.wake()
     loop.check_dispatch()
@@ -369,7 +369,7 @@ async def test_an_action_reaches_its_stream_once(hands: Hands) -> None:
     loop = await hands.go()
     stream = hands.store.all_shards[0].actions("pool:bash")
     for _ in range(3):
-        (action,) = loop.state.pending[:1]
+        (action,) = loop.state.tools.pending[:1]
         loop.check_dispatch()
         await hands.at_rest(loop)
         await hands.observe(action.id)

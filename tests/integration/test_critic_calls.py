@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker.agent_state import AgentState
-from broker.events import AgentSpec, LLMSpec, ModelReply
-from broker.invariants import violations
-from broker.membership import Membership
-from broker.observations import FinishVerdictObservation
-from broker.specs import CriticSpec, GoalSpec
-from broker.standing import standing
-from controller_worker.replay import replay
-from deckhands.summary import summarize
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, LLMSpec, ModelReply
+from broker.contract.observations import FinishVerdictObservation
+from broker.contract.specs import CriticSpec, GoalSpec
+from broker.coordination.membership import Membership
+from broker.log.invariants import violations
+from broker.log.status import standing
+from controller_worker.loop.replay import replay
+from deckhands.reading.summary import summarize
 from tests.broker_parts import lapse
 from tests.conversation_hands import CID, THINK, WORKER, Hands
 from tests.polling import until
@@ -83,7 +83,9 @@ async def test_another_worker_asks_the_critic_when_its_worker_dies(hands: Hands)
     await hands.begin(FINISH | {"critic": YES | {"latency_seconds": 0.5}}, agent=agent_with(hands))
     loop = await hands.claim()
     loop.wake(has_news=False)
-    await until(lambda: loop.state.ending is AgentState.FINISHED and loop._call is not None, what="the critic's call")
+    await until(
+        lambda: loop.state.lifecycle.ending is AgentState.FINISHED and loop._call is not None, what="the critic's call"
+    )
     before = await hands.events()
     loop.drop()
     await lapse(hands.store, WORKER)

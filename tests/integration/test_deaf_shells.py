@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import Terminal
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.workspaces import Workspaces
 
 SILENCED = [
     "builtin() { :; }",

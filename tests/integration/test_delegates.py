@@ -6,11 +6,20 @@ from typing import Any
 
 import pytest
 
-from broker.agent_state import AgentState
-from broker.conversations import Conversations
-from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Event, Limits, LLMSpec, Parent, WorkspaceSpec
-from controller_worker.delegates import conversation_id_of
-from deckhands.forking import fork_of
+from broker.contract.agent_state import AgentState
+from broker.contract.events import (
+    AgentSpec,
+    ConversationCreated,
+    DelegateEnded,
+    Event,
+    Limits,
+    LLMSpec,
+    Parent,
+    WorkspaceSpec,
+)
+from broker.log.conversations import Conversations
+from controller_worker.loop.delegates import conversation_id_of
+from deckhands.client.forking import fork_of
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 
@@ -27,8 +36,8 @@ async def delegate_of(hands: Hands, *, node: str = "", **fields: Any) -> tuple[s
     if node:
         await hands.store.connection.call("HSET", hands.store.keys(CID).meta, "node", node)
     loop = await hands.go()
-    await until(lambda: bool(loop.state.delegates), what="a delegate")
-    delegate_id = conversation_id_of(CID, loop.state.delegates[0].id)
+    await until(lambda: bool(loop.state.delegation.delegates), what="a delegate")
+    delegate_id = conversation_id_of(CID, loop.state.delegation.delegates[0].id)
     return delegate_id, await hands.log.read(delegate_id)
 
 
@@ -55,7 +64,7 @@ async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands
     )
     await hands.begin({"tool_calls": [call]}, {"text": "It is under way."}, agent=agent, headless=False)
     loop = await hands.go()
-    (delegate,) = loop.state.delegates
+    (delegate,) = loop.state.delegation.delegates
     assert delegate.is_answered
     events = await hands.events()
 

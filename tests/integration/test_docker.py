@@ -15,17 +15,18 @@ import pytest
 from tests.docker_image import image
 from tests.integration.workspace_hosts import Gate, Terminal, answer, client, opened
 from tests.polling import until
-from tool_worker.egress.gate import EgressGate
-from tool_worker.examination import examine
+from tool_worker.errors import SandboxUnavailable, WorkspaceRefused, WorkspaceUnavailable
 from tool_worker.sandbox.docker import Containers, DockerSandbox
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.sandbox.selftest import run_self_test
-from tool_worker.session_programs import session_programs
 from tool_worker.settings import tool_settings
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp_launch import SandboxedLaunch
-from tool_worker.workspace_errors import SandboxUnavailable, WorkspaceRefused, WorkspaceUnavailable
-from tool_worker.workspaces import Workspaces
+from tool_worker.worker.examination import examine
+from tool_worker.workspace.egress_gate import EgressGate
+from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.session_programs import session_programs
+from tool_worker.workspace.workspaces import Workspaces
 
 pytestmark = pytest.mark.docker
 GATE = EgressGate(private=("127.0.0.2/32",))
@@ -190,7 +191,7 @@ async def test_a_server_of_mcp_reaches_some_hosts_from_a_container(tmp_path: Pat
 async def test_a_directory_of_the_users_stays_the_users(tmp_path: Path, containers: Containers) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    async with docked(tmp_path / "node", containers) as workspaces:
+    async with docked(tmp_path / "node", containers, named=NamedDirectories([project])) as workspaces:
         if os.getuid() == 0:
             with pytest.raises(WorkspaceRefused, match="belongs to root"):
                 await workspaces.open("roots", path=str(project))
@@ -232,7 +233,7 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path: Path) -> None:
 def test_the_first_image_has_to_be_a_name() -> None:
     reason = DockerSandbox(Containers(("team/*", "x"))).reason_unavailable()
     assert reason is not None
-    assert "the first of DECKHANDS_DOCKER_IMAGES has to be the name of an image, and team/* is a pattern" in reason
+    assert "the first of DECKHANDS_DOCKER_IMAGES has to be the name of an image, and 'team/*' is none" in reason
 
 
 async def test_cells_run_in_a_container_whose_image_has_a_kernel(tmp_path: Path) -> None:

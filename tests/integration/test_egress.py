@@ -15,22 +15,21 @@ from typing import Any
 import psutil
 import pytest
 
-from broker import codec
-from broker.action_queue import ActionClaimed, ActionDelivery
-from broker.actions import CmdRunAction
-from broker.errors import UsageError
-from broker.event_log import EventLog
-from broker.events import ConversationCreated, WorkspaceSpec
-from broker.observations import CmdOutputObservation
-from broker.store import Store
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import ConversationCreated, WorkspaceSpec
+from broker.contract.observations import CmdOutputObservation
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery
+from broker.log.event_log import EventLog
+from broker.runtime.errors import UsageError
+from broker.store.store import Store
 from tests.integration.test_mcp import offering, program
 from tests.integration.workspace_hosts import Terminal, answer, client, gone, opened
 from tests.polling import until
-from tool_worker.egress.gate import EgressGate
-from tool_worker.executor import Executor
+from tool_worker.errors import EgressRefused, WorkspaceConflict
 from tool_worker.settings import tool_settings
 from tool_worker.tools.mcp_config import McpServerSpec
-from tool_worker.workspace_errors import EgressRefused, WorkspaceConflict
+from tool_worker.worker.executor import Executor
+from tool_worker.workspace.egress_gate import EgressGate
 
 ADDRESS = "127.0.0.2"
 GATE = EgressGate(private=(f"{ADDRESS}/32",))
@@ -111,7 +110,7 @@ async def test_what_was_refused_stands_in_the_observation_and_is_counted(tmp_pat
             await log.append("told", [CmdRunAction(command=command, blocking=True, timeout=30)])
             action = (await log.read("told"))[-1]
             spec = WorkspaceSpec(allow=("mirror.test",))
-            delivery = ActionDelivery("told", action.id, codec.encode(action.wire()), spec, "")
+            delivery = ActionDelivery("told", action.id, await log.entry("told", action.id), spec, "")
             await executor.execute(delivery, ActionClaimed(1))
             observed = (await log.read("told"))[-1]
             assert isinstance(observed, CmdOutputObservation)
@@ -212,7 +211,7 @@ def test_an_entry_of_a_server_names_hosts_that_make_sense() -> None:
 
 @asynccontextmanager
 async def with_kernel(root: Path, allow: tuple[str, ...]) -> AsyncIterator[Any]:
-    from tool_worker.session_programs import session_programs
+    from tool_worker.workspace.session_programs import session_programs
 
     programs = session_programs(["ipython"])
     settings = {"sessions": programs.commands, "read_only": programs.read_only}

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from broker.allowed_hosts import host_rules
+from broker.contract.allowed_hosts import host_rules
 from tool_worker.egress.addresses import AddressRules
-from tool_worker.egress.gate import start_proxy
 from tool_worker.egress.proxy import EgressProxy, EgressRules
+from tool_worker.workspace.egress_gate import start_proxy
 
 HOST = "127.0.0.2"
 LIMIT_SECONDS = 60.0
@@ -68,9 +68,11 @@ def site() -> Iterator[str]:
     with http.server.ThreadingHTTPServer((HOST, 0), Pages) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"{HOST}:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"{HOST}:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @asynccontextmanager
@@ -168,6 +170,41 @@ async def test_silence_ends_a_connection() -> None:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(request.encode())
                 await reader.read()
+                writer.close()
+
+
+async def test_connections_that_say_nothing_keep_nobody_out() -> None:
+    refused: list[str] = []
+    with site() as host:
+        async with serving(host, refused, waiting=20) as port, asyncio.timeout(LIMIT_SECONDS):
+            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+            for _, writer in silent[::2]:
+                writer.write(b"GET http://")  # and no more of it
+            for _ in range(10):
+                status, _, body = await asyncio.to_thread(asked, port, "GET", f"http://{host}/7")
+                assert (status, body) == (200, b"xxxxxxx")
+            # Those that waited longest were let go.
+            assert await silent[0][0].read() == b""
+            assert refused == []
+            for _, writer in silent:
+                writer.close()
+
+
+async def test_tunnels_that_are_silent_make_room_and_those_that_are_used_do_not() -> None:
+    with site() as host:
+        tunnel = f"CONNECT {host} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        async with serving(host, connections=2, idle_seconds=0.0) as port, asyncio.timeout(LIMIT_SECONDS):
+            first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for reader, writer in (first, second):
+                writer.write(tunnel)
+                await reader.readuntil(b"\r\n\r\n")
+            first[1].write(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\n")
+            await first[0].readuntil(b"\r\n\r\n")
+            assert (await asyncio.to_thread(asked, port, "GET", f"http://{host}/1"))[0] == 200
+            assert await second[0].read() == b""  # it was the one that was silent for longest
+            first[1].write(b"GET /2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            await first[0].readuntil(b"2\r\nxx\r\n0\r\n\r\n")
+            for _, writer in (first, second):
                 writer.close()
 
 

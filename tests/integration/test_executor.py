@@ -7,24 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from broker import codec
-from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed
-from broker.actions import CmdRunAction
-from broker.event_log import EventLog
-from broker.events import Action, ConfirmationStatus, ConversationCreated, Observation, WorkspaceSpec
-from broker.file_events import (
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Observation, WorkspaceSpec
+from broker.contract.file_events import (
     FileEditAction,
     FileReadAction,
     FileReadObservation,
     FileWriteAction,
     FileWriteObservation,
 )
-from broker.observations import CmdOutputObservation, ErrorObservation, OutcomeUnknownObservation
-from broker.store import Store
+from broker.contract.observations import (
+    CmdOutputObservation,
+    ErrorObservation,
+    EventsLostObservation,
+    OutcomeUnknownObservation,
+)
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed
+from broker.log.event_log import EventLog
+from broker.store.store import Store
 from tests.integration.workspace_hosts import opened
-from tool_worker.executor import Executor
-from tool_worker.host_folder import HostFolder
-from tool_worker.workspaces import Workspaces
+from tool_worker.worker.executor import Executor
+from tool_worker.worker.fingerprints import fingerprint_of
+from tool_worker.workspace.host_folder import HostFolder
+from tool_worker.workspace.workspaces import Workspaces
 
 
 async def test_an_action_that_cannot_be_read_is_answered(memory_store: Store, tmp_path: Path) -> None:
@@ -123,12 +128,11 @@ async def test_what_ran_without_a_sandbox_says_so(
 def journal_of_an_earlier_boot(root: Path) -> None:
     folder = HostFolder(root, "conversation")
     folder.create()
-    folder.journal.write_text("boot 11111111-2222-3333-4444-555555555555\nstart 1\nresult 1 2\n{}\n")
+    folder.journal.write_text("boot 11111111-2222-3333-4444-555555555555\n")
 
 
 async def delivery_of(log: EventLog, action_id: int) -> ActionDelivery:
-    action = (await log.read("conversation"))[action_id - 1]
-    return ActionDelivery("conversation", action_id, codec.encode(action.wire()), WorkspaceSpec(), "")
+    return ActionDelivery("conversation", action_id, await log.entry("conversation", action_id), WorkspaceSpec(), "")
 
 
 async def test_a_picture_that_is_viewed_is_in_the_observation(memory_store: Store, tmp_path: Path) -> None:
@@ -145,6 +149,68 @@ async def test_a_picture_that_is_viewed_is_in_the_observation(memory_store: Stor
     assert seen.image_urls is not None
     assert seen.image_urls[0].startswith("data:image/gif;base64,R0lGODlhAAAA")
     assert len(seen.image_urls[0]) > 130_000
+
+
+async def test_a_lost_actions_result_does_not_answer_the_one_that_has_its_number(
+    memory_store: Store, tmp_path: Path
+) -> None:
+    """The journal knows action 2 as another command than the log does."""
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="echo effect >> effects; echo new")])
+    async with opened(tmp_path) as workspaces:
+        host = await workspaces.open("conversation")
+        lost = CmdRunAction(command="echo old")
+        await host.run(2, "bash", {"command": lost.command}, fingerprint=fingerprint_of(lost))
+        await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
+    gap, answer = (await log.read("conversation"))[2:]
+    assert isinstance(gap, EventsLostObservation)
+    assert "event 2 was another one before" in gap.content
+    assert isinstance(answer, OutcomeUnknownObservation)
+    assert answer.cause == 2
+    assert "was not carried out" in answer.content
+    assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
+
+
+async def test_an_action_decided_before_a_gap_was_named_is_not_begun(memory_store: Store, tmp_path: Path) -> None:
+    """The journal goes further than the log: what it holds beyond may be in the workspace."""
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="echo effect >> effects")])
+    async with opened(tmp_path) as workspaces:
+        host = await workspaces.open("conversation")
+        await host.run(9, "bash", {"command": "echo lost >> effects"}, fingerprint="0123456789abcdef")
+        executor = Executor(log, workspaces, worker_id="tool-1")
+        await workspaces.aclose()
+    async with opened(tmp_path) as workspaces:
+        executor = Executor(log, workspaces, worker_id="tool-1")
+        await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
+        gap, answer = (await log.read("conversation"))[2:]
+        assert isinstance(gap, EventsLostObservation)
+        assert (gap.last_id, gap.known_id) == (2, 9)
+        assert isinstance(answer, OutcomeUnknownObservation)
+        # Decided with the gap in view, the same command is run.
+        await log.append("conversation", [CmdRunAction(command="echo effect >> effects")])
+        await executor.execute(await delivery_of(log, 5), ActionClaimed(1))
+        assert isinstance((await log.read("conversation"))[-1], CmdOutputObservation)
+    effects = tmp_path / "conversation" / "workspace" / "effects"
+    assert effects.read_text() == "lost\neffect\n"
+
+
+async def test_the_same_command_under_the_same_number_is_collected(memory_store: Store, tmp_path: Path) -> None:
+    """It was decided again after the store had lost it; to run it again would double what it did."""
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    action = CmdRunAction(command="echo effect >> effects; cat effects", thought="once more")
+    await log.append("conversation", [action])
+    async with opened(tmp_path) as workspaces:
+        host = await workspaces.open("conversation")
+        before = action.model_copy(update={"thought": "first"})
+        await host.run(2, "bash", {"command": before.command}, fingerprint=fingerprint_of(before))
+        await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
+    answer = (await log.read("conversation"))[-1]
+    assert isinstance(answer, CmdOutputObservation)
+    assert answer.content.strip() == "effect"
 
 
 class Events:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deckhands.cluster import Cluster, ClusterSpec
+from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from tests.polling import until
 
 SERVE_FLOWER = Path(__file__).resolve().parents[2] / "deploy" / "serve-flower"

@@ -7,8 +7,8 @@ import os
 import sys
 
 from broker.health import HEALTHY, LAPSED, NOTHING_TO_SAY, check
-from broker.ids import new_worker_id
-from broker.store import Store
+from broker.runtime.ids import new_worker_id
+from broker.store.store import Store
 from tests.broker_parts import enter, lapse
 from tests.stores import LossyWire, RealServer
 

@@ -12,16 +12,16 @@ from typing import Any
 import psutil
 import pytest
 
-from broker.actions import ChangeAgentStateAction
-from broker.agent_state import AgentState
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.errors import UsageError
-from broker.events import AgentSpec, Event, EventSource, LLMSpec
-from broker.invariants import violations
-from broker.observations import ErrorObservation, FinishRefusedObservation
-from controller_worker.hook_table import load_hooks
-from controller_worker.hooks import Hook, HookPoint, Hooks, command_hook, function_hook
-from controller_worker.replay import replay
+from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, Event, EventSource, LLMSpec
+from broker.contract.observations import ErrorObservation, FinishRefusedObservation
+from broker.log.invariants import violations
+from broker.runtime.errors import UsageError
+from controller_worker.loop.hook_table import load_hooks
+from controller_worker.loop.hooks import Hook, HookPoint, Hooks, command_hook, function_hook
+from controller_worker.loop.replay import replay
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 
@@ -128,11 +128,11 @@ async def test_what_a_person_confirms_or_rejects_as_it_is_was_asked_about_before
     (first,) = [event.id for event in await hands.events() if event.kind == "action.run"]
     await hands.log.append(CID, [confirmed(first)])
     loop = await hands.go()
-    await hands.observe(loop.state.pending[0].id)
+    await hands.observe(loop.state.tools.pending[0].id)
     loop.wake()
     await hands.at_rest(loop)
     assert len(told.calls) == 2
-    assert loop.state.asked_id is not None
+    assert loop.state.confirmation.asked_id is not None
     rejected = ChangeAgentStateAction(agent_state=AgentState.USER_REJECTED, source=EventSource.USER)
     await hands.log.append(CID, [rejected])
     await hands.go()
@@ -148,7 +148,7 @@ async def test_a_vetoed_call_is_never_made_and_the_conversation_ends_in_an_error
     events = await logged(hands)
     assert "model.reply" not in [event.kind for event in events]
     assert events[-1].wire()["agent_state"] == "error"
-    assert loop.state.last_error.startswith("HookVeto: out of office hours")
+    assert loop.state.lifecycle.last_error.startswith("HookVeto: out of office hours")
     assert told.calls[0]["service"] == "agent"
     assert told.calls[0]["model"].startswith("scripted/")
 

@@ -14,15 +14,15 @@ from typing import Any
 import psutil
 import pytest
 
-from broker.actions import IPythonRunCellAction
-from broker.events import Observation
-from broker.observations import ErrorObservation, IPythonRunCellObservation
+from broker.contract.actions import IPythonRunCellAction
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation, IPythonRunCellObservation
 from tests.integration.workspace_hosts import LIMIT_SECONDS, gone, main_pid, opened, processes
 from tests.polling import until
-from tool_worker.open_workspace import OpenWorkspace
-from tool_worker.session_programs import session_programs
 from tool_worker.tools.ipython import RunCell
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.open_workspace import OpenWorkspace
+from tool_worker.workspace.session_programs import session_programs
+from tool_worker.workspace.workspaces import Workspaces
 
 PROGRAMS = session_programs(["ipython"])
 SETTINGS: dict[str, Any] = {"sessions": PROGRAMS.commands, "read_only": PROGRAMS.read_only}

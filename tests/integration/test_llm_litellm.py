@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import AuthenticationError, OutOfCreditsError
-from controller_worker.llm.registry import create_llm
 from tests.integration.llm_requests import REQUEST, answer
 from tests.model_server.running_server import RunningModelServer
 
@@ -58,7 +58,7 @@ def test_importing_litellm_is_quiet(tmp_path: Path) -> None:
         "def refuse(*_): raise AssertionError('litellm reached for the network')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
         "from controller_worker.llm.config import LLMConfig\n"
-        "from controller_worker.llm.registry import create_llm\n"
+        "from controller_worker.backends.registry import create_llm\n"
         "create_llm(LLMConfig(model='gpt-4o', api_key='k'))\n"
         "assert 'litellm' in sys.modules and 'DECKHANDS_TEST_LEAK' not in os.environ\n"
     )

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from broker.connection import MultiplexedConnection
-from broker.event_log import EventLog
-from broker.live_text import LiveText, Piece
-from broker.masking import MASK
-from broker.secrets import Secrets
-from broker.store import Store
+from broker.log.event_log import EventLog
+from broker.log.live_text import LiveText, Piece
+from broker.secrets.masking import MASK
+from broker.secrets.secrets import Secrets
+from broker.store.connection import MultiplexedConnection
+from broker.store.store import Store
+from controller_worker.calls.streaming import shown
 from controller_worker.llm.llm import Delta, ModelRequest
 from controller_worker.llm.messages import Message, TextPart
-from controller_worker.shown_reply import shown
 from tests.integration.command_line import COMMAND, Done, environment, finish, script
 from tests.model_server.running_server import RunningModelServer
 

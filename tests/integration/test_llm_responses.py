@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from broker.tool_specs import ToolSpec
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import ModelError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart
-from controller_worker.llm.registry import create_llm
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
@@ -104,11 +103,12 @@ async def test_errors_are_the_same(server: RunningModelServer, is_streamed: bool
 async def test_each_phase_has_its_limit(server: RunningModelServer, is_streamed: bool, kind: str, limit: str) -> None:
     await ask(server, TASK)  # the first call of a process imports for longer than the limit
     before = server.counts()["disconnected"]
-    server.plan({"kind": kind})
-    with pytest.raises(ModelError) as caught:
-        await ask(server, TASK, shown=[] if is_streamed else None, **{limit: 0.5})
-    assert caught.value.code == "timeout"
-    await asyncio.to_thread(server.wait, disconnected=before + 1)
+    server.plan({"kind": kind, "times": None})  # for ever
+    while server.counts()["disconnected"] == before:  # on a busy machine a call may end before it is sent
+        with pytest.raises(ModelError) as caught:
+            await ask(server, TASK, shown=[] if is_streamed else None, **{limit: 0.5})
+        assert caught.value.code == "timeout"
+    server.plan()
 
 
 @both
@@ -121,4 +121,4 @@ async def test_malformed_calls_come_through_as_they_are(server: RunningModelServ
     assert [call.name for call in (await spoilt("unknown_tool")).tool_calls] == ["no_such_tool"]
     assert [call.id for call in (await spoilt("duplicate_ids")).tool_calls] == ["call_same"] * 2
     assert len({call.id for call in (await spoilt("many_calls")).tool_calls}) == 50
-    assert (await spoilt("wrong_usage")).usage == Usage()
+    assert 1_000 < (await spoilt("wrong_usage")).usage.prompt_tokens < 10_000

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from broker.clock import SystemClock
+from broker.runtime.clock import SystemClock
+from controller_worker.backends.registry import create_llm
 from controller_worker.llm.errors import ModelError
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.messages import Message, TextPart, ToolCall
-from controller_worker.llm.registry import create_llm
 from tests.model_server.backends import BACKENDS, SERVER_ARGUMENTS, settings
 from tests.model_server.running_server import RunningModelServer
 
@@ -168,10 +168,15 @@ async def test_malformed_calls_come_through_as_they_are(
     assert (cut_off.text, cut_off.stop_reason) == ("This reply was cut", "length")
 
 
-async def test_negative_counts_and_costs_are_nothing(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+async def test_a_call_with_negative_counts_counts_as_we_estimate_it(
+    server: RunningModelServer, make_llm: Callable[..., LLM]
+) -> None:
     server.plan({"kind": "wrong_usage"})
     reply = await make_llm(input_cost_per_token=1.0, output_cost_per_token=1.0).complete(request(Shown()))
-    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.cost_usd) == (0, 0, 0.0)
+    usage = reply.usage
+    assert 0 < usage.prompt_tokens < 1_000
+    assert 0 < usage.completion_tokens < 100
+    assert reply.cost_usd == usage.prompt_tokens + usage.completion_tokens
 
 
 async def test_an_error_within_a_stream(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
@@ -183,29 +188,31 @@ async def test_an_error_within_a_stream(server: RunningModelServer, make_llm: Ca
 
 
 @pytest.mark.parametrize(
-    ("kind", "limit", "told"),
+    ("kind", "limits", "told"),
     [
-        ("hang", "first_byte_timeout", ""),
-        ("hang_body", "read_timeout", "within the reply"),
-        ("drip", "timeout", "no whole reply within 0.5 s"),
+        ("hang", {"first_byte_timeout": 0.5}, ""),
+        # How long a busy machine takes to the first byte says nothing of the silence behind it.
+        ("hang_body", {"read_timeout": 0.5, "first_byte_timeout": 200.0}, "within the reply"),
+        ("drip", {"timeout": 0.5}, "no whole reply within 0.5 s"),
     ],
 )
 async def test_each_phase_has_its_limit(
-    server: RunningModelServer, make_llm: Callable[..., LLM], kind: str, limit: str, told: str
+    server: RunningModelServer, make_llm: Callable[..., LLM], kind: str, limits: dict[str, float], told: str
 ) -> None:
     await make_llm().complete(request(None))  # the first call of a process imports for longer than the limit
     before = server.counts()["disconnected"]
-    server.plan({"kind": kind})
+    server.plan({"kind": kind, "times": None})  # for ever
     began = SystemClock().monotonic()
-    error = await failure(make_llm(**{limit: 0.5}))
-    assert (error.code, error.retryable) == ("timeout", True)
-    assert told in error.message
-    assert 0.5 <= SystemClock().monotonic() - began < 60  # the server hangs for ever
-    await asyncio.to_thread(server.wait, disconnected=before + 1)
+    llm = make_llm(**limits)
+    while server.counts()["disconnected"] == before:  # on a busy machine a call may end before it is sent
+        error = await failure(llm)
+        assert (error.code, error.retryable) == ("timeout", True)
+        assert told in error.message
+    assert SystemClock().monotonic() - began >= 0.5
 
 
 @pytest.mark.parametrize("kind", ["hang", "hang_body", "drip"])
-async def test_a_cancelled_stream_has_closed_its_socket_within_a_second(
+async def test_a_cancelled_stream_closes_its_socket(
     server: RunningModelServer, make_llm: Callable[..., LLM], kind: str
 ) -> None:
     before = server.counts()["disconnected"]
@@ -213,10 +220,8 @@ async def test_a_cancelled_stream_has_closed_its_socket_within_a_second(
     llm, shown = make_llm(), Shown()
     call = asyncio.create_task(llm.complete(request(shown)))
     await asyncio.to_thread(server.wait, in_flight=1)
-    began = SystemClock().monotonic()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await asyncio.to_thread(server.wait, disconnected=before + 1)
-    assert SystemClock().monotonic() - began < 1.0
+    await asyncio.to_thread(server.wait, disconnected=before + 1)  # by itself the server would go on for ever
     assert (await llm.complete(request(shown))).stop_reason == "tool_calls"

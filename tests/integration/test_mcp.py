@@ -14,17 +14,17 @@ from typing import Any, Literal
 
 import pytest
 
-from broker.action_queue import ActionClaimed, ActionReclaimed
-from broker.actions import MCPAction
-from broker.events import Observation
-from broker.observations import ErrorObservation, MCPObservation, OutcomeUnknownObservation
-from broker.tool_specs import OutcomePolicy, ToolOffer
+from broker.contract.actions import MCPAction
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation, MCPObservation, OutcomeUnknownObservation
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
+from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from tests.polling import until
-from tool_worker.egress.gate import EgressGate
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp_launch import SandboxedLaunch
 from tool_worker.tools.mcp_tools import McpServers
 from tool_worker.tools.offered import OfferedTools
+from tool_worker.workspace.egress_gate import EgressGate
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "example_mcp_server.py"

@@ -6,18 +6,18 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from broker.event_log import EventLog
-from broker.events import AgentSpec, ConversationCreated, Event, LLMSpec
-from broker.invariants import violations
-from broker.masking import MASK
-from broker.notebooks import Notebooks
-from broker.notes import Note, NoteAction, Notebook, NoteObservation
-from broker.observations import RecallObservation
-from broker.secrets import Secrets
-from broker.specs import MemorySpec, Tenancy
-from controller_worker.answering import answered
-from controller_worker.effects import TakeNote
-from controller_worker.replay import replay
+from broker.contract.events import AgentSpec, ConversationCreated, Event, LLMSpec
+from broker.contract.notes import Note, NoteAction, Notebook, NoteObservation
+from broker.contract.observations import RecallObservation
+from broker.contract.specs import MemorySpec, Tenancy
+from broker.coordination.notebooks import Notebooks
+from broker.log.event_log import EventLog
+from broker.log.invariants import violations
+from broker.secrets.masking import MASK
+from broker.secrets.secrets import Secrets
+from controller_worker.core.effects import TakeNote
+from controller_worker.loop.answering import answered
+from controller_worker.loop.replay import replay
 from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.clock import SystemClock
-from broker.events import AgentSpec, LLMSpec, ModelCallFailed
+from broker.contract.events import AgentSpec, LLMSpec, ModelCallFailed
 from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.faults.harness import FaultCluster
 from tests.model_server.running_server import RunningModelServer
@@ -70,10 +69,8 @@ async def test_a_stop_closes_the_connection(
     server.plan({"kind": kind})
     cid = await cluster.client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model=model)))
     await asyncio.to_thread(server.wait, in_flight=1)
-    began = SystemClock().monotonic()
-    summary = await cluster.client.cancel(cid, wait_seconds=10.0)
-    await asyncio.to_thread(server.wait, disconnected=1)
-    assert SystemClock().monotonic() - began < 3.0  # a second, and what a loaded machine takes to bring the order
+    summary = await cluster.client.cancel(cid, wait_seconds=100.0)
+    await asyncio.to_thread(server.wait, disconnected=1)  # by itself the server would go on for ever
     assert summary.state == "stopped"
     assert server.counts()["received"] == 1
 

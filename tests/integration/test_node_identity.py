@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.membership import Member
+from broker.coordination.membership import Member
 from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.faults.harness import FaultCluster, steps
-from tool_worker.node_identity import identity_of, serves_elsewhere
+from tool_worker.workspace.node_identity import identity_of, serves_elsewhere
 
 
 async def test_a_worker_of_another_directory_does_not_begin(cluster: FaultCluster) -> None:  # noqa: F811
@@ -39,17 +39,17 @@ def test_a_directory_keeps_its_identity(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "node", "directory", "deadline_ms", "is_double"),
+    ("role", "node", "directory", "left_seconds", "is_double"),
     [
-        ("tool", "n1", "other", 101, True),
-        ("tool", "n1", "mine", 101, False),
-        ("tool", "n2", "other", 101, False),
-        ("tool", "n1", "other", 99, False),
-        ("tool", "n1", "", 101, False),
-        ("controller", "n1", "other", 101, False),
+        ("tool", "n1", "other", 1.0, True),
+        ("tool", "n1", "mine", 1.0, False),
+        ("tool", "n2", "other", 1.0, False),
+        ("tool", "n1", "other", -1.0, False),
+        ("tool", "n1", "", 1.0, False),
+        ("controller", "n1", "other", 1.0, False),
     ],
 )
-def test_who_is_a_double(role: str, node: str, directory: str, deadline_ms: int, is_double: bool) -> None:
-    member = Member("tool-1", role, deadline_ms, {"node": node, "directory": directory})
-    assert (serves_elsewhere([member], "n1", "mine", 100) is member) is is_double
-    assert serves_elsewhere([member], "n1", "", 100) is None
+def test_who_is_a_double(role: str, node: str, directory: str, left_seconds: float, is_double: bool) -> None:
+    member = Member("tool-1", role, left_seconds, {"node": node, "directory": directory})
+    assert (serves_elsewhere([member], "n1", "mine") is member) is is_double
+    assert serves_elsewhere([member], "n1", "") is None

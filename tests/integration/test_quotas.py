@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from broker.events import AgentSpec, Event, LLMSpec, ModelCallDeferred, ModelCallFailed, ModelReply, Tenancy
-from broker.ledger import Ledger, nano
-from broker.membership import members
-from broker.observations import AgentStateChangedObservation
+from broker.contract.events import AgentSpec, Event, LLMSpec, ModelCallDeferred, ModelCallFailed, ModelReply, Tenancy
+from broker.contract.observations import AgentStateChangedObservation
+from broker.coordination.membership import members
+from broker.limits.ledger import Ledger, nano
 from tests.faults.harness import FaultCluster
 from tests.model_server.running_server import RunningModelServer
 
@@ -64,8 +64,8 @@ class Crowd(FaultCluster):
 
 
 def script(root: Path, turns: int) -> str:
-    """A script of `turns` thoughts and a finish, of which each reply is 100 tokens in and 100 out."""
-    usage = {"usage": {"prompt_tokens": 100, "completion_tokens": 100}}
+    """A script of `turns` thoughts and a finish, of which each reply is 1,000 tokens in and 100 out."""
+    usage = {"usage": {"prompt_tokens": 1_000, "completion_tokens": 100}}
     path = root / "provider.json"
     finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], **usage}
     path.write_text(json.dumps({"turns": [THINK | usage] * turns + [finish]}))
@@ -184,7 +184,7 @@ async def held_by(crowd: Crowd, worker_id: str) -> int:
 
 
 BUDGET = (30, "--latency", "0.05")
-PRICES = {"LLM_INPUT_COST_PER_TOKEN": "0.0001", "LLM_OUTPUT_COST_PER_TOKEN": "0.0001", "LLM_MAX_OUTPUT_TOKENS": "100"}
+PRICES = {"LLM_INPUT_COST_PER_TOKEN": "0.00001", "LLM_OUTPUT_COST_PER_TOKEN": "0.0001", "LLM_MAX_OUTPUT_TOKENS": "100"}
 CALL_USD = 0.02
 
 

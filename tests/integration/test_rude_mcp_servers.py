@@ -13,7 +13,7 @@ import psutil
 import pytest
 from aiohttp import web
 
-from broker.observations import MCPObservation
+from broker.contract.observations import MCPObservation
 from tests.integration.test_mcp import LIMIT_SECONDS, ROOT, offering, program, text_of
 from tests.polling import until
 from tool_worker.tools.mcp_config import McpServerSpec

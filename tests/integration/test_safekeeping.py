@@ -10,23 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from broker import codec
-from broker.action_queue import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery
-from broker.actions import CmdRunAction
-from broker.event_log import EventLog
-from broker.events import ConversationCreated, Event, WorkspaceSpec
-from broker.observations import CmdOutputObservation, ErrorObservation
-from broker.store import Store
-from broker.transfers import TransferFailed, Transfers
-from deckhands.carrying import Carrier
-from deckhands.forking import fork_of
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import ConversationCreated, Event, WorkspaceSpec
+from broker.contract.observations import CmdOutputObservation, ErrorObservation
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery
+from broker.coordination.transfers import TransferFailed, Transfers
+from broker.log.event_log import EventLog
+from broker.store.store import Store
+from deckhands.client.files import Carrier
+from deckhands.client.forking import fork_of
 from tests.integration.workspace_hosts import opened
 from tests.polling import until
-from tool_worker.checkpoints import Checkpoints
-from tool_worker.executor import Executor
-from tool_worker.porter import Porter
-from tool_worker.safekeeping import LOST, RESTORED, Safekeeping
+from tool_worker.checkpoints.checkpoint_store import Checkpoints
+from tool_worker.checkpoints.checkpointing import LOST, RESTORED, Safekeeping
 from tool_worker.sandbox.sandbox import Sandbox
+from tool_worker.worker.executor import Executor
+from tool_worker.worker.transfer_service import Porter
+from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.named_directories import NamedDirectories
 
 CID = "conversation"
 
@@ -42,7 +43,8 @@ class Node:
     ) -> Event:
         await self.log.append(conversation_id, [CmdRunAction(command=command)])
         action = (await self.log.read(conversation_id))[-1]
-        delivery = ActionDelivery(conversation_id, action.id, codec.encode(action.wire()), spec or WorkspaceSpec(), "")
+        entry = await self.log.entry(conversation_id, action.id)
+        delivery = ActionDelivery(conversation_id, action.id, entry, spec or WorkspaceSpec(), "")
         await self.executor.execute(delivery, ActionClaimed(1, moves))
         return (await self.log.read(conversation_id))[-1]
 
@@ -58,7 +60,7 @@ async def log(memory_store: Store) -> EventLog:
 async def node(log: EventLog, root: Path, place: Path | None, *, every: int = 2) -> AsyncIterator[Node]:
     checkpoints = Checkpoints(f"file://{place}") if place is not None else None
     keeping = Safekeeping(log, root, checkpoints, every=every)
-    async with opened(root, sandbox="bwrap") as workspaces:
+    async with opened(root, sandbox="bwrap", named=NamedDirectories([root.parent / "project"])) as workspaces:
         yield Node(log, Executor(log, workspaces, worker_id="tool-1", keeping=keeping), keeping)
 
 
@@ -194,7 +196,7 @@ async def test_whoever_takes_over_after_a_crash_says_the_same(log: EventLog, tmp
         await log.append(CID, [CmdRunAction(command="touch effect")])
         action = (await log.read(CID))[-1]
         assert await two.keeping.recover(CID, action.id) == RESTORED.format(of_whom="")  # and then it dies
-        delivery = ActionDelivery(CID, action.id, codec.encode(action.wire()), WorkspaceSpec(), "")
+        delivery = ActionDelivery(CID, action.id, await log.entry(CID, action.id), WorkspaceSpec(), "")
         await two.executor.execute(delivery, ActionReclaimed(2, "tool-1"))
         assert (await log.read(CID))[-1].content == RESTORED.format(of_whom="")
         assert content(await two.run("ls")) == "file"
@@ -245,7 +247,8 @@ async def test_a_workspace_is_saved_when_somebody_asks_for_it(valkey_store: Stor
         stream = names.shard.actions("node:one")
         await until(lambda: call("XLEN", stream))
         [(entry, fields)] = await call("XRANGE", stream, "-", "+")
-        await Porter(Transfers(valkey_store), root, keeping, nothing).carry(CID, fields[-1].decode())
+        porter = Porter(Transfers(valkey_store), root, keeping, nothing, Bindings(root, NamedDirectories()))
+        await porter.carry(CID, fields[-1].decode())
         await call("XDEL", stream, entry)
         return await asking
 

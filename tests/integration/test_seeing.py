@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from broker.actions import BrowseInteractiveAction
-from broker.events import AgentSpec, LLMSpec
-from broker.observations import BrowserOutputObservation
+from broker.contract.actions import BrowseInteractiveAction
+from broker.contract.events import AgentSpec, LLMSpec
+from broker.contract.observations import BrowserOutputObservation
 from controller_worker.agents.registry import create_agent
+from controller_worker.calls.models import Models
+from controller_worker.calls.question import Question, next_question
+from controller_worker.calls.recollection import Recollection
 from controller_worker.llm.messages import ImagePart, Message
-from controller_worker.memory.recollection import Recollection
-from controller_worker.models import Models
-from controller_worker.question import Question, next_question
-from controller_worker.state import replace
 from tests.conversation_hands import CID, Hands
 from tool_worker.tools.tool import answering
 
@@ -28,7 +28,7 @@ async def pictures(hands: Hands, model: str, **fields: Any) -> list[str]:
     spec = AgentSpec(enable_browsing=True, **{"llm": LLMSpec(model=model), **fields})
     state = hands.loops[0].state
     question = await next_question(
-        replace(state, agent=spec),
+        replace(state, setup=replace(state.setup, agent=spec)),
         create_agent(spec),
         Recollection(hands.log, CID),
         Models({}),

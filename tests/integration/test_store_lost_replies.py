@@ -6,11 +6,11 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from broker.action_queue import ActionDelivery, ActionQueue
-from broker.actions import MessageAction
-from broker.event_log import Appended, Duplicate, EventLog
-from broker.ownership import NotClaimed, Owners
-from broker.store import open_store
+from broker.contract.actions import MessageAction
+from broker.coordination.action_streams import ActionDelivery, ActionQueue
+from broker.coordination.ownership import NotClaimed, Owners
+from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.store.store import open_store
 from tests.broker_parts import CID, act, begin, command, enter, message, output, queue
 from tests.stores import LossyWire
 

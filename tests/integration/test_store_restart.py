@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.event_log import Appended, Duplicate
-from broker.store import open_store
-from broker.wakeups import ReadyStream
+from broker.coordination.wakeups import ReadyStream
+from broker.log.event_log import Appended, Duplicate
+from broker.store.store import open_store
 from tests.broker_parts import CID, begin, enter, message
 from tests.stores import RealServer, redis_program, running, valkey_program
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from broker.connection import MultiplexedConnection
-from broker.errors import DeckhandsError, StoreMisconfigured
-from broker.events import AgentSpec, LLMSpec
-from broker.store import open_store
-from deckhands.client import Client
+from broker.contract.events import AgentSpec, LLMSpec
+from broker.runtime.errors import DeckhandsError, StoreMisconfigured
+from broker.store.connection import MultiplexedConnection
+from broker.store.store import open_store
+from deckhands.client.client import Client
 from tests.polling import until
 from tests.stores import valkey_program
 
@@ -168,6 +168,7 @@ async def test_the_server_keeps_its_log_and_evicts_nothing(log: Server) -> None:
         "appendonly": "yes",
         "appendfsync": "everysec",
         "maxmemory-policy": "noeviction",
+        "maxmemory-clients": "0",
         "protected-mode": "yes",
     }
     for name, value in expected.items():

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from broker.connection import MultiplexedConnection
-from broker.errors import StoreMisconfigured, StoreUnavailable
+from broker.runtime.errors import StoreMisconfigured, StoreUnavailable
+from broker.store.connection import MultiplexedConnection
 from tests.stores import redis_program, running
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.events import Limits
-from broker.observations import AgentStateChangedObservation, ErrorObservation
+from broker.contract.events import Limits
+from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from tests.conversation_hands import BASH, THINK, Hands
 from tests.polling import until
 
@@ -39,5 +39,5 @@ async def test_a_conversation_that_was_given_back_is_woken_when_its_time_is_up(h
     await loop.release_idle()
     parked = hands.store.keys(loop.conversation_id).shard.parked
     _, due = await hands.store.connection.call("ZRANGE", parked, 0, -1, "WITHSCORES")
-    assert loop.state.deadline is not None
-    assert abs(float(due) / 1000 - loop.state.deadline.timestamp()) < 5.0
+    assert loop.state.usage.deadline is not None
+    assert abs(float(due) / 1000 - loop.state.usage.deadline.timestamp()) < 5.0

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.action_queue import ActionClaimed, ActionReclaimed
-from broker.actions import ToolCallAction
-from broker.custom_tools import CustomTool
-from broker.observations import ToolCallObservation
-from broker.store import Store
-from broker.tool_offers import ToolOffers
-from deckhands.client import Client
+from broker.contract.actions import ToolCallAction
+from broker.contract.observations import ToolCallObservation
+from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
+from broker.store.store import Store
+from broker.tools.custom_tools import CustomTool
+from broker.tools.tool_offers import ToolOffers
+from deckhands.client.client import Client
 from tool_worker.tools.offered import OfferedTools, found_tools
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tools.md"

@@ -26,9 +26,7 @@ from tests.integration.workspace_hosts import (
     processes,
     sleeping,
 )
-from tool_worker.host_folder import HostFolder
-from tool_worker.host_launch import wait_until_dead
-from tool_worker.workspace_errors import (
+from tool_worker.errors import (
     HostRefused,
     SandboxTooWeak,
     WorkspaceConflict,
@@ -36,7 +34,10 @@ from tool_worker.workspace_errors import (
     WorkspaceRefused,
     WorkspaceUnavailable,
 )
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.host_folder import HostFolder
+from tool_worker.workspace.host_launch import wait_until_dead
+from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.workspaces import Workspaces
 
 CONVERSATION = "conversation"
 SANDBOXES = ["bwrap", "none"]
@@ -54,8 +55,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def workspaces(root: Path, sandbox: str) -> AsyncIterator[Workspaces]:
-    async with opened(root, sandbox=sandbox) as workspaces:
+async def workspaces(root: Path, sandbox: str, tmp_path: Path) -> AsyncIterator[Workspaces]:
+    async with opened(root, sandbox=sandbox, named=NamedDirectories([tmp_path / "project"])) as workspaces:
         yield workspaces
 
 
@@ -368,7 +369,7 @@ async def test_directories_that_may_not_be_workspaces(workspaces: Workspaces, tm
         with pytest.raises(WorkspaceRefused):
             await workspaces.open(CONVERSATION, path=path)
     with pytest.raises(WorkspaceLost):
-        await workspaces.open(CONVERSATION, path=str(tmp_path / "missing"))
+        await workspaces.open(CONVERSATION, path=str(tmp_path / "project" / "missing"))
 
 
 async def test_a_node_with_a_sandbox_runs_nothing_without_one(root: Path) -> None:

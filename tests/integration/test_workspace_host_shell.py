@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, gone, sleeping
-from tool_worker.workspace_errors import HostRefused
+from tool_worker.errors import HostRefused
 
 CUT = "\n[... Observation truncated due to length ...]\n"
 BELOW = "[Below is the output of the previous command.]\n"
@@ -300,7 +300,9 @@ async def test_a_shell_that_stops_itself_goes_on_and_a_daemon_that_is_stopped_do
     run: Terminal, command: str
 ) -> None:
     assert (await run(command)).exit_code == 0
-    await run("(sleep 100 & echo $! > pid); kill -STOP $(cat pid)")
+    await run(
+        "(sleep 100 & echo $! > pid); kill -STOP $(cat pid); until grep -q State:.T /proc/$(cat pid)/status; do :; done"
+    )
     assert (await run("cut -d' ' -f3 /proc/$(cat pid)/stat; kill -9 $(cat pid)")).content == "T"
 
 

@@ -9,24 +9,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker import codec
-from broker.action_queue import ActionClaimed, ActionDelivery
-from broker.actions import CmdRunAction
-from broker.conversations import Conversations
-from broker.event_log import EventLog
-from broker.events import ConversationCreated, WorkspaceSpec
-from broker.observations import CmdOutputObservation
-from broker.store import Store
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import ConversationCreated, WorkspaceSpec
+from broker.contract.observations import CmdOutputObservation
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery
+from broker.log.conversations import Conversations
+from broker.log.event_log import EventLog
+from broker.store.store import Store
 from tests.integration.workspace_hosts import alive, gone, main_pid, opened, sleeping
 from tests.polling import until
 from tests.trees import nested
-from tool_worker.binding import Binding
-from tool_worker.executor import Executor
-from tool_worker.file_tree import TreeLimits
-from tool_worker.host_folder import HostFolder
-from tool_worker.quota import Quota
-from tool_worker.reaper import Reaper
 from tool_worker.sandbox.none import temporary_directory
+from tool_worker.worker.executor import Executor
+from tool_worker.workspace.binding import Binding
+from tool_worker.workspace.file_tree import TreeLimits
+from tool_worker.workspace.host_folder import HostFolder
+from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.quota import Quota
+from tool_worker.workspace.reaper import Reaper
 
 CID = "conversation"
 LIMIT_BYTES = 100_000
@@ -41,7 +41,7 @@ class Shell:
     async def __call__(self, command: str, spec: WorkspaceSpec | None = None) -> CmdOutputObservation:
         await self.log.append(CID, [CmdRunAction(command=command, blocking=True, timeout=30)])
         action = (await self.log.read(CID))[-1]
-        delivery = ActionDelivery(CID, action.id, codec.encode(action.wire()), spec or WorkspaceSpec(), "")
+        delivery = ActionDelivery(CID, action.id, await self.log.entry(CID, action.id), spec or WorkspaceSpec(), "")
         await self.executor.execute(delivery, ActionClaimed(1))
         answer = (await self.log.read(CID))[-1]
         assert isinstance(answer, CmdOutputObservation)
@@ -52,8 +52,9 @@ class Shell:
 async def shell(memory_store: Store, tmp_path: Path) -> AsyncIterator[Shell]:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id=CID))
-    quota = Quota(tmp_path, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05, pause_factor=0.0)
-    async with opened(tmp_path) as workspaces:
+    root = tmp_path / "node"
+    quota = Quota(root, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05, pause_factor=0.0)
+    async with opened(root, named=NamedDirectories([tmp_path / "mine"])) as workspaces:
         yield Shell(log, Executor(log, workspaces, worker_id="tool-1", quota=quota))
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
-from tool_worker.host_folder import HostFolder
-from tool_worker.open_workspace import OpenWorkspace
 from tool_worker.sandbox.docker import Containers
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.host_folder import HostFolder
+from tool_worker.workspace.open_workspace import OpenWorkspace
+from tool_worker.workspace.workspaces import Workspaces
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 20.0

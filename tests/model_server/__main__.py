@@ -10,8 +10,8 @@ import signal
 import time
 from pathlib import Path
 
-from broker.errors import DeckhandsError
-from controller_worker.llm.scripted import Script
+from broker.runtime.errors import DeckhandsError
+from controller_worker.backends.scripted import Script
 from tests.model_server.faults import Fault, FaultPlan
 from tests.model_server.quota import Quota
 from tests.model_server.scripts import builtin_script

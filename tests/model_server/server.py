@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pydantic_core
 from aiohttp import web
 
-from controller_worker.llm.scripted import Script
+from controller_worker.backends.scripted import Script
 from tests.model_server import chat_format, messages_format, responses_format
 from tests.model_server.batches import BatchShelf
 from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn, stopped
@@ -27,7 +27,7 @@ from tests.model_server.quota import Quota, retry_after
 FORMATS: Mapping[str, ModuleType] = {module.PATH: module for module in (chat_format, messages_format, responses_format)}
 REQUEST_LIMIT_BYTES = 64 * 1024 * 1024
 BODIES_REMEMBERED = 10_000
-WAIT_LIMIT_SECONDS = 30.0
+WAIT_LIMIT_SECONDS = 150.0
 SHUTDOWN_SECONDS = 0.5
 _WRONG_TYPES = {"html": "text/html", "wrong_type": "text/plain"}
 FLOOD_BYTES = 1 << 20
@@ -204,7 +204,7 @@ class ModelServer:
         return web.json_response(self._counts)
 
     async def _wait(self, request: web.Request) -> web.Response:
-        """Return the counts once each named one is reached, or with status 408 after 30 s."""
+        """Return the counts once each named one is reached, or with status 408 after 150 s: a worker imports for long."""
         wanted = {name: int(value) for name, value in request.query.items()}
         try:
             async with asyncio.timeout(WAIT_LIMIT_SECONDS), self._changed:

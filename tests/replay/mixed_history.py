@@ -10,10 +10,10 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from broker.actions import ChangeAgentStateAction, CondensationAction, LoopRecoveryAction
-from broker.agent_state import AgentState
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.events import (
+from broker.contract.actions import ChangeAgentStateAction, CondensationAction, LoopRecoveryAction
+from broker.contract.agent_state import AgentState
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import (
     AgentSpec,
     DelegateEnded,
     Event,
@@ -26,10 +26,10 @@ from broker.events import (
     ModelToolCall,
     Observation,
 )
-from broker.loop_policy import LoopPolicy
-from broker.notes import NoteObservation
-from broker.observations import ErrorObservation, SuccessObservation
-from broker.specs import (
+from broker.contract.loop_policy import LoopPolicy
+from broker.contract.notes import NoteObservation
+from broker.contract.observations import ErrorObservation, SuccessObservation
+from broker.contract.specs import (
     AmortizedForgettingCondenserSpec,
     ConversationWindowCondenserSpec,
     CriticSpec,
@@ -38,11 +38,11 @@ from broker.specs import (
     OutputSpec,
     PlanSpec,
 )
-from controller_worker.acceptance import wants_verdict
+from controller_worker.calls.critic import verdict_of
 from controller_worker.condensers.registry import create_condenser
-from controller_worker.critic import verdict_of
-from controller_worker.delegation import STARTED, answering
-from controller_worker.effects import Append, AwaitDelegates, AwaitTools, CallModel, Effect, Park, TakeNote
+from controller_worker.core.acceptance import wants_verdict
+from controller_worker.core.delegation import STARTED, answering
+from controller_worker.core.effects import Append, AwaitDelegates, AwaitTools, CallModel, Effect, Park, TakeNote
 from controller_worker.memory.view import ViewFold
 from tests.controller_parts import Core, answer, bash, call, finish, think
 
@@ -113,13 +113,13 @@ class MixedHistory(Core):
             metadata = asked.tool_call_metadata
             return Append((NoteObservation(content="Noted.", cause=asked.id, tool_call_metadata=metadata),))
         if isinstance(effect, AwaitDelegates):
-            for delegate in self.state.delegates:
+            for delegate in self.state.delegation.delegates:
                 if delegate.id in effect.delegate_ids and delegate.is_background:
                     text = STARTED.format(agent=delegate.agent, id=delegate.id)
                     return Append((answering(delegate, SuccessObservation(content=text)),), ((0, delegate.id),))
         if isinstance(effect, CallModel) and not wants_verdict(self.state) and self.asked is None:
-            view = self.view.view(overflows=self.state.overflows)
-            condensed = create_condenser(self.state.agent.condenser).condense(view)
+            view = self.view.view(overflows=self.state.calls.overflows)
+            condensed = create_condenser(self.state.setup.agent.condenser).condense(view)
             return Append((condensed,)) if isinstance(condensed, CondensationAction) else None
         return None
 
@@ -131,13 +131,13 @@ class MixedHistory(Core):
             likely += [self.model_answers] * 9 + [self.call_fails]
         if self.unanswered():
             likely += [self.tool_answers] * 8
-        if any(delegate.end is None and not delegate.refusal for delegate in state.delegates):
+        if any(delegate.end is None and not delegate.refusal for delegate in state.delegation.delegates):
             likely += [self.delegate_ends] * 3
-        if state.asked_id is not None:
+        if state.confirmation.asked_id is not None:
             likely += [self.person_answers] * 8
-        if state.loop is not None:
+        if state.loops.found is not None:
             likely += [self.person_recovers] * 4
-        if state.agent_state in (*CLOSED, AgentState.PAUSED):
+        if state.lifecycle.agent_state in (*CLOSED, AgentState.PAUSED):
             likely += [self.person_asks] * 6
         random.choice(likely)()
         if random.random() < 0.8:
@@ -151,12 +151,12 @@ class MixedHistory(Core):
     def model_answers(self, *calls: ModelToolCall) -> None:
         assert self.asked is not None
         (seen_id, is_critic), self.asked = self.asked, None
-        if self.state.agent_state in CLOSED:
+        if self.state.lifecycle.agent_state in CLOSED:
             return
         if is_critic:
             verdict = "ACCEPTED" if calls else self.random.choice(["ACCEPTED", "REFUSED no"])
-            reply = ModelReply(content=verdict, iteration=self.state.iteration, seen_id=seen_id, service="critic")
-            self.commit(Append((reply, verdict_of(reply, finish_id=self.state.result_id))))
+            reply = ModelReply(content=verdict, iteration=self.state.usage.iteration, seen_id=seen_id, service="critic")
+            self.commit(Append((reply, verdict_of(reply, finish_id=self.state.lifecycle.result_id))))
         else:
             text = self.random.choice(["", "I say this."])
             self.reply(*(calls or self._calls()), text=text, seen_id=seen_id)
@@ -185,15 +185,15 @@ class MixedHistory(Core):
 
     def call_fails(self) -> None:
         self.asked = None
-        if self.state.agent_state not in CLOSED:
+        if self.state.lifecycle.agent_state not in CLOSED:
             code = self.random.choice(["rate_limit", "internal", "authentication", "context_window", "context_window"])
             is_final = code in ("authentication", "context_window") or self.random.random() < 0.2
             until = None if is_final else self.now + timedelta(seconds=8)
-            failed = ModelCallFailed(code=code, last_error="no", attempt=self.state.attempt + 1, retry_at=until)
+            failed = ModelCallFailed(code=code, last_error="no", attempt=self.state.calls.attempt + 1, retry_at=until)
             self.commit(Append((failed,)))
 
     def call_waits(self) -> None:
-        if self.state.gate is not None:
+        if self.state.calls.gate is not None:
             self.commit(Append((ModelCallAdmitted(),)))
         elif self.asked is not None and isinstance(self.wants(), CallModel):
             self.asked = None
@@ -206,7 +206,7 @@ class MixedHistory(Core):
         self.put(failed if self.random.random() < 0.2 else answer(action))
 
     def delegate_ends(self) -> None:
-        at_work = [one.id for one in self.state.delegates if one.end is None and not one.refusal]
+        at_work = [one.id for one in self.state.delegation.delegates if one.end is None and not one.refusal]
         ended = AgentState.FINISHED
         self.put(
             DelegateEnded(
@@ -228,7 +228,7 @@ class MixedHistory(Core):
     def person_answers(self) -> None:
         wanted = self.random.choice([AgentState.USER_CONFIRMED, AgentState.USER_CONFIRMED, AgentState.USER_REJECTED])
         edited = self.random.choice([{}, {}, {"command": "echo hi"}, {"bogus": 1}])
-        about = self.random.choice([None, self.state.asked_id, 3])
+        about = self.random.choice([None, self.state.confirmation.asked_id, 3])
         self.put(
             ChangeAgentStateAction(agent_state=wanted, action_id=about, edited=edited, source=EventSource.USER),
         )
@@ -246,7 +246,7 @@ class MixedHistory(Core):
             if self.asked is not None:
                 ends = call("finish", '{"message": "m", "output": {"a": 1}}', f"v{self.state.version}")
                 plans = call("propose_plan", '{"plan": "do it"}', f"v{self.state.version}")
-                self.model_answers(plans if self.state.agent.name == "PlanningAgent" else ends)
+                self.model_answers(plans if self.state.setup.agent.name == "PlanningAgent" else ends)
             elif isinstance(effect, AwaitTools):
                 self.put(answer(self.event(effect.action_ids[-1])))
             elif isinstance(effect, AwaitDelegates):
@@ -255,7 +255,7 @@ class MixedHistory(Core):
                 self.now = effect.until
             elif isinstance(effect, CallModel):
                 self.commit(Append((ModelCallAdmitted(),)))
-            elif self.state.asked_id is not None:
+            elif self.state.confirmation.asked_id is not None:
                 confirmed = AgentState.USER_CONFIRMED
                 self.put(ChangeAgentStateAction(agent_state=confirmed, source=EventSource.USER))
             else:

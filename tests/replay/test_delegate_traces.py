@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker.agent_state import AgentState
-from broker.events import AgentSpec, DelegateEnded, EventSource, Limits
-from broker.observations import AgentDelegateObservation
-from controller_worker.effects import AwaitDelegates, CallModel, Effect, Rest
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, DelegateEnded, EventSource, Limits
+from broker.contract.observations import AgentDelegateObservation
+from controller_worker.core.effects import AwaitDelegates, CallModel, Effect, Rest
 from tests.controller_parts import Core, call, finish, started, traced
 
 
@@ -59,7 +59,7 @@ def test_5_a_delegate_that_finishes() -> None:
         "13 SC finished",
     ]
     assert observation(core).content == "Delegated agent finished with result:\n\nChild finishes task with a: 1"
-    assert core.state.iteration + core.state.delegated_iterations == 4
+    assert core.state.usage.iteration + core.state.delegation.iterations == 4
 
 
 def test_6_a_delegate_that_rejects() -> None:
@@ -88,11 +88,11 @@ def test_8_a_delegate_without_a_task() -> None:
 def test_9_a_delegate_at_its_iteration_limit() -> None:
     """Differs (B5): the original's parent waits for ever."""
     core, _ = delegating(limits=Limits(max_iterations=4))
-    assert core.state.delegates[0].iterations == 3
+    assert core.state.delegation.delegates[0].iterations == 3
     text = "Child encountered an error during execution. RuntimeError: Agent reached maximum iteration."
     assert end(core, AgentState.ERROR, text, {}, iterations=3) == Rest()
     assert core.states() == ["running", "error"]
-    assert core.state.error_code == "max_iterations"
+    assert core.state.lifecycle.error_code == "max_iterations"
 
 
 def test_10_a_delegate_that_exceeds_the_budget() -> None:
@@ -105,4 +105,4 @@ def test_10_a_delegate_that_exceeds_the_budget() -> None:
         "10 AgentDelegateObservation(agent, cause 8)",
         "11 SC error",
     ]
-    assert core.state.error_code == "max_budget"
+    assert core.state.lifecycle.error_code == "max_budget"

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from broker.actions import ChangeAgentStateAction, LoopRecoveryAction
-from broker.agent_state import AgentState
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.event_log import Appended, Duplicate, EventLog
-from broker.events import AgentSpec, ConversationCreated, EventSource, Observation
-from broker.export import events_from_lines
-from broker.invariants import violations
-from broker.loop_policy import LoopPolicy
-from broker.standing import Standing, standing
-from broker.store import Store
-from controller_worker.controller import fold, next_effect
-from controller_worker.effects import AwaitTools, CallModel
-from controller_worker.replay import replay
-from controller_worker.state import State
-from deckhands.forking import fork_of, taken_over
+from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
+from broker.contract.agent_state import AgentState
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Observation
+from broker.contract.loop_policy import LoopPolicy
+from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.log.export import events_from_lines
+from broker.log.invariants import violations
+from broker.log.status import Standing, standing
+from broker.store.store import Store
+from controller_worker.core.controller import fold, next_effect
+from controller_worker.core.effects import AwaitTools, CallModel
+from controller_worker.core.state import State
+from controller_worker.loop.replay import replay
+from deckhands.client.forking import fork_of, taken_over
 from tests.controller_parts import CID, Core, bash, finish, messages_of, started
 from tests.replay.test_replay import GOLDEN, recorded
 
@@ -42,7 +42,7 @@ async def test_a_golden_log_forked_at_each_of_its_events(path: Path, memory_stor
         assert [event.export() for event in fork[1:]] == [event.export() for event in events[1:at]]
         assert replay(fork).divergence is None
         state = fold(State(), fork)
-        assert state.agent.llm.model == "acme/large"
+        assert state.setup.agent.llm.model == "acme/large"
         effect = next_effect(state, NOW)
         if isinstance(effect, AwaitTools):
             answered = {event.cause for event in fork if isinstance(event, Observation)}
@@ -61,7 +61,7 @@ def confirmed_and_edited() -> Core:
     edited = {"command": "other"}
     core.put(answer_of(AgentState.USER_CONFIRMED, edited=edited))
     core.run()
-    core.observe(core.state.confirmed_id)
+    core.observe(core.state.confirmation.confirmed_id)
     return core
 
 
@@ -77,7 +77,7 @@ def recovered(option: int) -> Core:
     core = started(agent=AgentSpec(loop_policy=LoopPolicy(responses=("park",))))
     for _ in range(4):
         core.reply(bash())
-        core.observe(core.state.pending[0].id)
+        core.observe(core.state.tools.pending[0].id)
     core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
     core.run()
     return core
@@ -114,8 +114,8 @@ def brought_to_rest(core: Core) -> Standing:
             core.observe(effect.action_ids[0])
         elif isinstance(effect, CallModel):
             core.reply(finish())
-        elif core.state.asked_id is not None:
-            core.put(answer_of(AgentState.USER_CONFIRMED, action_id=core.state.asked_id))
+        elif core.state.confirmation.asked_id is not None:
+            core.put(answer_of(AgentState.USER_CONFIRMED, action_id=core.state.confirmation.asked_id))
         else:
             break
     return standing(core.events)

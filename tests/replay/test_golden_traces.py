@@ -7,11 +7,11 @@ of its own before the actions it led to. Observations carry the source of their 
 
 from __future__ import annotations
 
-from broker.actions import MessageAction
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.events import AgentSpec, EventSource, Limits, ModelReply
-from broker.observations import ErrorObservation
-from controller_worker.effects import AwaitTools, CallModel, Park, Rest
+from broker.contract.actions import MessageAction
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, EventSource, Limits, ModelReply
+from broker.contract.observations import ErrorObservation
+from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
 from tests.controller_parts import Core, bash, call, finish, started, think
 
 GREETING = [
@@ -43,7 +43,7 @@ def test_1_a_command_then_finish() -> None:
         "11 Finish(agent)",
         "12 SC finished",
     ]
-    assert core.state.iteration == 2
+    assert core.state.usage.iteration == 2
 
 
 def test_2_a_thought_then_finish() -> None:
@@ -78,7 +78,7 @@ def test_3_a_question_and_its_answer() -> None:
         "15 Finish(agent)",
         "16 SC finished",
     ]
-    assert core.state.iteration == 2
+    assert core.state.usage.iteration == 2
 
 
 def test_4_messages_that_do_not_wait() -> None:
@@ -96,7 +96,7 @@ def test_4_messages_that_do_not_wait() -> None:
         "12 Finish(agent)",
         "13 SC finished",
     ]
-    assert core.state.iteration == 3
+    assert core.state.usage.iteration == 3
 
 
 CONFIRM = ConfirmationPolicy(mode="risky", analyzer="none")
@@ -273,7 +273,7 @@ def test_19_malformed_calls_twice_then_an_unexpected_exception() -> None:
         "11 ModelCallFailed(environment)",
         "12 SC error",
     ]
-    assert (core.state.iteration, core.state.last_error) == (2, text)
+    assert (core.state.usage.iteration, core.state.lifecycle.last_error) == (2, text)
 
 
 def test_22_the_iteration_limit_headless() -> None:
@@ -308,7 +308,7 @@ def test_22_the_iteration_limit_interactive() -> None:
     assert core.run() == CallModel(3, 1)
     core.reply(think())
     core.reply(think())
-    assert (core.state.max_iterations, core.states()) == (4, ["running", "error", "running", "error"])
+    assert (core.state.usage.max_iterations, core.states()) == (4, ["running", "error", "running", "error"])
 
 
 def repeat_four_times(core: Core) -> None:
@@ -331,7 +331,10 @@ def test_23_four_identical_commands() -> None:
         "18 CmdOutput(agent, cause 17)",
         "19 SC error",
     ]
-    assert (core.state.iteration, core.state.last_error) == (4, "AgentStuckInLoopError: Agent got stuck in a loop")
+    assert (core.state.usage.iteration, core.state.lifecycle.last_error) == (
+        4,
+        "AgentStuckInLoopError: Agent got stuck in a loop",
+    )
 
 
 def test_23_four_identical_commands_interactive() -> None:
@@ -340,7 +343,7 @@ def test_23_four_identical_commands_interactive() -> None:
     core.say()
     core.run()
     repeat_four_times(core)
-    assert (core.states(), core.state.iteration) == (["running", "error", "running", "error"], 8)
+    assert (core.states(), core.state.usage.iteration) == (["running", "error", "running", "error"], 8)
 
 
 def test_24_a_rate_limit_and_a_message() -> None:

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.actions import AgentFinishAction, MessageAction
-from broker.agent_state import TERMINAL_STATES, AgentState, is_settled
-from broker.events import (
+from broker.contract.actions import AgentFinishAction, MessageAction
+from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
+from broker.contract.events import (
     AgentSpec,
     EventSource,
     Limits,
@@ -21,15 +21,15 @@ from broker.events import (
     ModelToolCall,
     Observation,
 )
-from broker.invariants import violations
-from broker.observations import AgentStateChangedObservation
-from broker.standing import standing
-from controller_worker.controller import fold, next_effect
-from controller_worker.effects import AwaitTools, CallModel, Effect, Park, Rest
+from broker.contract.observations import AgentStateChangedObservation
+from broker.log.invariants import violations
+from broker.log.status import standing
+from controller_worker.core.controller import fold, next_effect
+from controller_worker.core.effects import AwaitTools, CallModel, Effect, Park, Rest
+from controller_worker.core.state import State, snapshot_of, state_from
 from controller_worker.llm.messages import Message, TextPart
+from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
-from controller_worker.replay import replay
-from controller_worker.state import State, snapshot_of, state_from
 from tests.controller_parts import CID, Core, answer, bash, call, check_snapshots, finish, messages_of, think
 
 MAX_EFFECTS_TO_SETTLE = 400
@@ -145,7 +145,7 @@ class History(RuleBasedStateMachine):
 
     def is_cancelled(self) -> bool:
         """A stop or an error cancels the call, and drops its answer."""
-        return self.core.state.agent_state in (AgentState.STOPPED, AgentState.ERROR)
+        return self.core.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR)
 
     def unanswered(self) -> list[int]:
         """Dispatched actions that the store would still take an observation for."""
@@ -158,18 +158,18 @@ class History(RuleBasedStateMachine):
         """Whoever looks at the log alone agrees with the core, and nobody is left without an answer."""
         core = self.core
         stands = standing(core.events)
-        assert (stands.state, stands.is_unanswered) == (core.state.agent_state, False)
+        assert (stands.state, stands.is_unanswered) == (core.state.lifecycle.agent_state, False)
         states = core.states()
         assert all(one != next_one for one, next_one in pairwise(states)), states
-        if core.state.agent_state in TERMINAL_STATES:
+        if core.state.lifecycle.agent_state in TERMINAL_STATES:
             assert effect == Rest()
-            assert core.state.pending == ()
+            assert core.state.tools.pending == ()
         assert len(core.dispatched) == len(set(core.dispatched))
         if isinstance(effect, CallModel):
-            assert core.state.agent_state is AgentState.RUNNING
-            assert core.state.pending == ()
+            assert core.state.lifecycle.agent_state is AgentState.RUNNING
+            assert core.state.tools.pending == ()
         if isinstance(effect, AwaitTools):
-            assert len(effect.action_ids) <= core.state.agent.tool_concurrency
+            assert len(effect.action_ids) <= core.state.setup.agent.tool_concurrency
             assert not set(effect.action_ids) - set(self.unanswered())
 
     def check_prompt(self) -> None:
@@ -239,7 +239,7 @@ class History(RuleBasedStateMachine):
                 self.answer_with(finish(), text="")
             elif not self.has_moved_on(core.wants()):
                 break
-        assert is_settled(core.state.agent_state), core.trace()
+        assert is_settled(core.state.lifecycle.agent_state), core.trace()
         assert standing(core.events).is_settled
         assert violations(core.events, conversation_id=CID) == []
         check_snapshots(core)
@@ -282,8 +282,8 @@ def test_every_snapshot_of_a_long_history_leads_to_the_same_state() -> None:
             core.ask("paused")
             core.run()
             core.ask("running")
-        while core.state.pending:
-            core.observe(core.state.pending[-1].id)
+        while core.state.tools.pending:
+            core.observe(core.state.tools.pending[-1].id)
     state = State()
     for at, event in enumerate(core.events, 1):
         state = fold(state, [event])
@@ -299,4 +299,4 @@ def test_replies_are_numbered_without_gaps() -> None:
         core.reply(think())
     replies = [event for event in core.events if isinstance(event, ModelReply)]
     assert [reply.iteration for reply in replies] == [1, 2, 3]
-    assert core.state.iteration == 3
+    assert core.state.usage.iteration == 3

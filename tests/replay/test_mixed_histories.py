@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 
-from broker.agent_state import TERMINAL_STATES, is_settled
-from broker.events import ConversationCreated
-from broker.invariants import violations
-from broker.standing import standing
-from controller_worker.effects import Rest
-from controller_worker.replay import replay
+from broker.contract.agent_state import TERMINAL_STATES, is_settled
+from broker.contract.events import ConversationCreated
+from broker.log.invariants import violations
+from broker.log.status import standing
+from controller_worker.core.effects import Rest
+from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, check_snapshots
 from tests.replay.mixed_history import MixedHistory
 
@@ -49,18 +49,18 @@ def check(history: MixedHistory) -> None:
     states = history.states()
     assert all(one != other for one, other in pairwise(states)), states
     assert len(history.dispatched) == len(set(history.dispatched))
-    if history.state.agent_state in TERMINAL_STATES:
-        assert history.state.pending == ()
+    if history.state.lifecycle.agent_state in TERMINAL_STATES:
+        assert history.state.tools.pending == ()
     if history.wants() == Rest():
         stands = standing(history.events)
-        assert (stands.state, stands.is_unanswered) == (history.state.agent_state, False)
+        assert (stands.state, stands.is_unanswered) == (history.state.lifecycle.agent_state, False)
 
 
 def end(history: MixedHistory) -> None:
     """Let a person end it: it comes to rest, with every action settled."""
     history.say("and now end it")
     history.come_to_rest()
-    assert is_settled(history.state.agent_state)
+    assert is_settled(history.state.lifecycle.agent_state)
     assert violations(history.events, conversation_id=CID) == []
     check(history)
 

@@ -11,14 +11,22 @@ from typing import Any
 
 import pytest
 
-from broker.agent_state import AgentState
-from broker.errors import CorruptEntry, UsageError
-from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Event, ModelReply, ModelToolCall, with_id
-from broker.export import event_line, events_from_lines
-from broker.observations import AgentStateChangedObservation, SuccessObservation
-from controller_worker.announcement import end_in_error
-from controller_worker.delegation import STARTED, answering
-from controller_worker.replay import replay
+from broker.contract.agent_state import AgentState
+from broker.contract.events import (
+    AgentSpec,
+    ConversationCreated,
+    DelegateEnded,
+    Event,
+    ModelReply,
+    ModelToolCall,
+    with_id,
+)
+from broker.contract.observations import AgentStateChangedObservation, SuccessObservation
+from broker.log.export import event_line, events_from_lines
+from broker.runtime.errors import CorruptEntry, UsageError
+from controller_worker.core.announcement import end_in_error
+from controller_worker.core.delegation import STARTED, answering
+from controller_worker.loop.replay import replay
 from tests.controller_parts import Core, bash, call, finish, started
 
 GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.jsonl"))
@@ -127,7 +135,7 @@ def delegated() -> list[Event]:
     core = started(agent=AgentSpec(enable_delegation=True))
     core.reply(delegate("waited-for"), delegate("aside", background=True))
     begun = SuccessObservation(content=STARTED.format(agent="CodeActAgent", id=9))
-    core.append(answering(core.state.delegates[1], begun))
+    core.append(answering(core.state.delegation.delegates[1], begun))
     for delegate_id in (9, 8):
         core.put(
             DelegateEnded(
@@ -205,7 +213,7 @@ def test_a_line_that_is_missing_is_named() -> None:
 def test_as_a_process_it_reads_lines_and_prints_a_report() -> None:
     lines = "\n".join(map(event_line, finished()))
     done = subprocess.run(
-        [sys.executable, "-m", "controller_worker.replay"], input=lines, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "controller_worker.loop.replay"], input=lines, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == {
         "replay": True,

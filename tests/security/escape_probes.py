@@ -264,6 +264,88 @@ def kill_first(number: int, _: dict[str, str]) -> str | None:
     return f"state {state}" if state in "TtZX" else None
 
 
+def limit_first(kind: int, _: dict[str, str]) -> str | None:
+    """Set a limit of the first process, which is the host, to what it is."""
+    resource.prlimit(1, kind, resource.prlimit(1, kind))
+    return "limited"
+
+
+def on_first() -> dict[str, Callable[[], object]]:
+    """What changes how the first process runs: each sets what is set already."""
+    attributes = ctypes.create_string_buffer(48)
+    ctypes.c_uint32.from_buffer(attributes).value = len(attributes)
+
+    def schedule(number: int, *arguments: int) -> None:
+        if libc.syscall(*(ctypes.c_long(argument) for argument in (number, *arguments))) < 0:
+            raise OSError(ctypes.get_errno(), "refused")
+
+    def spoken_of(name: str) -> None:
+        path = Path("/proc/1", name)
+        path.write_text(path.read_text())
+
+    return {
+        "schedule": lambda: os.sched_setscheduler(1, os.sched_getscheduler(1), os.sched_param(0)),
+        "schedule_by_parameter": lambda: os.sched_setparam(1, os.sched_param(0)),
+        "schedule_by_attributes": lambda: schedule(314, 1, ctypes.addressof(attributes), 0),
+        "move": lambda: os.sched_setaffinity(1, os.sched_getaffinity(1)),
+        "slow_down": lambda: os.setpriority(os.PRIO_PROCESS, 1, os.getpriority(os.PRIO_PROCESS, 1)),
+        "slow_down_group": lambda: os.setpriority(os.PRIO_PGRP, 1, os.getpriority(os.PRIO_PGRP, 1)),
+        "slow_down_user": lambda: os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_USER, 0)),
+        "delay_disk": lambda: schedule(251, 1, 1, 0),
+        "delay_disk_of_group": lambda: schedule(251, 2, 1, 0),
+        "delay_disk_of_user": lambda: schedule(251, 3, os.getuid(), 0),
+        "give_to_memory_killer": lambda: spoken_of("oom_score_adj"),
+        "give_to_memory_killer_by_thread": lambda: spoken_of("task/1/oom_score_adj"),
+        "give_to_memory_killer_as_of_old": lambda: spoken_of("oom_adj"),
+    }
+
+
+def change_first(name: str, _: dict[str, str]) -> str | None:
+    on_first()[name]()
+    return name
+
+
+MARKED = 0o6755
+SET_USER_ID: dict[str, Callable[[bytes, int], object]] = {
+    "chmod": lambda name, _: libc.syscall(90, name, MARKED),
+    "fchmod": lambda _, file: libc.syscall(91, file, MARKED),
+    "fchmodat": lambda name, _: libc.syscall(268, -100, name, MARKED),
+    "fchmodat2": lambda name, _: libc.syscall(452, -100, name, MARKED, 0),
+    "chmod_user_only": lambda name, _: libc.syscall(90, name, 0o4700),
+    "chmod_group_only": lambda name, _: libc.syscall(90, name, 0o2770),
+    "chmod_with_more_bits": lambda name, _: libc.syscall(90, name, ctypes.c_long(0x7FFF00000000 | MARKED)),
+    "open": lambda name, _: (os.unlink("marked"), libc.syscall(2, name, os.O_CREAT | os.O_WRONLY, MARKED)),
+    "creat": lambda name, _: (os.unlink("marked"), libc.syscall(85, name, MARKED)),
+    "openat": lambda name, _: (os.unlink("marked"), libc.syscall(257, -100, name, os.O_CREAT | os.O_WRONLY, MARKED)),
+    "openat2": lambda name, _: (os.unlink("marked"), libc.syscall(437, -100, name, _how(), 24)),
+    "openat_without_a_name": lambda name, _: _linked(libc.syscall(257, -100, b".", os.O_TMPFILE | os.O_WRONLY, MARKED)),
+    "mknod": lambda name, _: (os.unlink("marked"), libc.syscall(133, name, 0o100000 | MARKED, 0)),
+    "mknodat": lambda name, _: (os.unlink("marked"), libc.syscall(259, -100, name, 0o100000 | MARKED, 0)),
+}  # fmt: skip
+
+
+def _how() -> ctypes.Array[ctypes.c_uint64]:
+    return (ctypes.c_uint64 * 3)(os.O_CREAT | os.O_WRONLY, MARKED, 0)
+
+
+def _linked(file: int) -> None:
+    os.unlink("marked")
+    os.link(f"/proc/self/fd/{file}", "marked", src_dir_fd=file, follow_symlinks=True)
+
+
+def set_user_id(name: str, _: dict[str, str]) -> str | None:
+    """Leave a file that runs as its owner, whoever starts it: outside, too."""
+    os.umask(0)
+    Path("marked").touch(0o644)
+    file = os.open("marked", os.O_RDONLY)
+    try:
+        SET_USER_ID[name](b"marked", file)
+        mode = Path("marked").stat().st_mode
+    finally:
+        Path("marked").unlink(missing_ok=True)
+    return oct(mode) if mode & 0o6000 else None
+
+
 def probes() -> dict[str, Probe]:
     found: dict[str, Probe] = {f"call_{name}": partial(system_call, call) for name, call in CALLS.items()}
     found |= {f"clone_{name}": partial(clone, flag) for name, flag in NAMESPACES.items()}
@@ -284,6 +366,10 @@ def probes() -> dict[str, Probe]:
     found["metadata_service"] = partial(connect, socket.AF_INET, stream, ("169.254.169.254", 80))
     found["name_server"] = partial(connect, socket.AF_INET, datagram, ("9.9.9.9", 53))
     found["link_local"] = partial(connect, socket.AF_INET6, datagram, ("2620:fe::fe", 53))
+    limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    found |= {f"first_{name}": partial(limit_first, getattr(resource, name)) for name in limits}
+    found |= {f"first_{name}": partial(change_first, name) for name in on_first()}
+    found |= {f"set_user_id_by_{name}": partial(set_user_id, name) for name in SET_USER_ID}
     found["capabilities"] = capabilities
     found["call_as_32_bit"] = call_as_32_bit
     found |= {f"kill_first_{number.name}": partial(kill_first, number) for number in (signal.SIGKILL, signal.SIGSTOP)}

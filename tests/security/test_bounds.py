@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
-from tool_worker.host_folder import HostFolder
-from tool_worker.open_workspace import OpenWorkspace
+from tool_worker.errors import HostRefused
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.sandbox import ResourceLimits
-from tool_worker.workspace_errors import HostRefused
+from tool_worker.workspace.host_folder import HostFolder
+from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.open_workspace import OpenWorkspace
 
 IS_ROOT = os.getuid() == 0
 GROUPS = ControlGroups.find()
@@ -78,7 +79,7 @@ async def test_a_program_that_eats_memory_ends_and_nothing_else(tmp_path: Path) 
 async def test_without_groups_each_program_is_bounded_by_itself(tmp_path: Path) -> None:
     limits = ResourceLimits(memory_bytes=150 * MEGABYTE)
     async with opened(tmp_path, sandbox="bwrap", limits=limits) as workspaces:
-        workspaces._groups = None  # as on a machine that gives none
+        workspaces._groups, workspaces._plans._are_grouped = None, False  # as on a machine that gives none
         run = Terminal(await workspaces.open("conversation"))
         answer = await run("python3 -c 'b = bytearray(400 << 20); print(len(b))' 2>&1 | tail -1")
         assert answer.content == "MemoryError"
@@ -182,7 +183,7 @@ async def test_a_program_that_leaks_descriptors_fails_alone(tmp_path: Path) -> N
 @needs_mounts
 async def test_a_full_disk_is_an_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
-        async with opened(tmp_path / "node", sandbox="bwrap") as workspaces:
+        async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
             host = await workspaces.open("conversation", path=str(disk))
             run = Terminal(host)
             assert "No space left on device" in (await run("head -c 8000000 /dev/zero > big")).content
@@ -211,7 +212,7 @@ async def test_a_disk_that_takes_no_more_files_is_an_answer_and_what_runs_goes_o
 @needs_mounts
 async def test_a_disk_that_became_read_only_is_an_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
-        async with opened(tmp_path / "node", sandbox="bwrap") as workspaces:
+        async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
             host = await workspaces.open("conversation", path=str(disk))
             run = Terminal(host)
             await run("echo text > file")
@@ -238,3 +239,60 @@ async def test_on_a_full_disk_of_the_node_nothing_is_begun_that_cannot_be_noted(
             assert not (workspace / f"effect-{number}").exists()
             (workspace / "big").unlink()
             assert (await host.run(number, "bash", {"command": "echo on"})).value["content"] == "on"
+
+
+async def test_no_program_bounds_slows_or_gives_up_the_host_that_serves_it(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        pid = main_pid(tmp_path, "conversation")
+        assert pid is not None
+        before = standing_of(pid)
+        await run(
+            "prlimit --pid 1 --nofile=3:3; prlimit --pid 1 --as=1:1 --data=1:1 --fsize=0:0; prlimit --pid 1 --cpu=1:1;"
+            "renice 19 -p 1; renice 19 -g 1; renice 19 -u agent; ionice -c 3 -p 1; taskset -p 1 1; chrt -i -p 0 1;"
+            "for name in oom_score_adj task/1/oom_score_adj; do echo 1000 >/proc/1/$name; done; kill -9 1; kill -STOP 1"
+        )
+        assert standing_of(pid) == before
+        assert (await run("echo on")).content == "on"
+        edit = {"command": "create", "path": "/workspace/new.txt", "file_text": "x"}
+        await (await workspaces.open("conversation")).run(100, "edit", edit)
+        assert (tmp_path / "conversation" / "workspace" / "new.txt").read_text() == "x"
+
+
+def standing_of(pid: int) -> tuple[object, ...]:
+    """Return how the kernel bounds and schedules a process."""
+    found = Path(f"/proc/{pid}")
+    priority = os.getpriority(os.PRIO_PROCESS, pid)
+    limits = (found / "limits").read_text()
+    return (
+        limits,
+        (found / "oom_score_adj").read_text(),
+        os.sched_getaffinity(pid),
+        os.sched_getscheduler(pid),
+        priority,
+    )
+
+
+async def test_programs_limit_and_schedule_themselves_as_they_like(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        for command in (
+            "ulimit -n 100; (ulimit -n 50; ulimit -n)",
+            "prlimit --pid $$ --nofile=60:60",
+            "nice -n 5 true; renice 6 -p $$; taskset -p 1 $$; chrt -b -p 0 $$; ionice -c 3 true",
+            "chmod 1777 .; chmod 755 .; mkdir -m 1777 t; install -m 755 /bin/true p; : > f; chmod u=rw,go=r f",
+            "python3 -c 'import os; os.open(\"g\", os.O_CREAT | os.O_RDWR, 0o1666)'",
+        ):
+            answer = await run(command)
+            assert answer.exit_code == 0, answer.content
+
+
+async def test_an_edit_clears_a_set_user_id_mode_as_any_write_does(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        host = await workspaces.open("conversation")
+        path = tmp_path / "conversation" / "workspace" / "a.sh"
+        path.write_text("one")
+        path.chmod(0o6755)
+        edit = {"command": "str_replace", "path": "/workspace/a.sh", "old_str": "one", "new_str": "two"}
+        await host.run(1, "edit", edit)
+        assert (path.read_text(), path.stat().st_mode & 0o7777) == ("two", 0o755)

@@ -10,23 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from broker import codec
-from broker.action_queue import ActionClaimed, ActionDelivery
-from broker.actions import CmdRunAction
-from broker.event_log import EventLog
-from broker.events import Action, ConversationCreated, Event, WorkspaceSpec
-from broker.file_events import FileReadAction
-from broker.masking import MASK, forms
-from broker.observations import CmdOutputObservation
-from broker.secrets import Secrets
-from broker.store import Store
-from deckhands.client import Client
-from deckhands.rendering import Renderer
-from deckhands.runs import event_line
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import Action, ConversationCreated, Event, WorkspaceSpec
+from broker.contract.file_events import FileReadAction
+from broker.contract.observations import CmdOutputObservation
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery
+from broker.log.event_log import EventLog
+from broker.secrets.masking import MASK, forms
+from broker.secrets.secrets import Secrets
+from broker.store.store import Store
+from deckhands.client.client import Client
+from deckhands.reading.rendering import Renderer
+from deckhands.runs.records import event_line
 from tests.integration.workspace_hosts import opened
 from tests.stores import RealServer
-from tool_worker.executor import Executor
-from tool_worker.workspaces import Workspaces
+from tool_worker.worker.executor import Executor
+from tool_worker.workspace.workspaces import Workspaces
 
 CANARY = "c4n4ry/Pa+ss w0rd=9f8e7d6c"
 CID = "conversation"
@@ -45,7 +44,7 @@ class Bench:
         """Append an action as it is, carry it out, and return its observation."""
         await EventLog(self.store).append(CID, [action])
         action = (await self.log.read(CID))[-1]
-        entry = codec.encode(action.wire())
+        entry = await self.log.entry(CID, action.id)
         await self.executor.execute(ActionDelivery(CID, action.id, entry, WorkspaceSpec(), ""), ActionClaimed(1))
         return (await self.log.read(CID))[-1]
 

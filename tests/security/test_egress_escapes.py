@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.allowed_hosts import host_rules
+from broker.contract.allowed_hosts import host_rules
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security import egress_client
 from tool_worker.egress.addresses import AddressRules
-from tool_worker.egress.gate import EgressGate
 from tool_worker.egress.proxy import EgressProxy, EgressRules
 from tool_worker.sandbox.sandbox import interpreter
+from tool_worker.workspace.egress_gate import EgressGate
 
 ALLOWED, FORBIDDEN = "127.0.0.2", "127.0.0.1"
 LIMIT_SECONDS = 60.0

@@ -24,7 +24,9 @@ from tool_worker.sandbox.sandbox import interpreter
 PROBES = list(escape_probes.probes())
 IS_ROOT = os.getuid() == 0
 # Without a sandbox these would do what they try, or wait for an answer from somewhere else.
-NOT_OUTSIDE = {"metadata_service", "name_server", "link_local", "kill_first_SIGKILL", "kill_first_SIGSTOP"}
+NOT_OUTSIDE = {"metadata_service", "name_server", "link_local", "kill_first_SIGKILL", "kill_first_SIGSTOP"} | {
+    name for name in PROBES if name.startswith("first_")
+}
 FEWEST_OUTSIDE = 120
 
 

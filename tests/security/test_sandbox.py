@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
+from tests.integration.workspace_hosts import Terminal, alive, opened, processes
 from tests.trees import let_everybody_through
+from tool_worker.errors import SandboxUnavailable, SandboxUnsafe
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.choice import best_sandbox, named_sandbox, sandboxes
 from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import Enclosure, ResourceLimits, interpreter
 from tool_worker.sandbox.selftest import require_safe, run_self_test
-from tool_worker.workspace_errors import SandboxUnavailable, SandboxUnsafe
-from tool_worker.workspaces import Workspaces
+from tool_worker.workspace.workspaces import Workspaces
 
 IS_ROOT = os.getuid() == 0
 PROBES = {
@@ -315,16 +315,3 @@ def test_names_are_resolved_as_the_machine_does_only_where_there_is_a_network(
     for has_network, shown in ((False, b""), (True, machine)):
         enclosure = Enclosure(tmp_path, "/workspace", has_network=has_network)
         assert run_shell(bwrap, enclosure, "cat /etc/resolv.conf").stdout == shown
-
-
-async def test_the_machine_root_is_hidden_in_a_workspace_around_it(tmp_path: Path) -> None:
-    project = tmp_path / "project"
-    (project / "src").mkdir(parents=True)
-    root = project / ".deckhands"
-    async with opened(root, sandbox="bwrap") as workspaces:
-        run = Terminal(await workspaces.open("conversation", path=str(project)))
-        assert (
-            await run("ls -A1; ls -A1 .deckhands; touch .deckhands/x; pwd")
-        ).content == f".deckhands\nsrc\n{project}"
-        assert not (root / "x").exists()
-        assert main_pid(root, "conversation") > 1

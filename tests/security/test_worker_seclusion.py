@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.membership import members
+from broker.coordination.membership import members
 from tests.faults.harness import FaultCluster
 
 NO_CAPABILITIES = ("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.getuid() == 0 else ()
@@ -82,12 +82,15 @@ async def test_a_command_without_a_sandbox_finds_the_worker_s_secrets_nowhere(cl
     [
         (
             "bwrap",
-            "WARNING tool_worker.consumer: the sandbox is bwrap; commands of agents reach their own workspace, and ",
+            "WARNING tool_worker.worker.consumer: the sandbox is bwrap; commands of agents reach their own workspace, and ",
         ),
-        ("none", "WARNING tool_worker.consumer: the sandbox is none; commands of agents reach all that this worker's "),
+        (
+            "none",
+            "WARNING tool_worker.worker.consumer: the sandbox is none; commands of agents reach all that this worker's ",
+        ),
         (
             "chroot",
-            "ERROR tool_worker.consumer: no sandbox is in force, so commands of agents are refused: There is no ",
+            "ERROR tool_worker.worker.consumer: no sandbox is in force, so commands of agents are refused: There is no ",
         ),
     ],
 )

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker.actions import ChangeAgentStateAction, MessageAction
-from broker.agent_state import AgentState
-from broker.conversations import ConversationRow, Conversations
-from broker.errors import StoreError, UnknownConversation
-from broker.event_log import EventLog
-from broker.events import AgentSpec, ConversationCreated, Event, EventSource, ModelReply
-from broker.observations import AgentStateChangedObservation, CmdOutputObservation
-from broker.standing import Standing
-from broker.store import Store
+from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, ModelReply
+from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
+from broker.log.conversations import ConversationRow, Conversations
+from broker.log.event_log import EventLog
+from broker.log.status import Standing
+from broker.runtime.errors import StoreError, UnknownConversation
+from broker.store.store import Store
 from tests.simulation.faults import Fault
 from tests.simulation.simulated_cluster import Cluster, seeded_secrets
 

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from broker.actions import MessageAction
-from broker.events import EventSource, ModelCallFailed, ModelReply
-from broker.invariants import violations
-from controller_worker.controller import fold
-from controller_worker.state import State, state_from
+from broker.contract.actions import MessageAction
+from broker.contract.events import EventSource, ModelCallFailed, ModelReply
+from broker.log.invariants import violations
+from controller_worker.core.controller import fold
+from controller_worker.core.state import State, state_from
 from tests.simulation.canonical import CID, MESSAGES, Outcome
 from tests.simulation.faults import Fault
 
@@ -119,8 +119,8 @@ def _fenced(outcome: Outcome) -> Iterator[str]:
 def _snapshot(outcome: Outcome) -> Iterator[str]:
     whole = fold(State(), outcome.events)
     assert outcome.row is not None
-    if outcome.row.state != whole.agent_state:
-        yield f"I7: the index says {outcome.row.state}, the log {whole.agent_state}"
+    if outcome.row.state != whole.lifecycle.agent_state:
+        yield f"I7: the index says {outcome.row.state}, the log {whole.lifecycle.agent_state}"
     kept = state_from(outcome.snapshot)
     if kept is not None and fold(kept, outcome.events[kept.version :]) != whole:
         yield f"I7: the snapshot at {kept.version} and what follows do not give the state"

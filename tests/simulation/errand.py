@@ -13,20 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from broker.actions import ChangeAgentStateAction
-from broker.agent_state import AgentState
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.event_log import EventLog
-from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Event, EventSource, LLMSpec
-from broker.invariants import violations
-from broker.notes import NoteObservation
-from broker.observations import AgentDelegateObservation, AgentStateChangedObservation
-from broker.specs import CriticSpec, GoalSpec, MemorySpec
-from broker.standing import Standing
-from broker.store import Store
-from controller_worker.controller import fold
-from controller_worker.replay import replay
-from controller_worker.state import State
+from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Event, EventSource, LLMSpec
+from broker.contract.notes import NoteObservation
+from broker.contract.observations import AgentDelegateObservation, AgentStateChangedObservation
+from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec
+from broker.log.event_log import EventLog
+from broker.log.invariants import violations
+from broker.log.status import Standing
+from broker.store.store import Store
+from controller_worker.core.controller import fold
+from controller_worker.core.state import State
+from controller_worker.loop.replay import replay
 from tests.simulation.canonical import CID, Outcome, Person, bash, said
 from tests.simulation.checks import always_broken, has_lost_too_many, is_given_up
 
@@ -127,7 +127,7 @@ def _errand(outcome: Outcome) -> Iterator[str]:
             f"{broken.invariant}: {broken.text}" for broken in violations(events, conversation_id=conversation_id)
         )
         state = fold(State(), events)
-        is_lost = "crashed its worker" in state.last_error and has_lost_too_many(outcome)
+        is_lost = "crashed its worker" in state.lifecycle.last_error and has_lost_too_many(outcome)
         # The parent may end before its last delegate.
-        if state.agent_state not in (AgentState.FINISHED, AgentState.STOPPED) and not is_lost:
-            yield f"I1: the delegate {conversation_id} ended as {state.agent_state}"
+        if state.lifecycle.agent_state not in (AgentState.FINISHED, AgentState.STOPPED) and not is_lost:
+            yield f"I1: the delegate {conversation_id} ended as {state.lifecycle.agent_state}"

@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 from tool_worker.host.protocol import NEVER_STARTED, RECORDED, RUNNING
-from tool_worker.host_connection import ActionStatus, HostResult
 from tool_worker.sandbox.none import NoSandbox
+from tool_worker.workspace.host_connection import ActionStatus, HostResult
 
 RUN_SECONDS = 0.2
 
@@ -89,12 +89,19 @@ class _FakeWorkspace:
     node: Node
     conversation_id: str
     is_confined: bool = True
+    checked_at: int = 0
+    gap_id: int = 0
 
-    async def run(self, action_id: int, tool: str, arguments: Mapping[str, Any], *, may_repeat: bool) -> HostResult:
+    async def newest(self) -> tuple[int, str] | None:
+        return None
+
+    async def run(
+        self, action_id: int, tool: str, arguments: Mapping[str, Any], *, may_repeat: bool, fingerprint: str
+    ) -> HostResult:
         future = self.node.begin(self.conversation_id, action_id, str(arguments.get("command")))
         return HostResult(action_id, await asyncio.shield(future))
 
-    async def status(self, action_id: int) -> ActionStatus:
+    async def status(self, action_id: int, *, fingerprint: str = "") -> ActionStatus:
         future = self.node.results.get((self.conversation_id, action_id))
         if future is None:
             return ActionStatus(NEVER_STARTED)

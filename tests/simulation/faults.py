@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from broker.clock import ManualClock
-from broker.connection import Argument, Connection
-from broker.errors import OutcomeUnknown, StoreUnavailable
+from broker.runtime.clock import ManualClock
+from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
+from broker.store.connection import Argument, Connection
 from broker.testing.keyspace import Arguments
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
@@ -104,6 +104,10 @@ class ProcessConnection:
         self._process = process
         self._inner = MemoryConnection(wire.server)
         wire.connections.setdefault(process, []).append(self._inner)
+
+    @property
+    def connects(self) -> int:
+        return self._inner.connects
 
     async def call(self, *command: Argument) -> Any:
         await self._wire.boundary(self._process, command, is_after=False)

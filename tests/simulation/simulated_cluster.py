@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from broker.clock import ManualClock
-from broker.store import Store, functions_code, open_store
+from broker.runtime.clock import ManualClock
+from broker.store.store import Store, functions_code, open_store
 from broker.testing.memory_store import MemoryConnection
-from controller_worker.consumer import ControllerConsumer
+from controller_worker.loop.consumer import ControllerConsumer
 from controller_worker.settings import controller_settings
 from tests.simulation.fake_node import FakeWorkspaces, Node
 from tests.simulation.faults import Fault, NotingServer, ProcessConnection, Wire
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
-from tool_worker.consumer import ToolConsumer
 from tool_worker.settings import tool_settings
+from tool_worker.worker.consumer import ToolConsumer
 
 RESTART_SECONDS = 0.3
 

@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 
-from broker.codec import encode
+from broker.contract.codec import encode
 from tests.controller_parts import traced
 from tests.simulation.canonical import Outcome, Person, Plan, environment, simulate
 from tests.simulation.checks import broken

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from broker.store import functions_code
+from broker.store.store import functions_code
 from tests.simulation.canonical import Plan, environment, simulate
 from tests.simulation.checks import broken
 from tests.simulation.faults import Fault
@@ -45,7 +45,7 @@ BUGS: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
         "    if tonumber(c) ~= last then return {'conflict', last} end\n",
         "",
         (Fault.PAUSE, "deck_append"),
-        "I1",
+        "I4",
     ),
     "a person's append that forgets its key": (
         KEY_OF_APPEND,
@@ -66,8 +66,8 @@ BUGS: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
         "I1",
     ),
     "a burial that tells nobody": (
-        "      redis.call('HDEL', meta, 'owner')\n      ring_anew(shard, meta, cid, now)",
-        "      redis.call('HDEL', meta, 'owner')",
+        "  redis.call('HDEL', meta, 'owner')\n  ring_anew(shard, meta, cid, now)",
+        "  redis.call('HDEL', meta, 'owner')",
         (Fault.KILL, "deck_claim"),
         "I1",
     ),
@@ -84,8 +84,8 @@ BUGS: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
         "I13",
     ),
     "a wait that nobody ends": (
-        "    if get(meta, 'last_id') then ring_anew(shard, meta, cid, now) end\n  end\n\n  local rung",
-        "  end\n\n  local rung",
+        "    attempt(shard, shard .. ':parked', cid, wake_parked, shard, cid, now)\n",
+        "",
         (Fault.KILL, "deck_append"),
         "I1",
     ),

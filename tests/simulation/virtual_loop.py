@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, TypeVar
 
-from broker.clock import ManualClock
+from broker.runtime.clock import ManualClock
 
 T = TypeVar("T")
 

@@ -1,1 +1,5 @@
-"""The browser of a workspace: a session program that keeps Chromium and acts in it (OpenHands 10.6)."""
+"""The browser of a workspace: a session program that keeps Chromium and acts in it.
+
+May import: host, sessions.
+Start with: session.
+"""

@@ -1,1 +1,5 @@
-"""The way out of a sandbox: a proxy for each workspace that may reach some hosts of the network."""
+"""The way out of a sandbox: a proxy that reaches the hosts on a list and nothing else.
+
+May import: nothing of this package.
+Start with: proxy.
+"""

@@ -1,7 +1,8 @@
 """Which addresses may be connected to: those of the public internet, and what the operator names besides.
 
-Holds: an address that stands within another (IPv4 in IPv6, in 6to4, in NAT64, in Teredo) is judged as well; the
-addresses at which clouds tell machines their credentials are never let through, whatever is named besides.
+Holds: an address that stands within another (IPv4 in IPv6, in 6to4, in NAT64, in SIIT, in ISATAP, in Teredo) is judged
+as well; of IPv6 only what is given out for the internet (2000::/3) is public, and NAT64's own form of it; the addresses
+at which clouds tell machines their credentials are never let through, whatever is named besides.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ METADATA = tuple(
     )
 )
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_INTERNET = ipaddress.IPv6Network("2000::/3")
+# Prefixes of 96 bits before an IPv4 address: compatible, SIIT, NAT64 and NAT64 of a network's own (RFC 8215).
+_BEFORE_IPV4 = (*map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48")), _NAT64)
+_ISATAP = (0x5EFE, 0x0200_5EFE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,8 @@ class AddressRules:
             return False
         if any(_is_within(address, network) for network in self.private):
             return True
+        if isinstance(address, ipaddress.IPv6Address) and address not in _INTERNET and address not in _NAT64:
+            return False
         return address.is_global and not any(_is_within(address, network) for network in NOT_PUBLIC)
 
 
@@ -85,7 +92,7 @@ def _forms(address: Address) -> Iterator[Address]:
             yield address.sixtofour
         if address.teredo is not None:
             yield from address.teredo
-        if address in _NAT64:
+        if any(address in prefix for prefix in _BEFORE_IPV4) or int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
             yield ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
 
 

@@ -4,7 +4,8 @@ Holds:
     - A name is looked up here and once; what is connected to is the very address that was judged.
     - One request for each connection. Requests and answers are read and written anew by `h11`, never passed on as they
       came, so that the other side can read no further request in one. What is encrypted is passed on as it is.
-    - Connections, their silence and their bytes are bounded.
+    - Connections, their silence and their bytes are bounded. What is silent makes room for what is not: of the
+      connections that have asked nothing yet, and of those that pass nothing on, the oldest ends first.
 Does not: look into encrypted connections: a host on the list that serves others' content may be reached for that too.
 """
 
@@ -12,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import h11
 
-from broker.allowed_hosts import HostRule, authority, parse_authority
+from broker.contract.allowed_hosts import HostRule, authority, parse_authority
 from tool_worker.egress.addresses import AddressRules
 
 HEAD_LIMIT_BYTES = 32 * 1024
@@ -44,7 +45,9 @@ class EgressRules:
 
     Attributes:
         hosts: which it may reach; a name must be on the list, and all its addresses that are used in `addresses`.
-        connections: at once.
+        connections: that have asked for something, at once.
+        waiting: connections that have not asked yet, at once.
+        idle_seconds: of silence, after which a connection makes room for another when there are too many.
         limit_bytes: in both directions together, for as long as its host lives.
         silence_seconds: after which a connection ends.
     """
@@ -52,6 +55,8 @@ class EgressRules:
     hosts: tuple[HostRule, ...]
     addresses: AddressRules = field(default_factory=AddressRules)
     connections: int = 64
+    waiting: int = 64
+    idle_seconds: float = 30.0
     limit_bytes: int = 20 * 2**30
     silence_seconds: float = 600.0
 
@@ -79,6 +84,8 @@ class EgressProxy:
         self._report = report
         self._resolve = resolve or _looked_up
         self._open = 0
+        self._waiting: dict[asyncio.StreamWriter, None] = {}
+        self._passages: set[_Passage] = set()
         self._bytes = 0
 
     async def serve(self, listener: socket.socket) -> asyncio.Server:
@@ -87,7 +94,6 @@ class EgressProxy:
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection; nothing that happens on it ends the proxy."""
-        self._open += 1
         client = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT_BYTES)
         try:
             await self._serve(_Side(client, reader, writer))
@@ -98,27 +104,66 @@ class EgressProxy:
         except (OSError, h11.ProtocolError, TimeoutError, asyncio.IncompleteReadError):
             pass  # one of both has gone
         finally:
-            self._open -= 1
             await _closed(writer)
 
     async def _serve(self, client: _Side) -> None:
+        request = await self._request(client)
+        if request is None:
+            return
+        if self._open >= self._rules.connections and not self._end_most_silent():
+            text = f"{self._rules.connections} connections are open, which is as many as this workspace may have."
+            raise Refused(429, "?", text)
+        self._open += 1
+        try:
+            if request.method == b"CONNECT":
+                host, port = _target(request.target.decode("ascii"), None)
+                with self._passage(client, await self._connected(host, port)) as passage:
+                    await self._tunnel(client, passage)
+            else:
+                host, port, path = _absolute(request.target.decode("ascii"))
+                _check_framing(request, authority(host, port))
+                with self._passage(client, await self._connected(host, port)) as passage:
+                    await self._forward(client, request, path, passage)
+        finally:
+            self._open -= 1
+
+    async def _request(self, client: _Side) -> h11.Request | None:
+        """Wait for what a connection asks; None if it ends before."""
+        if len(self._waiting) >= self._rules.waiting:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.transport.abort()
+        self._waiting[client.writer] = None
         try:
             async with asyncio.timeout(HEAD_LIMIT_SECONDS):
                 request = await client.next()
         except h11.RemoteProtocolError as error:
+            if client.writer not in self._waiting:
+                return None  # it had to make room
             raise Refused(error.error_status_hint, "?", f"This is no request that the proxy takes: {error}.") from error
-        if not isinstance(request, h11.Request):
-            return
-        if self._open > self._rules.connections:
-            text = f"{self._rules.connections} connections are open, which is as many as this workspace may have."
-            raise Refused(429, "?", text)
-        if request.method == b"CONNECT":
-            host, port = _target(request.target.decode("ascii"), None)
-            await self._tunnel(client, await self._connected(host, port))
-        else:
-            host, port, path = _absolute(request.target.decode("ascii"))
-            _check_framing(request, authority(host, port))
-            await self._forward(client, request, path, await self._connected(host, port))
+        finally:
+            self._waiting.pop(client.writer, None)
+        return request if isinstance(request, h11.Request) else None
+
+    def _end_most_silent(self) -> bool:
+        """End the connection that has passed nothing on for longest, if that is long; return whether there was one."""
+        passage = min(self._passages, key=lambda passage: passage.heard, default=None)
+        now = asyncio.get_running_loop().time()
+        if passage is None or now - passage.heard < self._rules.idle_seconds:
+            return False
+        self._passages.discard(passage)
+        for writer in (passage.client.writer, passage.origin.writer):
+            writer.transport.abort()
+        return True
+
+    @contextmanager
+    def _passage(self, client: _Side, origin: _Origin) -> Iterator[_Passage]:
+        passage = _Passage(client, origin, asyncio.get_running_loop().time())
+        self._passages.add(passage)
+        try:
+            yield passage
+        finally:
+            self._passages.discard(passage)
 
     async def _connected(self, host: str, port: int) -> _Origin:
         """Connect to a host that may be reached."""
@@ -147,28 +192,30 @@ class EgressProxy:
                 return _Origin(target, reader, writer)
         raise Refused(502, target, f"{target} cannot be connected to: {failure or 'it does not answer'}.")
 
-    async def _tunnel(self, client: _Side, origin: _Origin) -> None:
+    async def _tunnel(self, client: _Side, passage: _Passage) -> None:
+        origin = passage.origin
         try:
             await client.say(h11.Response(status_code=200, reason=b"Connection established", headers=[]))
             early, _ = client.state.trailing_data
             if early:
-                await self._pass_on(early, origin.writer, origin.target)
+                await self._pass_on(early, origin.writer, passage)
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._copy(client.reader, origin.writer, origin.target))
-                both.create_task(self._copy(origin.reader, client.writer, origin.target))
+                both.create_task(self._copy(client.reader, origin.writer, passage))
+                both.create_task(self._copy(origin.reader, client.writer, passage))
         except* (OSError, Refused, TimeoutError) as errors:
             self._note_refusals(errors)
         finally:
             await _closed(origin.writer)
 
-    async def _forward(self, client: _Side, request: h11.Request, path: str, origin: _Origin) -> None:
+    async def _forward(self, client: _Side, request: h11.Request, path: str, passage: _Passage) -> None:
+        origin = passage.origin
         server = _Side(h11.Connection(h11.CLIENT), origin.reader, origin.writer)
         try:
             headers = [(b"Host", _host_line(origin.target)), *_passed_on(request.headers), (b"Connection", b"close")]
             await server.say(h11.Request(method=request.method, target=path, headers=headers))
-            sending = asyncio.create_task(self._copy_events(client, server, origin.target))
+            sending = asyncio.create_task(self._copy_events(client, server, passage))
             try:
-                await self._answer_with(server, client, origin.target)
+                await self._answer_with(server, client, passage)
             finally:
                 sending.cancel()
                 with suppress(asyncio.CancelledError, OSError, h11.ProtocolError, TimeoutError, Refused):
@@ -176,7 +223,7 @@ class EgressProxy:
         finally:
             await _closed(origin.writer)
 
-    async def _answer_with(self, server: _Side, client: _Side, target: str) -> None:
+    async def _answer_with(self, server: _Side, client: _Side, passage: _Passage) -> None:
         while True:
             async with asyncio.timeout(self._rules.silence_seconds):
                 event = await server.next()
@@ -185,18 +232,19 @@ class EgressProxy:
             elif isinstance(event, h11.Response):
                 break
             else:
+                target = passage.origin.target
                 raise Refused(502, target, f"{target} ended the connection without an answer.")
         headers = [*_passed_on(event.headers), (b"Connection", b"close")]
         await client.say(h11.Response(status_code=event.status_code, reason=event.reason, headers=headers))
-        await self._copy_events(server, client, target)
+        await self._copy_events(server, client, passage)
 
-    async def _copy_events(self, source: _Side, sink: _Side, target: str) -> None:
+    async def _copy_events(self, source: _Side, sink: _Side, passage: _Passage) -> None:
         """Pass on the body of a message, to its end."""
         while True:
             async with asyncio.timeout(self._rules.silence_seconds):
                 event = await source.next()
                 if isinstance(event, h11.Data):
-                    self._count(len(event.data), target)
+                    self._count(len(event.data), passage)
                     await sink.say(h11.Data(data=bytes(event.data)))
                 elif isinstance(event, h11.EndOfMessage):
                     await sink.say(event)
@@ -204,23 +252,24 @@ class EgressProxy:
                 else:
                     return
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: str) -> None:
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: _Passage) -> None:
         """Pass on bytes until their side has no more."""
         async with asyncio.timeout(self._rules.silence_seconds) as silence:
             while piece := await reader.read(PIECE_BYTES):
                 silence.reschedule(asyncio.get_running_loop().time() + self._rules.silence_seconds)
-                await self._pass_on(piece, writer, target)
+                await self._pass_on(piece, writer, passage)
             if writer.can_write_eof():
                 writer.write_eof()
 
-    async def _pass_on(self, piece: bytes, writer: asyncio.StreamWriter, target: str) -> None:
-        self._count(len(piece), target)
+    async def _pass_on(self, piece: bytes, writer: asyncio.StreamWriter, passage: _Passage) -> None:
+        self._count(len(piece), passage)
         writer.write(piece)
         await writer.drain()
 
-    def _count(self, size: int, target: str) -> None:
+    def _count(self, size: int, passage: _Passage) -> None:
+        passage.heard = asyncio.get_running_loop().time()
         self._bytes += size
-        self._check_bytes(target)
+        self._check_bytes(passage.origin.target)
 
     def _check_bytes(self, target: str) -> None:
         if self._bytes > self._rules.limit_bytes:
@@ -240,6 +289,15 @@ class _Origin:
     target: str
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+
+
+@dataclass(slots=True, eq=False)
+class _Passage:
+    """A client and its origin, and when either of them has sent something last."""
+
+    client: _Side
+    origin: _Origin
+    heard: float
 
 
 @dataclass(frozen=True, slots=True)

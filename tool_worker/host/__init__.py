@@ -1,4 +1,5 @@
-"""The workspace host: the one process of a conversation that owns its shell and edits its files.
+"""The workspace host: the one process of a conversation that owns its shell. Standard library only.
 
-Nothing outside this folder may be imported here: the host runs inside the sandbox on the bare standard library.
+May import: editor.
+Start with: server.
 """

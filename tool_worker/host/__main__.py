@@ -3,8 +3,10 @@
 Its configuration comes on standard input; listener, journal and the lock that says it is alive come as open
 descriptors, so that nothing in the sandbox has a path to them. The argument is for whoever reads a process list.
 
-Holds: in a process namespace it is the first process. The kernel lets no program of the workspace kill or stop it, and
-kills all of them when it ends.
+Holds:
+    - In a process namespace it is the first process. The kernel lets no program of the workspace kill or stop it, and
+      kills all of them when it ends.
+    - Nothing runs in a directory that was put in the place of the workspace after its tool worker had looked at it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ def main() -> None:
     """Serve until closed."""
     # Isolated mode leaves our own folder out of the path, and the package may lie anywhere.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    from tool_worker.host.children import KillScore
     from tool_worker.host.compiled import signal, socket
     from tool_worker.host.configuration import (
         JOURNAL_FD,
@@ -33,27 +36,31 @@ def main() -> None:
 
     with open(0, "rb", closefd=False) as source:
         configuration = HostConfiguration.decode(source.read())
+    found = os.stat(configuration.workspace)
+    if [found.st_dev, found.st_ino] != configuration.identity:
+        sys.exit("another directory was put in the place of the workspace")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     seclude()
     if configuration.temporary:
         os.makedirs(configuration.temporary, 0o700, exist_ok=True)
-    if configuration.writable:
-        from tool_worker.host.landlock import restrict_writes
-
-        restrict_writes(configuration.writable)
     if configuration.announces_pid:
         os.write(PID_FD, b'{"child-pid": %d}' % os.getpid())
     # Whatever else the tool worker was started with must not get to the programs of the workspace.
     os.closerange(PID_FD, MAX_FD)
     os.set_inheritable(JOURNAL_FD, False)
+    score = KillScore()
+    if configuration.writable:
+        from tool_worker.host.landlock import restrict_writes
+
+        restrict_writes(configuration.writable)
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot_id = file.read().strip()
     listener = socket.socket(fileno=LISTENER_FD)
     listener.setblocking(False)
     os.set_inheritable(LISTENER_FD, False)
     loop = Loop()
-    server = Server(loop, configuration, listener, Journal(JOURNAL_FD, boot_id))
+    server = Server(loop, configuration, listener, Journal(JOURNAL_FD, boot_id), score)
     try:
         loop.run()
     finally:

@@ -1,7 +1,9 @@
-"""Ended child processes, reported by the loop.
+"""Child processes: begun as the first to be killed when memory is short, and reported by the loop when they have ended.
 
-Holds: every child is reaped, also those of others that the kernel gave to this process; who is waited for and stops
-goes on, as in a terminal multiplexer, because nobody else could continue a shell that stopped itself.
+Holds:
+    - When memory is short, the kernel kills what we started before it kills us.
+    - Every child is reaped, also those of others that the kernel gave to this process; who is waited for and stops goes
+      on, as in a terminal multiplexer, because nobody else could continue a shell that stopped itself.
 Does not: work twice in one process; signal handlers belong to the whole of it.
 """
 
@@ -17,10 +19,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Children:
-    """Reaps children and tells who waits for them."""
+SHARE_OF_CHILDREN = 200
+"""Of a thousand: by this share of all memory a child seems to take more than it does."""
 
-    def __init__(self, loop: Loop) -> None:
+
+class KillScore:
+    """How soon the kernel kills this process when memory is short; to be made while it may still write to /proc."""
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self._ours = b"0"
+        self._theirs = b"0"
+        try:
+            self._descriptor = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return  # the kernel refuses: then all are alike
+        self._ours = os.read(self._descriptor, 16).strip()
+        self._theirs = b"%d" % min(1000, int(self._ours) + SHARE_OF_CHILDREN)
+
+    def be_as_children(self) -> None:
+        """Be one that is killed sooner, and so what is forked now."""
+        self._write(self._theirs)
+
+    def be_as_before(self) -> None:
+        """Be as this process began."""
+        self._write(self._ours)
+
+    def _write(self, score: bytes) -> None:
+        if self._descriptor >= 0:
+            os.pwrite(self._descriptor, score, 0)
+
+
+class Children:
+    """Begins children, reaps them and tells who waits for them."""
+
+    def __init__(self, loop: Loop, score: KillScore) -> None:
+        self._score = score
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._wakeups, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
@@ -32,6 +66,23 @@ class Children:
     def watched(self) -> frozenset[int]:
         """Who is waited for."""
         return frozenset(self._callbacks)
+
+    def fork(self) -> int:
+        """Fork, as `os.fork` does.
+
+        Raises:
+            OSError: the machine, or a limit, has no process left.
+        """
+        # A child begins as we are, and may not write to /proc to change it.
+        self._score.be_as_children()
+        try:
+            pid = os.fork()
+        except OSError:
+            self._score.be_as_before()
+            raise
+        if pid:
+            self._score.be_as_before()
+        return pid
 
     def watch(self, pid: int, callback: Callable[[int], None]) -> None:
         """Call back with the exit status of this child, 128 + n if signal n killed it."""

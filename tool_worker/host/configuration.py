@@ -29,6 +29,8 @@ class HostConfiguration:
 
     Args:
         workspace: Absolute path of the workspace, as the host sees it.
+        identity: Device and number of the directory that this has to be: another may have been put in its place
+            before it was bound.
         environment: The whole environment of the shell.
         ttl_seconds: How long the host lives on with nobody attached and no action running.
         idle_seconds: How long it lives on, attached to or not, when nothing runs but the shell that waits.
@@ -46,6 +48,7 @@ class HostConfiguration:
         self,
         *,
         workspace: str,
+        identity: list[int],
         environment: dict[str, str],
         ttl_seconds: float,
         idle_seconds: float,
@@ -59,6 +62,7 @@ class HostConfiguration:
         temporary: str = "",
     ) -> None:
         self.workspace = workspace
+        self.identity = identity
         self.environment = environment
         self.ttl_seconds = ttl_seconds
         self.idle_seconds = idle_seconds
@@ -74,7 +78,7 @@ class HostConfiguration:
     @property
     def programs(self) -> dict[str, list[str]]:
         """Every tool that a program carries out: our own, and what `sessions` names."""
-        code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "code_program.py")
+        code = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "search", "code_program.py")
         return {"code": [sys.executable, "-I", "-S", code], **self.sessions}
 
     def encode(self) -> bytes:

@@ -1,7 +1,8 @@
 r"""The host's journal: what was begun, and what came of it, by action id.
 
-A file of records, appended and never changed: `boot <id>\n` when a host opens it after a reboot, `start <action>\n`
-before an effect, and `result <action> <bytes>\n<body>\n` after it.
+A file of records, appended and never changed: `boot <id>\n` when a host opens it after a reboot,
+`start <action> <fingerprint>\n` before an effect, and `result <action> <bytes>\n<body>\n` after it. The fingerprint
+tells an action from another that gets its number when the store has lost the first; older journals have none.
 
 Holds:
     - A result is answered for as long as the file lives; memory holds only where each one stands.
@@ -21,6 +22,7 @@ from tool_worker.host.output_buffer import CUT_NOTICE
 LONG_TEXT_CHARS = 2**20
 SHORT_TEXT_CHARS = 2048
 
+_WORDS = {b"boot": (2,), b"start": (2, 3), b"result": (3,)}
 _KEPT_TEXTS = ("content", "diff", "old_content", "new_content")
 
 
@@ -38,7 +40,7 @@ class Journal:
     def __init__(self, fd: int, boot_id: str) -> None:
         self._fd = fd
         self._results: dict[int, tuple[int, int]] = {}
-        self._started: set[int] = set()
+        self._started: dict[int, str] = {}
         self._unwritten: dict[int, bytes] = {}
         self._boots: list[str] = []
         self._size = self._load()
@@ -67,14 +69,24 @@ class Journal:
         """Whether the action was ever begun."""
         return action_id in self._started
 
-    def record_start(self, action_id: int) -> None:
+    def fingerprint(self, action_id: int) -> str:
+        """Return the fingerprint of an action that was begun; empty if it was not, or is not known."""
+        return self._started.get(action_id, "")
+
+    @property
+    def newest(self) -> list[object] | None:
+        """The action with the highest number that was ever begun, and its fingerprint; None if there is none."""
+        action_id = max(self._started, default=None)
+        return None if action_id is None else [action_id, self._started[action_id]]
+
+    def record_start(self, action_id: int, fingerprint: str = "") -> None:
         """Note that an effect is about to happen.
 
         Raises:
             JournalError: it could not be noted, so the effect must not happen.
         """
-        self._append(f"start {action_id}\n".encode())
-        self._started.add(action_id)
+        self._append(f"start {action_id} {fingerprint}".rstrip().encode() + b"\n")
+        self._started[action_id] = fingerprint
 
     def record_result(self, action_id: int, body: bytes) -> None:
         """Keep what came of it.
@@ -83,7 +95,7 @@ class Journal:
         """
         header = f"result {action_id} {len(body)}\n".encode()
         offset = self._size + len(header)
-        self._started.add(action_id)
+        self._started.setdefault(action_id, "")
         try:
             self._append(header + body + b"\n")
         except JournalError:
@@ -119,11 +131,11 @@ class Journal:
             while True:
                 header = file.readline(256)
                 words = header.split()
-                if not header.endswith(b"\n") or len(words) != (3 if words[:1] == [b"result"] else 2):
+                if not header.endswith(b"\n") or len(words) not in _WORDS.get(words[0] if words else b"", ()):
                     return end
                 if words[0] == b"boot":
                     self._boots.append(words[1].decode("ascii", "replace"))
-                elif words[0] not in (b"start", b"result") or not all(word.isdigit() for word in words[1:]):
+                elif not all(word.isdigit() for word in (words[1:] if words[0] == b"result" else words[1:2])):
                     return end
                 else:
                     action_id = int(words[1])
@@ -135,7 +147,9 @@ class Journal:
                         if file.read(1) != b"\n":
                             return end
                         self._results[action_id] = (offset, length)
-                    self._started.add(action_id)
+                        self._started.setdefault(action_id, "")
+                    else:
+                        self._started[action_id] = words[2].decode("ascii", "replace") if len(words) > 2 else ""
                 end = file.tell()
 
 

@@ -3,7 +3,7 @@
 It holds if a mount was forgotten, and nothing that a program does to its mounts or its user id lifts it.
 
 Holds: whatever this process starts afterwards is bound as well. Nothing is refused that the mounts allow, except
-making devices; reading is left to the mounts.
+making devices and writing to /proc; reading is left to the mounts.
 Does not: exist on kernels before 5.19, whose version of it would forbid moving a file from one directory to another.
 """
 

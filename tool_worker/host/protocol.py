@@ -3,20 +3,22 @@ r"""What a tool worker and a workspace host say to each other: one JSON object a
 Every request carries a `request` number that its reply repeats; replies come in any order. A refused request is
 answered `{"request", "error": {"code", "message", "retryable"}}`, and then nothing was begun.
 
-    {"op": "run", "request", "action_id", "tool", "arguments", "may_repeat"}
+    {"op": "run", "request", "action_id", "fingerprint", "tool", "arguments", "may_repeat"}
         Runs the action, or attaches to it if it is running, or answers what is recorded. `may_repeat` (default false):
         begin again an action whose outcome is unknown.
         → {"state": "recorded", "is_replayed", "result"} when it has ended
         → {"state": "unknown"} if an earlier host began it and died, and `may_repeat` is false
-    {"op": "status", "request", "action_id"}
-        → {"state": "recorded" | "running" | "unknown" | "never_started", "is_certain", "result"?}; `is_certain` is
-        false if the machine was rebooted since the journal began: then "never_started" proves nothing
+        → {"state": "other"} if an action with another fingerprint was begun under this number; nothing is begun
+    {"op": "status", "request", "action_id", "fingerprint"}
+        → {"state": "recorded" | "running" | "unknown" | "never_started" | "other", "is_certain", "result"?};
+        `is_certain` is false if the machine was rebooted since the journal began: then "never_started" proves nothing
     {"op": "interrupt", "request", "action_id"}
         Stops the action, within a second; null: whatever runs in the shell. Who runs it gets its result as usual.
         → {"was_running"}
     {"op": "ping", "request"}
-        → {"protocol", "workspace", "running": [action ids], "is_shell_busy", "has_egress"}; the shell is busy also with
-        a command that was answered when it timed out
+        → {"protocol", "workspace", "running": [action ids], "newest", "is_shell_busy", "has_egress"}; the shell is busy
+        also with a command that was answered when it timed out; `newest` is null, or the highest number under which an
+        action was ever begun, and its fingerprint
     {"op": "egress", "request"}
         Lends the socket that programs in the workspace connect to, to the proxy that is to serve them.
         → {}, with the listening socket beside it
@@ -57,6 +59,7 @@ RECORDED = "recorded"
 RUNNING = "running"
 UNKNOWN = "unknown"
 NEVER_STARTED = "never_started"
+OTHER = "other"
 
 
 class ProtocolError(Exception):

@@ -16,7 +16,7 @@ from time import monotonic
 from tool_worker.host import protocol
 from tool_worker.host.bash_call import BashCall, BashCallError
 from tool_worker.host.bash_session import BashSession
-from tool_worker.host.children import Children
+from tool_worker.host.children import Children, KillScore
 from tool_worker.host.compiled import accepted, signal, socket
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import kill_descendants, live_descendants
@@ -24,10 +24,11 @@ from tool_worker.host.egress import Egress
 from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, bounded
 from tool_worker.host.json_text import dumps
 from tool_worker.host.loop import Loop, Outlet
+from tool_worker.host.requests import Refused, action_id_of, fingerprint_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
-    from tool_worker.host.file_tools import FileTools
+    from tool_worker.editor.file_tools import FileTools
     from tool_worker.host.session_program import SessionCall, SessionProgram
 
 CLIENT_LIMIT = 64
@@ -35,14 +36,6 @@ UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
 QUEUE_LIMIT = 256
 JOURNAL_LIMIT_BYTES = 512 * 2**20
 END_LIMIT_SECONDS = 2.0
-
-
-class Refused(Exception):
-    """A request that begins nothing."""
-
-    def __init__(self, code: str, message: str, *, is_retryable: bool = False) -> None:
-        super().__init__(message)
-        self.answer: dict[str, object] = {"code": code, "message": message, "retryable": is_retryable}
 
 
 class Client:
@@ -62,8 +55,9 @@ class Execution:
         call: of a command; None: a session program carries it out.
     """
 
-    def __init__(self, action_id: int, call: BashCall | None) -> None:
+    def __init__(self, action_id: int, fingerprint: str, call: BashCall | None) -> None:
         self.action_id = action_id
+        self.fingerprint = fingerprint
         self.call = call
         self.session: BashSession | SessionCall | None = None
         self.waiting: list[tuple[Client, object]] = []
@@ -72,12 +66,19 @@ class Execution:
 class Server:
     """Serves one workspace until it is closed, rests for its idle time, or is unattached for its time to live."""
 
-    def __init__(self, loop: Loop, configuration: HostConfiguration, listener: socket.socket, journal: Journal) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        configuration: HostConfiguration,
+        listener: socket.socket,
+        journal: Journal,
+        score: KillScore,
+    ) -> None:
         self._loop = loop
         self._configuration = configuration
         self._listener = listener
         self._journal = journal
-        self._children = Children(loop)
+        self._children = Children(loop, score)
         self._session = BashSession(loop, self._children, configuration)
         self._files: FileTools | None = None
         self._egress = Egress(configuration.egress_port)
@@ -189,9 +190,9 @@ class Server:
             if operation == "run":
                 self._run(client, request, message)
             elif operation == "status":
-                self._status(client, request, _action_id(message))
+                self._status(client, request, action_id_of(message), fingerprint_in(message))
             elif operation == "interrupt":
-                action_id = None if message.get("action_id") is None else _action_id(message)
+                action_id = None if message.get("action_id") is None else action_id_of(message)
                 self._reply(client, request, {"was_running": self._interrupt(action_id)})
             elif operation == "ping":
                 self._reply(client, request, self._greeting())
@@ -219,6 +220,7 @@ class Server:
             "protocol": protocol.PROTOCOL_VERSION,
             "workspace": self._configuration.workspace,
             "running": sorted(self._executions),
+            "newest": self._journal.newest,
             "is_shell_busy": self._session.has_running_command,
             "has_egress": self._egress.proxy is not None,
         }
@@ -230,7 +232,16 @@ class Server:
         self._clients.discard(client)
         self._note_activity()
 
-    def _status(self, client: Client, request: object, action_id: int) -> None:
+    def _is_other(self, action_id: int, fingerprint: str) -> bool:
+        """Say whether another action has this number: the store has lost it, and given its number again."""
+        execution = self._executions.get(action_id)
+        known = execution.fingerprint if execution is not None else self._journal.fingerprint(action_id)
+        return bool(fingerprint and known and fingerprint != known)
+
+    def _status(self, client: Client, request: object, action_id: int, fingerprint: str) -> None:
+        if self._is_other(action_id, fingerprint):
+            self._reply(client, request, {"state": protocol.OTHER, "is_certain": True})
+            return
         body = self._journal.result(action_id)
         if body is not None:
             self._reply_result(client, request, body, is_replayed=True)
@@ -243,9 +254,11 @@ class Server:
         self._reply(client, request, {"state": state, "is_certain": self._journal.is_certain})
 
     def _run(self, client: Client, request: object, message: dict[str, object]) -> None:
-        action_id = _action_id(message)
+        action_id = action_id_of(message)
         body = self._journal.result(action_id)
-        if body is not None:
+        if self._is_other(action_id, fingerprint_in(message)):
+            self._reply(client, request, {"state": protocol.OTHER})
+        elif body is not None:
             self._reply_result(client, request, body, is_replayed=True)
         elif action_id in self._executions:
             self._executions[action_id].waiting.append((client, request))
@@ -258,10 +271,12 @@ class Server:
         tool, arguments = message.get("tool"), message.get("arguments")
         if not isinstance(arguments, dict):
             raise Refused("bad_arguments", "`arguments` is not an object")
+        fingerprint = fingerprint_in(message)
         if tool in ("edit", "read", "write"):
+            self._record_start(action_id, fingerprint)
             self._use_files(client, request, action_id, tool, arguments)
         elif isinstance(tool, str) and tool in self._configuration.programs:
-            self._ask_program(client, request, action_id, tool, arguments)
+            self._ask_program(client, request, Execution(action_id, fingerprint, None), tool, arguments)
         elif tool != "bash":
             raise Refused(
                 "unknown_tool",
@@ -275,14 +290,14 @@ class Server:
                 call = BashCall(**{"command": None, "no_change_timeout": default, **arguments})
             except (BashCallError, TypeError) as error:
                 raise Refused("bad_arguments", str(error)) from error
-            execution = Execution(action_id, call)
+            execution = Execution(action_id, fingerprint, call)
             execution.waiting.append((client, request))
             self._executions[action_id] = execution
             self._queue.append(execution)
             self._begin_next()
 
     def _ask_program(
-        self, client: Client, request: object, action_id: int, tool: str, arguments: dict[str, object]
+        self, client: Client, request: object, execution: Execution, tool: str, arguments: dict[str, object]
     ) -> None:
         if tool not in self._programs:
             from tool_worker.host.session_program import SessionProgram
@@ -293,9 +308,8 @@ class Server:
         program = self._programs[tool]
         if program.is_full:
             raise Refused("too_many_actions", f"too many calls wait for {tool}", is_retryable=True)
-        execution = Execution(action_id, None)
         execution.waiting.append((client, request))
-        self._executions[action_id] = execution
+        self._executions[execution.action_id] = execution
         execution.session = program.ask(
             {**arguments, "cwd": self._session.working_dir},
             lambda: self._has_begun(execution),
@@ -305,9 +319,8 @@ class Server:
     def _use_files(
         self, client: Client, request: object, action_id: int, tool: str, arguments: dict[str, object]
     ) -> None:
-        self._record_start(action_id)
         if self._files is None:
-            from tool_worker.host.file_tools import FileTools
+            from tool_worker.editor.file_tools import FileTools
 
             self._files = FileTools(self._configuration.workspace)
         result = self._files.run(tool, {**arguments, "cwd": self._session.working_dir})
@@ -335,7 +348,7 @@ class Server:
     def _has_begun(self, execution: Execution) -> bool:
         """Journal the start; if that fails, who waits is told that nothing was begun."""
         try:
-            self._record_start(execution.action_id)
+            self._record_start(execution.action_id, execution.fingerprint)
         except Refused as refusal:
             self._forget(execution)
             for client, request in execution.waiting:
@@ -369,9 +382,9 @@ class Server:
         self._finish(execution, {"content": "", "state": "cancelled", "omitted_bytes": 0, "metadata": metadata})
         return True
 
-    def _record_start(self, action_id: int) -> None:
+    def _record_start(self, action_id: int, fingerprint: str) -> None:
         try:
-            self._journal.record_start(action_id)
+            self._journal.record_start(action_id, fingerprint)
         except JournalError as error:
             text = f"the action cannot be journalled: {error}"
             raise Refused("journal_unavailable", text, is_retryable=True) from error
@@ -383,10 +396,3 @@ class Server:
         body = dumps(bounded(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
         self._journal.record_result(action_id, body)
         return body
-
-
-def _action_id(message: dict[str, object]) -> int:
-    action_id = message.get("action_id")
-    if not isinstance(action_id, int) or isinstance(action_id, bool) or action_id < 0:
-        raise Refused("bad_arguments", "`action_id` is not a number from 0 on")
-    return action_id

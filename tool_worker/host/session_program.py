@@ -138,7 +138,7 @@ class SessionProgram:
         try:
             os.mkdir(folder, 0o700)
             self._folder = folder
-            self._pid = os.fork()
+            self._pid = self._children.fork()
         except OSError as error:
             ours.close()
             theirs.close()

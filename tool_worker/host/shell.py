@@ -104,7 +104,7 @@ class Shell:
             os.set_blocking(self._master, False)
             self._commands.setblocking(False)
             self._source = f"socket:[{os.fstat(theirs.fileno()).st_ino}]"
-            self.pid = os.fork()
+            self.pid = reaper.fork()
         except OSError:
             theirs.close()
             self._close()

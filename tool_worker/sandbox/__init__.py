@@ -1,1 +1,5 @@
-"""Sandboxes around workspace hosts: which there are, how they start a program, and whether they hold."""
+"""Sandboxes around workspace hosts: which there are, how they start a program, whether they hold.
+
+May import: host.
+Start with: sandbox.
+"""

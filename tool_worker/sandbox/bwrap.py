@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from tool_worker.sandbox.sandbox import (
+    HOST_ROOMS,
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
@@ -91,7 +92,8 @@ class BubblewrapSandbox:
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.writable`."""
-        return [enclosure.mount_at, *TEMPORARY, "/dev", "/proc"]
+        # Nothing in /proc: what a program writes there could have the host killed in its place when memory is short.
+        return [enclosure.mount_at, *TEMPORARY, "/dev"]
 
     def options(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.options`."""
@@ -183,19 +185,18 @@ def _binds(enclosure: Enclosure) -> Iterator[str]:
     binds = [
         (PurePosixPath(enclosure.mount_at), "--bind", enclosure.workspace),
         (code / "__init__.py", "--ro-bind", host / "__init__.py"),
-        (code / "host", "--ro-bind", host / "host"),
+        *((code / room, "--ro-bind", host / room) for room in HOST_ROOMS),
     ]
     readable = (*interpreter_prefixes(), *enclosure.read_only)
     binds += [(PurePosixPath(path), "--ro-bind", path) for path in readable if not path.is_relative_to("/usr")]
-    for path in enclosure.hidden:
-        inside = PurePosixPath(enclosure.mount_at, path.relative_to(enclosure.workspace))
-        binds.append((inside, "--tmpfs", path))
     for target, option, source in sorted(binds, key=lambda bind: len(bind[0].parts)):
-        yield from (option, str(target)) if option == "--tmpfs" else (option, str(source), str(target))
+        yield from (option, str(source), str(target))
 
 
 @functools.cache
 def _options(executable: str) -> frozenset[str]:
     """Return the options of the installed version: 0.6 has neither `--size` nor `--disable-userns`."""
-    text = subprocess.run([executable, "--help"], capture_output=True, check=True, timeout=TRIAL_LIMIT_SECONDS).stdout  # noqa: S603
-    return frozenset(word for word in text.decode().split() if word.startswith("--"))
+    help_text = subprocess.run(  # noqa: S603
+        [executable, "--help"], env={}, capture_output=True, check=True, timeout=TRIAL_LIMIT_SECONDS
+    ).stdout
+    return frozenset(word for word in help_text.decode().split() if word.startswith("--"))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tool_worker.errors import SandboxUnavailable
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.docker import Containers, DockerSandbox
 from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import Sandbox
-from tool_worker.workspace_errors import SandboxUnavailable
 
 AUTO = "auto"
 

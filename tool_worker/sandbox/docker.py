@@ -13,6 +13,7 @@ Does not: fetch images, or keep out who can talk to the engine, which is root's 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from tool_worker.errors import SandboxUnavailable, WorkspaceRefused
 from tool_worker.sandbox.sandbox import (
+    HOST_ROOMS,
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
@@ -28,7 +31,6 @@ from tool_worker.sandbox.sandbox import (
     HostDescriptors,
     interpreter,
 )
-from tool_worker.workspace_errors import SandboxUnavailable, WorkspaceRefused
 
 HOME = "/home/agent"
 HOST_NAME = "workspace"
@@ -37,6 +39,14 @@ ROOTS_STAND_IN = 1000
 """Who owns the directories that we make while we are root."""
 LIMIT_SECONDS = 60.0
 LABEL = "deckhands"
+
+_PART = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*|\[[0-9a-fA-F:]+\])"
+_IMAGE_NAME = re.compile(
+    rf"(?:{_HOST}(?::[0-9]+)?/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha(?:256:[0-9a-f]{{64}}|512:[0-9a-f]{{128}}))?"
+)
+"""As the engine's grammar of references has it."""
+_NAME_LIMIT = 255
 
 # A container's first process keeps the environment of its image where all in it can read it; this one gives it up.
 _WITHOUT_ENVIRONMENT = "import os,sys; os.execve(sys.executable, [sys.executable, *sys.argv[1:]], {})"
@@ -62,13 +72,19 @@ class Containers:
         Raises:
             WorkspaceRefused: this one may not be used.
         """
-        if not image and self.images:
-            return self.images[0]
-        if any(fnmatchcase(image, pattern) for pattern in self.images):
+        image = image or next(iter(self.images), "")
+        if image and not is_image_name(image):
+            raise WorkspaceRefused(f"{image!r} is no name of an image.", remedy="Write one such as team/build:7.")
+        if image in self.images[:1] or any(fnmatchcase(image, pattern) for pattern in self.images):
             return image
         raise WorkspaceRefused(
             f"This node runs no container of the image {image!r}.", remedy="Ask for one of DECKHANDS_DOCKER_IMAGES."
         )
+
+
+def is_image_name(text: str) -> bool:
+    """Say whether the engine would take this for the name of an image, and for nothing else."""
+    return len(text) <= _NAME_LIMIT and _IMAGE_NAME.fullmatch(text) is not None
 
 
 class DockerSandbox:
@@ -89,8 +105,8 @@ class DockerSandbox:
         if not self._containers.images:
             return "no image is named (DECKHANDS_DOCKER_IMAGES)"
         image = self._containers.images[0]
-        if set(image) & set("*?["):
-            return f"the first of DECKHANDS_DOCKER_IMAGES has to be the name of an image, and {image} is a pattern"
+        if not is_image_name(image):
+            return f"the first of DECKHANDS_DOCKER_IMAGES has to be the name of an image, and {image!r} is none"
         try:
             self._ask("version", "--format", "{{.Server.Version}}")
             if not self._ask("image", "ls", "--quiet", image).strip():
@@ -105,7 +121,7 @@ class DockerSandbox:
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.writable`."""
-        return [enclosure.mount_at, "/tmp", HOME, "/dev", "/proc"]  # noqa: S108  (inside the container)
+        return [enclosure.mount_at, "/tmp", HOME, "/dev"]  # noqa: S108  (inside the container)
 
     def options(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.options`.
@@ -114,7 +130,7 @@ class DockerSandbox:
             WorkspaceRefused: the directory is root's, or the image may not be used.
         """
         image = self._containers.chosen(enclosure.image)
-        return [*self._bounds(enclosure), *_mounts(enclosure), *_labels(enclosure), image]
+        return [*self._bounds(enclosure), *_mounts(enclosure), *_labels(enclosure), "--", image]
 
     def command(
         self, program: Sequence[str], options: Sequence[str], descriptors: HostDescriptors | int | None = None
@@ -184,19 +200,20 @@ def _mounts(enclosure: Enclosure) -> Iterator[str]:
     package = PACKAGE_ROOT / "tool_worker"
     code = f"{DockerSandbox.code_root}/tool_worker"
     yield from _mount(enclosure.workspace, enclosure.mount_at, is_writable=True)
-    for name in ("__init__.py", "host", "sessions", "browser"):
+    for name in ("__init__.py", *HOST_ROOMS, "sessions", "browser"):
         yield from _mount(package / name, f"{code}/{name}")
     for path in enclosure.read_only:
         yield from _mount(path, str(path))
     if enclosure.entrance is not None:
         yield from _mount(enclosure.entrance, ENTRANCE)
-    for path in enclosure.hidden:
-        yield from ("--tmpfs", f"{enclosure.mount_at}/{path.relative_to(enclosure.workspace)}")
 
 
 def _mount(source: Path, target: str, *, is_writable: bool = False) -> tuple[str, str]:
-    if "," in f"{source}{target}":
-        raise WorkspaceRefused(f"{source} cannot be mounted in a container.", remedy="Use a path without commas.")
+    # The engine reads the option as a line of comma-separated values.
+    if set(f"{source}{target}") & set(',"\r\n'):
+        raise WorkspaceRefused(
+            f"{str(source)!r} cannot be mounted in a container.", remedy="Use a path without commas and quotes."
+        )
     return "--mount", f"type=bind,source={source},target={target}{'' if is_writable else ',readonly'}"
 
 

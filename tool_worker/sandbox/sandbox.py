@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+HOST_ROOMS = ("host", "editor", "search")
+"""The rooms of this package whose code runs in a workspace host."""
 HOST_ID_VARIABLE = "DECKHANDS_HOST_ID"
 """In the environment of every shell: by it what outlived its host is found."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -77,7 +79,6 @@ class Enclosure:
         mount_at: the path at which it finds the workspace.
         has_network: whether it shares the machine's network; otherwise it has a loopback of its own and nothing else.
         read_only: further directories and files that it may read.
-        hidden: directories inside the workspace that it must not see.
         temporary_bytes: bound of each of its temporary directories.
         is_own: whether the workspace is a directory of ours, and not of the user's.
         image, labels, limits, entrance: of a container: which one, its marks, its bounds, and the socket at which its
@@ -90,7 +91,6 @@ class Enclosure:
     mount_at: str
     has_network: bool = False
     read_only: tuple[Path, ...] = ()
-    hidden: tuple[Path, ...] = ()
     temporary_bytes: int = TEMPORARY_LIMIT_BYTES
     is_own: bool = False
     image: str = ""

@@ -4,8 +4,14 @@ A filter of refusals, not of permissions: build tools, interpreters and database
 outside. What is refused is what changes the machine, looks into other programs, makes namespaces in which more of the
 kernel can be reached, or has been a way out of containers more often than it has been of use in one.
 
-Holds: a refused call fails with an error that programs know (`EPERM`, for unknown calls `ENOSYS`); nothing is killed.
-Does not: look behind pointers. `clone3`, whose flags are behind one, does not exist for programs, which use `clone`.
+Holds:
+    - A refused call fails with an error that programs know (`EPERM`, for unknown calls `ENOSYS`); nothing is killed.
+    - No program limits, schedules or slows the first process, which is the host that serves it: both have the same user
+      id, so the kernel would let it.
+    - No file gets a set-user-id or set-group-id mode: outside of the sandbox it would run as its owner, whoever starts
+      it.
+Does not: look behind pointers. `clone3` and `openat2`, which have what is judged here behind one, do not exist for
+programs, which use `clone` and `openat`.
 """
 
 # Differs: netlink sockets of the routing family are allowed: every program that lists network interfaces needs one,
@@ -38,6 +44,20 @@ SOCKET_FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
 REFUSED_TERMINAL_REQUESTS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
 """They put text into a terminal as if somebody had typed it."""
 
+OF_ONE_PROCESS = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setattr", "sched_setaffinity")
+"""They name the process in their first argument."""
+OF_SOME_PROCESSES = {"setpriority": 2, "ioprio_set": 3}
+"""They name whom they mean in their second argument, after its kind; by kind of this number it is all of a user."""
+HOST_PID = 1
+
+MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
+MODE_OF_NEW_AT = {"open": 2, "openat": 3}
+"""Right after the flags; without one that makes a file there is none."""
+SET_ID_BITS = 0o6000
+MAKING_FLAGS = 0o20000100  # O_CREAT, O_TMPFILE
+
+UNKNOWN = ("clone3", "openat2")
+
 NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _AF_NETLINK = 16
 _X32_BIT = 0x40000000
@@ -45,7 +65,8 @@ _X32_BIT = 0x40000000
 # From 424 on they are the same on every machine.
 _SHARED_NUMBERS = """
     io_uring_setup 425 io_uring_enter 426 io_uring_register 427 open_tree 428 move_mount 429 fsopen 430
-    fsconfig 431 fsmount 432 fspick 433 clone3 435 pidfd_getfd 438 mount_setattr 442 quotactl_fd 443
+    fsconfig 431 fsmount 432 fspick 433 clone3 435 openat2 437 pidfd_getfd 438 mount_setattr 442 quotactl_fd 443
+    fchmodat2 452
 """
 
 
@@ -66,13 +87,14 @@ _X86_64 = Architecture(
     0xC000003E,
     _numbers(
         """
-        ioctl 16 socket 41 socketpair 53 clone 56 ptrace 101 syslog 103 uselib 134 vhangup 153 modify_ldt 154
+        open 2 ioctl 16 socket 41 socketpair 53 clone 56 creat 85 chmod 90 fchmod 91 ptrace 101 syslog 103 mknod 133
+        uselib 134 setpriority 141 sched_setparam 142 sched_setscheduler 144 vhangup 153 modify_ldt 154
         pivot_root 155 acct 163 settimeofday 164 mount 165 umount2 166 swapon 167 swapoff 168 reboot 169 sethostname 170
         setdomainname 171 iopl 172 ioperm 173 init_module 175 delete_module 176 quotactl 179 nfsservctl 180
-        lookup_dcookie 212 clock_settime 227 kexec_load 246 add_key 248 request_key 249 keyctl 250 unshare 272
-        perf_event_open 298 fanotify_init 300 open_by_handle_at 304 clock_adjtime 305 setns 308
-        process_vm_readv 310 process_vm_writev 311 kcmp 312 finit_module 313 kexec_file_load 320 bpf 321
-        userfaultfd 323
+        sched_setaffinity 203 lookup_dcookie 212 clock_settime 227 kexec_load 246 add_key 248 request_key 249 keyctl 250
+        ioprio_set 251 openat 257 mknodat 259 fchmodat 268 unshare 272 perf_event_open 298 fanotify_init 300
+        prlimit64 302 open_by_handle_at 304 clock_adjtime 305 setns 308 process_vm_readv 310 process_vm_writev 311
+        kcmp 312 finit_module 313 sched_setattr 314 kexec_file_load 320 bpf 321 userfaultfd 323
         """
     ),
 )
@@ -80,12 +102,13 @@ _AARCH64 = Architecture(
     0xC00000B7,
     _numbers(
         """
-        lookup_dcookie 18 ioctl 29 umount2 39 mount 40 pivot_root 41 nfsservctl 42 vhangup 58 quotactl 60
-        acct 89 unshare 97 kexec_load 104 init_module 105 delete_module 106 clock_settime 112 syslog 116
-        ptrace 117 reboot 142 sethostname 161 setdomainname 162 settimeofday 170 socket 198 socketpair 199 add_key 217
-        request_key 218 keyctl 219 clone 220 swapon 224 swapoff 225 perf_event_open 241 fanotify_init 262
-        open_by_handle_at 265 clock_adjtime 266 setns 268 process_vm_readv 270 process_vm_writev 271 kcmp 272
-        finit_module 273 bpf 280 userfaultfd 282 kexec_file_load 294
+        lookup_dcookie 18 ioctl 29 ioprio_set 30 mknodat 33 umount2 39 mount 40 pivot_root 41 nfsservctl 42 fchmod 52
+        fchmodat 53 openat 56 vhangup 58 quotactl 60 acct 89 unshare 97 kexec_load 104 init_module 105
+        delete_module 106 clock_settime 112 syslog 116 ptrace 117 sched_setparam 118 sched_setscheduler 119
+        sched_setaffinity 122 setpriority 140 reboot 142 sethostname 161 setdomainname 162 settimeofday 170 socket 198
+        socketpair 199 add_key 217 request_key 218 keyctl 219 clone 220 swapon 224 swapoff 225 perf_event_open 241
+        prlimit64 261 fanotify_init 262 open_by_handle_at 265 clock_adjtime 266 setns 268 process_vm_readv 270
+        process_vm_writev 271 kcmp 272 finit_module 273 sched_setattr 274 bpf 280 userfaultfd 282 kexec_file_load 294
         """
     ),
 )
@@ -121,7 +144,10 @@ def _program(architecture: Architecture) -> Iterator[_Instruction]:
     for name in REFUSED:
         if name in numbers:
             yield from _when(numbers[name], [_fail(errno.EPERM)])
-    yield from _when(numbers["clone3"], [_fail(errno.ENOSYS)])
+    for name in UNKNOWN:
+        yield from _when(numbers[name], [_fail(errno.ENOSYS)])
+    yield from _host_rules(numbers)
+    yield from _mode_rules(numbers)
     yield from _when(
         numbers["clone"],
         [_load(_argument(0)), (_ANY_BIT, 0, 1, NAMESPACE_FLAGS), _fail(errno.EPERM), _allow()],
@@ -131,6 +157,27 @@ def _program(architecture: Architecture) -> Iterator[_Instruction]:
     requests = [step for value in REFUSED_TERMINAL_REQUESTS.values() for step in _when(value, [_fail(errno.EPERM)])]
     yield from _when(numbers["ioctl"], [_load(_argument(1)), *requests, _allow()])
     yield _allow()
+
+
+def _host_rules(numbers: dict[str, int]) -> Iterator[_Instruction]:
+    of_host = _when(HOST_PID, [_fail(errno.EPERM)])
+    for name in OF_ONE_PROCESS:
+        yield from _when(numbers[name], [_load(_argument(0)), *of_host, _allow()])
+    for name, whole_user in OF_SOME_PROCESSES.items():
+        of_user = _when(whole_user, [_fail(errno.EPERM)])
+        yield from _when(numbers[name], [_load(_argument(0)), *of_user, _load(_argument(1)), *of_host, _allow()])
+
+
+def _mode_rules(numbers: dict[str, int]) -> Iterator[_Instruction]:
+    judged = [(_ANY_BIT, 0, 1, SET_ID_BITS), _fail(errno.EPERM), _allow()]
+    for name, position in MODE_AT.items():
+        if name in numbers:
+            yield from _when(numbers[name], [_load(_argument(position)), *judged])
+    making = [(_ANY_BIT, 1, 0, MAKING_FLAGS), _allow()]
+    for name, position in MODE_OF_NEW_AT.items():
+        if name in numbers:
+            flags, mode = _load(_argument(position - 1)), _load(_argument(position))
+            yield from _when(numbers[name], [flags, *making, mode, *judged])
 
 
 def _socket_rules() -> Iterator[_Instruction]:

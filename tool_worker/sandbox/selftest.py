@@ -18,10 +18,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.clock import SystemClock
+from broker.runtime.clock import SystemClock
+from tool_worker.errors import SandboxUnavailable, SandboxUnsafe
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox, interpreter
-from tool_worker.spawning import in_memory
-from tool_worker.workspace_errors import SandboxUnavailable, SandboxUnsafe
+from tool_worker.sandbox.spawning import in_memory
 
 LIMIT_SECONDS = 20.0
 LEFT_SECONDS = 600.0

@@ -1,1 +1,5 @@
-"""Programs that live beside the shell in a workspace and carry out the calls of one tool each."""
+"""Programs that live beside the shell and carry out the calls of one tool each.
+
+May import: host.
+Start with: programs.
+"""

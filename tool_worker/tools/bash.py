@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.actions import CmdRunAction
-from broker.events import Observation
-from broker.observations import CmdOutputMetadata, CmdOutputObservation, ErrorObservation
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import Observation
+from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, ErrorObservation
 from tool_worker.tools.shell_syntax import top_level_commands
 from tool_worker.tools.tool import HostRequest
 

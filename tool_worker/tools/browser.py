@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.actions import BrowseInteractiveAction, BrowseURLAction
-from broker.events import Observation
-from broker.observations import BrowserOutputObservation, ErrorObservation, FileDownloadObservation
+from broker.contract.actions import BrowseInteractiveAction, BrowseURLAction
+from broker.contract.events import Observation
+from broker.contract.observations import BrowserOutputObservation, ErrorObservation, FileDownloadObservation
 from tool_worker.tools.bash import DEFAULT_TIMEOUT_SECONDS
 from tool_worker.tools.tool import HostRequest
 

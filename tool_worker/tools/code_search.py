@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.code_search import CodeSearchAction, CodeSearchObservation
-from broker.events import Observation
-from broker.observations import ErrorObservation
+from broker.contract.code_search import CodeSearchAction, CodeSearchObservation
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation
 from tool_worker.tools.bash import DEFAULT_TIMEOUT_SECONDS
 from tool_worker.tools.tool import HostRequest
 

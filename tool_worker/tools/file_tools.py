@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.events import Observation
-from broker.file_events import (
+from broker.contract.events import Observation
+from broker.contract.file_events import (
     FileEditAction,
     FileEditObservation,
     FileEditSource,
@@ -16,7 +16,7 @@ from broker.file_events import (
     FileWriteAction,
     FileWriteObservation,
 )
-from broker.observations import ErrorObservation
+from broker.contract.observations import ErrorObservation
 from tool_worker.tools.tool import HostRequest
 
 MAX_KEPT_CHARS = 200_000

@@ -17,10 +17,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from broker.allowed_hosts import host_rules
-from broker.errors import UsageError
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+from broker.contract.allowed_hosts import host_rules
+from broker.runtime.environment import VARIABLE
+from broker.runtime.errors import UsageError
 
 
 class McpServerSpec(BaseModel):
@@ -31,7 +30,7 @@ class McpServerSpec(BaseModel):
         args, env: What it is started with; nothing of the tool worker's environment gets to it by itself.
         read_only: Further paths of this machine that it may read.
         network: Whether it may reach the network.
-        allow: The hosts that it may reach without it, as in `broker.allowed_hosts`.
+        allow: The hosts that it may reach without it, as in `broker.contract.allowed_hosts`.
         url: A server that is reached by HTTP, with these headers.
         type: Of HTTP: `http` (streamable) or `sse` (the older way).
         timeout: Seconds for one call.
@@ -110,7 +109,7 @@ def _filled(value: object, environment: Mapping[str, str]) -> tuple[dict[str, ob
 
     def fill(part: object) -> object:
         if isinstance(part, str):
-            return _VARIABLE.sub(variable, part)
+            return VARIABLE.sub(variable, part)
         if isinstance(part, list):
             return [fill(item) for item in part]
         if isinstance(part, dict):

@@ -50,7 +50,7 @@ class _Bounded(httpx2.AsyncByteStream):
             size += len(chunk)
             if self._is_events:
                 seen = before + chunk
-                before = chunk[-3:]
+                before = seen[-3:]
                 end = max(seen.rfind(mark) for mark in EVENT_ENDS)
                 size = len(seen) - end if end >= 0 else size
             if size > MESSAGE_LIMIT_BYTES:

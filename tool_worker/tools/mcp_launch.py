@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tool_worker.egress.gate import EgressGate, proxy_environment
 from tool_worker.sandbox.choice import named_sandbox
 from tool_worker.sandbox.docker import Containers
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp_server import Launch
-from tool_worker.tools.mcp_way_out import led_out, way_out
+from tool_worker.workspace.egress_gate import EgressGate, proxy_environment
+from tool_worker.workspace.way_out import led_out, way_out
 
 MOUNT_AT = "/server"
 _FILTER_FD = 9

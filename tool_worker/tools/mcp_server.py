@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from broker.custom_tools import ToolFailed
+from broker.tools.custom_tools import ToolFailed
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp_program import program_streams
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from broker.custom_tools import CustomTool, ToolContext, ToolFailed
-from broker.observations import MCPObservation
-from broker.tool_specs import MAX_DESCRIPTION_CHARS, OutcomePolicy, ToolOffer
+from broker.contract.observations import MCPObservation
+from broker.contract.tool_specs import MAX_DESCRIPTION_CHARS, OutcomePolicy, ToolOffer
+from broker.tools.custom_tools import CustomTool, ToolContext, ToolFailed
 from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.tools.mcp_server import CONNECT_LIMIT_SECONDS, Launch, McpServer
 from tool_worker.tools.offered import OfferedTools

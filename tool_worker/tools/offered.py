@@ -17,19 +17,19 @@ from typing import Any, cast
 
 from pydantic import BaseModel, TypeAdapter
 
-from broker.action_queue import ActionClaimed, ActionReclaimed
-from broker.actions import OfferedToolAction
-from broker.custom_tools import CustomTool, Runner, ToolContext, ToolFailed, as_custom_tool
-from broker.errors import UsageError
-from broker.events import Observation
-from broker.observations import (
+from broker.contract.actions import OfferedToolAction
+from broker.contract.events import Observation
+from broker.contract.observations import (
     ErrorObservation,
     OutcomeUnknownObservation,
     ToolCallObservation,
     truncate_content,
 )
-from broker.plugins import entry_points
-from broker.tool_specs import OutcomePolicy, ToolOffer
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
+from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
+from broker.runtime.errors import UsageError
+from broker.tools.custom_tools import CustomTool, Runner, ToolContext, ToolFailed, as_custom_tool
+from broker.tools.plugins import entry_points
 from tool_worker.tools.own_thread import in_own_thread
 
 ENTRY_POINTS = "deckhands.tools"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tree_sitter
 
-from broker.bash_syntax import parsed
+from broker.tools.bash_syntax import parsed
 
 JOINING = (";", "&")
 
@@ -16,7 +16,7 @@ JOINING = (";", "&")
 def top_level_commands(text: str) -> list[str]:
     """Return the commands of a text, those on lines of their own apart."""
     root = parsed(text)
-    if root.has_error:
+    if root is None or root.has_error:
         return [text]
     groups: list[list[tree_sitter.Node]] = []
     is_joined = False

@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from broker.actions import SurveyAction
-from broker.events import Observation
-from broker.observations import SurveyObservation
-from broker.skills import FILE_MARK, INSTRUCTION_FILES, MAX_SKILL_BYTES, MAX_SKILLS, SKILL_FOLDERS
+from broker.contract.actions import SurveyAction
+from broker.contract.events import Observation
+from broker.contract.observations import SurveyObservation
+from broker.contract.skills import FILE_MARK, INSTRUCTION_FILES, MAX_SKILL_BYTES, MAX_SKILLS, SKILL_FOLDERS
 from tool_worker.tools.tool import HostRequest
 
 TIMEOUT_SECONDS = 20.0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from broker.events import Action, Observation
+from broker.contract.events import Action, Observation
 
 
 @dataclass(frozen=True, slots=True)

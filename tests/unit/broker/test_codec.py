@@ -15,15 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
-from broker import codec
-from broker.actions import CmdRunAction, CondensationAction, MCPAction, MessageAction
-from broker.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
-from broker.events import AgentSpec, Event, Part, plain_json, replace_surrogates
-from broker.file_events import FileReadObservation
-from broker.loop_policy import LoopPolicy
-from broker.notes import Note
-from broker.observations import CmdOutputObservation, MCPObservation
-from broker.specs import (
+from broker.contract import codec
+from broker.contract.actions import CmdRunAction, CondensationAction, MCPAction, MessageAction
+from broker.contract.events import AgentSpec, Event, Part, plain_json, replace_surrogates
+from broker.contract.file_events import FileReadObservation
+from broker.contract.loop_policy import LoopPolicy
+from broker.contract.notes import Note
+from broker.contract.observations import CmdOutputObservation, MCPObservation
+from broker.contract.specs import (
     DEFAULT_CONDENSER,
     AmortizedForgettingCondenserSpec,
     GoalSpec,
@@ -33,8 +32,9 @@ from broker.specs import (
     Skill,
     WorkspaceSpec,
 )
-from broker.tool_specs import OutcomePolicy, ToolOffer
-from broker.workspace_sources import GitSource, UploadedSource
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
+from broker.contract.workspace_sources import GitSource, UploadedSource
+from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 
 KINDS = dict(sorted(Event.KINDS.items()))
 
@@ -141,7 +141,7 @@ for _part in set(Part.__subclasses__()) - {Skill, Note, WorkspaceSpec}:
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 63
+    assert len(KINDS) == 64
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 

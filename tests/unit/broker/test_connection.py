@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.connection import MultiplexedConnection
-from broker.errors import OutcomeUnknown, StoreError, StoreMisconfigured, StoreUnavailable
+from broker.runtime.errors import OutcomeUnknown, StoreError, StoreMisconfigured, StoreRefused, StoreUnavailable
+from broker.store.connection import MultiplexedConnection
 from tests.stores import LossyWire, RealServer, emptied
 
 
@@ -102,7 +102,7 @@ async def test_a_group_that_exists_is_no_busy_server(connection: MultiplexedConn
         ("NOAUTH Authentication required.", StoreMisconfigured),
         ("WRONGPASS invalid username-password pair", StoreMisconfigured),
         ("NOPERM this user has no permissions", StoreMisconfigured),
-        ("ERR something else", StoreError),
+        ("ERR something else", StoreRefused),
     ],
 )
 async def test_error_replies_are_told_apart(tmp_path: Path, text: str, error_class: type[StoreError]) -> None:

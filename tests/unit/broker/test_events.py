@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
-from broker.actions import (
+from broker.contract.actions import (
     AgentFinishAction,
     AgentRejectAction,
     ChangeAgentStateAction,
@@ -16,8 +16,8 @@ from broker.actions import (
     MessageAction,
     SystemMessageAction,
 )
-from broker.agent_state import AgentState, is_settled
-from broker.events import (
+from broker.contract.agent_state import AgentState, is_settled
+from broker.contract.events import (
     ActionSecurityRisk,
     AgentSpec,
     BlobRef,
@@ -31,15 +31,15 @@ from broker.events import (
     WorkspaceSpec,
     with_id,
 )
-from broker.file_events import FileEditAction, FileEditObservation, FileReadAction, FileReadObservation
-from broker.observations import (
+from broker.contract.file_events import FileEditAction, FileEditObservation, FileReadAction, FileReadObservation
+from broker.contract.observations import (
     AgentStateChangedObservation,
     CmdOutputMetadata,
     CmdOutputObservation,
     ErrorObservation,
     truncate_content,
 )
-from broker.tool_specs import OutcomePolicy, outcome_policy
+from broker.contract.tool_specs import OutcomePolicy, outcome_policy
 
 MARKER = "\n[... Observation truncated due to length ...]\n"
 

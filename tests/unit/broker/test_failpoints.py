@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.errors import UsageError
-from broker.failpoints import armed_by, failpoint
+from broker.runtime.errors import UsageError
+from broker.runtime.failpoints import armed_by, failpoint
 from tests.polling import until
 
 HITS = """
 import sys
-from broker.failpoints import FailpointReached, arm, failpoint
-from broker.settings import BrokerSettings
+from broker.runtime.failpoints import FailpointReached, arm, failpoint
+from broker.runtime.settings import BrokerSettings
 arm(BrokerSettings.from_env())
 for n in range(1, 5):
     try:

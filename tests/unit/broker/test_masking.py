@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import html
 import json
+import re
 import shlex
 import subprocess
 import textwrap
+from collections.abc import Callable, Iterator
 from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.masking import MASK, MaskedPieces, Masker
-from broker.observations import TRUNCATION_MARKER
+from broker.contract.observations import TRUNCATION_MARKER
+from broker.secrets.masking import MASK, MaskedPieces, Masker
 
 SECRET = "c4n4ry-p@ss+w/rd?'\"é\\x"
 SIGNS = "$ign`s&(a)<b>!*~[1];#"
@@ -71,6 +73,144 @@ ENCODINGS = {
     "wrapped": lambda secret: textwrap.fill(secret, 10, break_on_hyphens=False),
     "wrapped for Windows": lambda secret: f"{secret[:5]}\r\n{secret[5:12]}\r\n{secret[12:]}",
 }
+
+
+def through(*command: str) -> Callable[[str], str]:
+    """Return what a program prints of a value, which stands in the middle of more."""
+    env = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
+
+    def encode(secret: str) -> str:
+        said = f"say {secret} said".encode()
+        done = subprocess.run(command, input=said, check=True, env=env, stdout=subprocess.PIPE)
+        return f"\n{done.stdout.decode()}\n"
+
+    return encode
+
+
+def xxd(secret: str) -> str:
+    raw, lines = f"say {secret} said".encode(), []
+    for at in range(0, len(raw), 16):
+        line = raw[at : at + 16]
+        words = " ".join(line[word : word + 2].hex() for word in range(0, len(line), 2))
+        shown = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in line)
+        lines.append(f"{at:08x}: {words:<39}  {shown}")
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def hexdump_c(secret: str) -> str:
+    raw, lines = f"say {secret} said".encode(), []
+    for at in range(0, len(raw), 16):
+        line = raw[at : at + 16]
+        shown = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in line)
+        lines.append(f"{at:08x}  {line[:8].hex(' '):<23}  {line[8:].hex(' '):<23}  |{shown}|")
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def of_each(form: str) -> Callable[[str], str]:
+    """Return a form for each byte."""
+    return lambda secret: "".join(form.format(byte) for byte in secret.encode())
+
+
+WRITTEN_OUT = {
+    "od": through("od"),
+    "od -c": through("od", "-c"),
+    "od -An -c": through("od", "-An", "-c"),
+    "od -b": through("od", "-b"),
+    "od -tx1": through("od", "-tx1"),
+    "od -An -tx1": through("od", "-An", "-tx1"),
+    "od -tx1z": through("od", "-tx1z"),
+    "od -Ax -tx1z": through("od", "-Ax", "-tx1z"),
+    "od -An -tu1": through("od", "-An", "-tu1"),
+    "od -x": through("od", "-x"),
+    "xxd": xxd,
+    "xxd -p": lambda secret: textwrap.fill(f"say {secret}".encode().hex(), 60),
+    "hexdump -C": hexdump_c,
+    "hex with colons": lambda secret: secret.encode().hex(":"),
+    "HEX with dashes": lambda secret: secret.encode().hex("-").upper(),
+    "hex with blanks": lambda secret: secret.encode().hex(" "),
+    "array of C": lambda secret: ", ".join(f"0x{byte:02x}" for byte in secret.encode()),
+    "array of JavaScript": lambda secret: ",".join(str(byte) for byte in secret.encode()),
+    "list of Python": lambda secret: str(list(secret.encode())),
+    "escapes of C": of_each("\\x{:02x}"),
+    "escapes of C in capitals": of_each("\\x{:02X}"),
+    "octal escapes": of_each("\\{:03o}"),
+    "every character of a URL": of_each("%{:02x}"),
+    "every character of a URL, in capitals": of_each("%{:02X}"),
+    "every other character of a URL": lambda secret: "".join(
+        character if at % 2 and character.isalnum() else "".join(f"%{byte:02X}" for byte in character.encode())
+        for at, character in enumerate(secret)
+    ),
+    "every character as \\u": lambda secret: "".join(f"\\u{ord(character):04x}" for character in secret),
+    "every character as \\U": lambda secret: "".join(f"\\U{ord(character):08x}" for character in secret),
+    "every character as \\u{}": lambda secret: "".join(f"\\u{{{ord(character):x}}}" for character in secret),
+    "every character as %u": lambda secret: "".join(f"%u{ord(character):04X}" for character in secret),
+    "entities": lambda secret: "".join(f"&#{ord(character)};" for character in secret),
+    "hexadecimal entities": lambda secret: "".join(f"&#x{ord(character):X};" for character in secret),
+    "UTF-16": lambda secret: secret.encode("utf-16-le").decode("latin-1") if secret.isascii() else secret,
+    "base32": lambda secret: base64.b32encode(secret.encode()).decode(),
+    "base32 within, at 1": lambda secret: base64.b32encode(f"x{secret}yz".encode()).decode(),
+    "base32 within, at 3, in small letters": lambda secret: base64.b32encode(f"xyz{secret}".encode()).decode().lower(),
+    "wrapped base32": lambda secret: textwrap.fill(base64.b32encode(secret.encode() * 3).decode(), 20),
+    "capitals": lambda secret: secret.upper() if secret.isascii() else secret,
+    "small letters": lambda secret: secret.lower() if secret.isascii() else secret,
+    "with blanks": " ".join,
+    "a character a line": "\n".join,
+}
+LEFT_BYTES = 2
+"""How much of a value may be left at its ends, where words of two bytes or groups of five bits hold more than it."""
+
+
+def decoded(text: str) -> Iterator[str]:
+    """Yield what can be read from what is left of a text."""
+    digits = re.sub(r"[^0-9a-f]|0x", "", re.sub(r"(?m)^[0-9a-f]{7,8}:?(?= )|  [ |>].*$", "", text.lower()))
+    yield text.lower()
+    yield re.sub(r"\s", "", text.lower())
+    for at in (0, 1):
+        yield bytes.fromhex(digits[at : at + (len(digits) - at) // 2 * 2]).decode("latin-1").lower()
+
+
+@pytest.mark.parametrize("encode", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
+@pytest.mark.parametrize("secret", [PLAIN, SIGNS, "c4n4ry-p@ss:w,rd-é"])
+def test_a_value_that_is_written_out_is_found(secret: str, encode: Callable[[str], str]) -> None:
+    encoded = encode(secret)
+    masked = Masker(["another-secret", secret]).text(f"before {encoded} after é")
+    assert MASK in masked
+    assert masked.startswith("before ")
+    assert masked.endswith(" after é")
+    whole, raw = secret.lower(), secret.encode().decode("latin-1").lower()
+    inner = {text[at : at + 6] for text in (whole, raw) for at in range(LEFT_BYTES, len(text) - 6 - LEFT_BYTES)}
+    assert not [part for part in inner for shown in decoded(masked.replace(MASK, "|")) if part in shown]
+    assert len(masked) < len(f"before {encoded} after é") - len(encoded) // 2 + 8 * len(MASK)
+
+
+@pytest.mark.parametrize("encode", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
+@pytest.mark.parametrize("step", [1, 7, 64, 1000])
+def test_a_value_that_is_written_out_is_found_in_pieces(step: int, encode: Callable[[str], str]) -> None:
+    masker = Masker([PLAIN])
+    text = f"before {encode(PLAIN)} after, and then some more\n" * 12
+    pieces = MaskedPieces(masker)
+    shown = [pieces.feed(text[at : at + step]) for at in range(0, len(text), step)]
+    assert "".join(shown) + pieces.finish() == masker.text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ghp 0123456789 abcdef ABCDEF",
+        "ghp_0123 456789abc defABCDEF",
+        "67 68 70 5f 30",
+        "%67%68%70 \\x67 &amp; 100%",
+        "a3142f3 Hosts are put into their control group\nd0ad343 Files of the home",
+    ],
+)
+def test_what_only_resembles_a_value_is_left_alone(text: str) -> None:
+    assert Masker([PLAIN]).text(text) == text
+
+
+def test_what_is_found_lies_within_the_reach() -> None:
+    masker = Masker([PLAIN])
+    spread = (" " * 200).join(PLAIN)
+    assert masker.text(spread) == spread
 
 
 def traces(secret: str) -> list[str]:

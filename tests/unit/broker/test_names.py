@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker import errors, keys
-from broker.clock import ManualClock, SystemClock, from_millis, to_millis
-from broker.errors import DeckhandsError, UsageError
-from broker.ids import check_conversation_id, jitter, new_conversation_id, new_key, new_worker_id
+from broker.runtime import errors
+from broker.runtime.clock import ManualClock, SystemClock, from_millis, to_millis
+from broker.runtime.errors import DeckhandsError, UsageError
+from broker.runtime.ids import check_conversation_id, jitter, new_conversation_id, new_key, new_worker_id
+from broker.store import keys
 
 
 def test_conversation_ids_sort_by_time_and_never_repeat() -> None:
@@ -95,7 +96,9 @@ def _subclasses(error_class: type[DeckhandsError]) -> list[type[DeckhandsError]]
 
 def test_the_tree_of_errors_is_drawn_whole() -> None:
     drawn = errors.__doc__ or ""
-    ours = [error_class for error_class in _subclasses(DeckhandsError) if error_class.__module__ == "broker.errors"]
+    ours = [
+        error_class for error_class in _subclasses(DeckhandsError) if error_class.__module__ == "broker.runtime.errors"
+    ]
     assert [error_class.__name__ for error_class in ours if error_class.__name__ not in drawn] == []
     assert len({error_class.code for error_class in ours}) == len(ours)
     retryable = {error_class.__name__ for error_class in ours if error_class.retryable}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from broker.notes import MAX_RECALLED_CHARS, Note, listed, note_id_of, recalled_notes
+from broker.contract.notes import MAX_RECALLED_CHARS, Note, listed, note_id_of, recalled_notes
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker.errors import UsageError
-from broker.output_schema import check_output_schema, problems_of
-from broker.specs import OutputSpec
+from broker.contract.specs import OutputSpec
+from broker.runtime.errors import UsageError
+from broker.tools.output_schema import check_output_schema, problems_of
 
 SCHEMA: dict[str, Any] = {
     "$schema": "http://json-schema.org/draft-07/schema#",

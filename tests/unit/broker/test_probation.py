@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.probation import INNOCENT, Probation, Turns
+from broker.coordination.crash_attribution import INNOCENT, Probation, Turns
 
 
 class Suspects:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import UsageError
-from broker.quotas import OWN_KEY, QuotaTable
+from broker.limits.quotas import OWN_KEY, QuotaTable
+from broker.runtime.errors import UsageError
 from tests.source_code import ROOT
 
 MANUAL = (ROOT / "docs" / "quotas.md").read_text(encoding="utf-8")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import UsageError
-from broker.settings import BrokerSettings, celery_url_beside
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import BrokerSettings, celery_url_beside
 
 
 def test_defaults() -> None:
@@ -75,6 +75,7 @@ def test_a_value_that_cannot_be_used_is_named(name: str, text: str) -> None:
         ("redis://h:1?db=3", "redis://h:1/1"),
         ("unix:///run/s", "redis+socket:///run/s?virtual_host=1"),
         ("unix:///run/s?db=2", "redis+socket:///run/s?virtual_host=1"),
+        ("unix://:pw@/run/a%20b/s", "redis+socket://:pw@/run/a%20b/s?virtual_host=1"),
     ],
 )
 def test_celery_gets_its_own_database(url: str, beside: str) -> None:

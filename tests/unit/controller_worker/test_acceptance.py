@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from broker.actions import CmdRunAction
-from broker.events import AgentSpec, EventSource
-from broker.observations import (
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import AgentSpec, EventSource
+from broker.contract.observations import (
     AgentStateChangedObservation,
     CmdOutputMetadata,
     CmdOutputObservation,
     FinishRefusedObservation,
     OutcomeUnknownObservation,
 )
-from broker.specs import GoalSpec
-from controller_worker.effects import AwaitTools, CallModel, Effect, Rest
+from broker.contract.specs import GoalSpec
+from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from tests.controller_parts import Core, bash, check_snapshots, finish, started
 
 
@@ -55,7 +55,7 @@ def test_exit_code_0_accepts_the_finish() -> None:
     core = core_with()
     assert checked(core, 0) == Rest()
     assert core.states() == ["running", "finished"]
-    assert core.state.iteration == 1
+    assert core.state.usage.iteration == 1
 
 
 def test_anything_else_refuses_it_and_the_model_is_told() -> None:
@@ -87,7 +87,7 @@ def test_one_refusal_too_many_is_an_error() -> None:
     last = core.events[-1]
     assert isinstance(last, AgentStateChangedObservation)
     assert last.reason == "GoalNotReachedError: The check of the goal failed each time the agent finished"
-    assert core.state.error_code == "goal_not_reached"
+    assert core.state.lifecycle.error_code == "goal_not_reached"
 
 
 def test_an_unknown_outcome_accepts_nothing() -> None:
@@ -141,7 +141,7 @@ def test_a_stop_ends_the_check() -> None:
     core.ask("stopped")
     assert core.run() == Rest()
     assert core.states() == ["running", "stopped"]
-    assert core.state.pending == ()
+    assert core.state.tools.pending == ()
 
 
 def test_a_snapshot_at_any_point_goes_on_alike() -> None:

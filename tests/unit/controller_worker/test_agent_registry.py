@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.actions import MessageAction
-from broker.errors import UsageError
-from broker.events import AgentSpec, ModelReply, WorkspaceSpec
+from broker.contract.actions import MessageAction
+from broker.contract.events import AgentSpec, ModelReply, WorkspaceSpec
+from broker.runtime.errors import UsageError
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.registry import create_agent
 

@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
-from broker.actions import AgentThinkAction, BrowseURLAction, CmdRunAction, IPythonRunCellAction, MCPAction, RiskyAction
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.events import ActionSecurityRisk, ConfirmationStatus, WorkspaceSpec
-from broker.file_events import FileEditAction, FileReadAction, FileWriteAction
+from broker.contract.actions import (
+    AgentThinkAction,
+    BrowseURLAction,
+    CmdRunAction,
+    IPythonRunCellAction,
+    MCPAction,
+    RiskyAction,
+)
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, WorkspaceSpec
+from broker.contract.file_events import FileEditAction, FileReadAction, FileWriteAction
 from controller_worker.security.assessment import assessed, needs_confirmation, parsed_risk, risk_of
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from broker.actions import AgentFinishAction, AgentRejectAction, BrowseInteractiveAction, MessageAction
-from broker.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
-from broker.observations import BrowserOutputObservation, ErrorObservation
-from broker.specs import OutputSpec
+from broker.contract.actions import AgentFinishAction, AgentRejectAction, BrowseInteractiveAction, MessageAction
+from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.contract.observations import BrowserOutputObservation, ErrorObservation
+from broker.contract.specs import OutputSpec
 from controller_worker.agents.agent import sees_pages
 from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.registry import create_agent
-from controller_worker.effects import AwaitTools, CallModel, Rest
-from controller_worker.replay import replay
+from controller_worker.core.effects import AwaitTools, CallModel, Rest
+from controller_worker.loop.replay import replay
 from tests.controller_parts import bash, call, messages_of, started
 
 

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from broker.actions import AgentDelegateAction, BrowseInteractiveAction, CondensationRequestAction
-from broker.errors import UsageError
-from broker.events import ActionSecurityRisk, AgentSpec, ModelReply, WorkspaceSpec
-from broker.observations import ErrorObservation
-from broker.specs import NoOpCondenserSpec
+from broker.contract.actions import AgentDelegateAction, BrowseInteractiveAction, CondensationRequestAction
+from broker.contract.events import ActionSecurityRisk, AgentSpec, ModelReply, WorkspaceSpec
+from broker.contract.observations import ErrorObservation
+from broker.contract.specs import NoOpCondenserSpec
+from broker.runtime.errors import UsageError
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.registry import AGENTS, create_agent
 from controller_worker.agents.task_list import TASK_TRACKER

@@ -6,13 +6,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from broker.actions import AgentFinishAction, ChangeAgentStateAction
-from broker.agent_state import AgentState
-from broker.events import AgentSpec, EventSource, ModelReply
-from broker.observations import ErrorObservation
+from broker.contract.actions import AgentFinishAction, ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, EventSource, ModelReply
+from broker.contract.observations import ErrorObservation
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.commit import greeting, index_fields, settle
-from controller_worker.effects import Append
+from controller_worker.core.commit import index_fields, settle
+from controller_worker.core.effects import Append
+from controller_worker.loop.answering import greeting
 from tests.controller_parts import START, Core, bash, finish, said, started, think
 
 LATER = START + timedelta(seconds=90)
@@ -26,7 +27,7 @@ def test_events_are_numbered_and_stamped() -> None:
         (8, "action.finish", LATER),
         (9, "observation.agent_state_changed", LATER),
     ]
-    assert (commit.state.version, commit.state.agent_state) == (9, AgentState.FINISHED)
+    assert (commit.state.version, commit.state.lifecycle.agent_state) == (9, AgentState.FINISHED)
 
 
 def test_a_time_that_was_given_stays() -> None:

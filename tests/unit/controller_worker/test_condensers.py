@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ValidationError
 
-from broker.actions import CmdRunAction, CondensationAction, RecallAction, RecallType
-from broker.events import Event, EventSource, with_id
-from broker.observations import (
+from broker.contract.actions import CmdRunAction, CondensationAction, RecallAction, RecallType
+from broker.contract.events import Event, EventSource, with_id
+from broker.contract.observations import (
     AgentCondensationObservation,
     BrowserOutputObservation,
     CmdOutputObservation,
     RecallObservation,
 )
-from broker.specs import (
+from broker.contract.specs import (
     DEFAULT_CONDENSER,
     AgentSpec,
     AmortizedForgettingCondenserSpec,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.actions import AgentThinkAction, CmdRunAction, CondensationAction
-from broker.events import Event, LLMSpec, ModelReply, with_id
-from broker.observations import TRUNCATION_MARKER, AgentCondensationObservation, CmdOutputObservation
-from broker.specs import (
+from broker.contract.actions import AgentThinkAction, CmdRunAction, CondensationAction
+from broker.contract.events import Event, LLMSpec, ModelReply, with_id
+from broker.contract.observations import TRUNCATION_MARKER, AgentCondensationObservation, CmdOutputObservation
+from broker.contract.specs import (
     AskingCondenserSpec,
     LLMAttentionCondenserSpec,
     LLMSummarizingCondenserSpec,

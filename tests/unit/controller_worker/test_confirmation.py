@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from broker.actions import ChangeAgentStateAction, CmdRunAction, RiskyAction
-from broker.agent_state import AgentState
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.events import AgentSpec, ConfirmationStatus, EventSource
-from broker.invariants import violations
-from broker.observations import AgentStateChangedObservation, ErrorObservation, UserRejectObservation
-from broker.standing import standing
-from controller_worker.effects import AwaitTools, CallModel, Effect, Rest
+from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, RiskyAction
+from broker.contract.agent_state import AgentState
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, ConfirmationStatus, EventSource
+from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, UserRejectObservation
+from broker.log.invariants import violations
+from broker.log.status import standing
+from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
 ALWAYS = ConfirmationPolicy(mode="always", analyzer="none")
@@ -110,7 +110,7 @@ def test_a_rejected_action_never_runs_and_the_agent_waits() -> None:
         "14 SC awaiting_user_input",
     ]
     assert confirmation(core, 11) == (ConfirmationStatus.REJECTED, 8)
-    assert (core.dispatched, core.state.pending) == ([], ())
+    assert (core.dispatched, core.state.tools.pending) == ([], ())
     core.say("use ls -a instead")
     assert core.run() == CallModel(2, 1)
 
@@ -124,7 +124,7 @@ def test_a_rejection_also_settles_what_stands_behind_it() -> None:
         12: "Action has been rejected by the user! Waiting for further user input.",
         9: "The action was not executed, because the person rejected an earlier one of the same turn.",
     }
-    assert core.state.pending == ()
+    assert core.state.tools.pending == ()
 
 
 def test_each_action_of_a_turn_is_asked_for_when_its_turn_comes() -> None:
@@ -132,7 +132,7 @@ def test_each_action_of_a_turn_is_asked_for_when_its_turn_comes() -> None:
     risky = bash("git push", call_id="b")
     assert core.reply(bash(call_id="a"), risky, bash(call_id="c")) == AwaitTools((8,))
     assert core.observe(8) == Rest()
-    assert core.state.asked_id == 9
+    assert core.state.confirmation.asked_id == 9
     assert answer_with(core, "user_confirmed") == AwaitTools((14, 10))
     core.observe(14)
     assert core.observe(10) == CallModel(2, 1)
@@ -217,7 +217,7 @@ def test_every_runnable_action_is_asked_for() -> None:
     view = call("str_replace_editor", '{"command": "view", "path": "/a"}', "v")
     core.reply(edit, view, think("hm"), finish())
     assert [confirmation(core, n)[0] for n in (8, 9)] == [ConfirmationStatus.AWAITING_CONFIRMATION] * 2
-    assert core.state.asked_id == 8
+    assert core.state.confirmation.asked_id == 8
 
 
 def test_the_question_survives_snapshots_and_the_log_is_whole() -> None:
@@ -226,7 +226,7 @@ def test_the_question_survives_snapshots_and_the_log_is_whole() -> None:
     answer_with(core, "user_confirmed")
     core.observe(12)
     answer_with(core, "user_confirmed")
-    core.observe(core.state.pending[0].id)
+    core.observe(core.state.tools.pending[0].id)
     core.reply(bash("pwd"))
     answer_with(core, "user_rejected")
     check_snapshots(core)

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from broker.events import Limits, TokenUsage
-from broker.observations import AgentStateChangedObservation, ErrorObservation
-from controller_worker.control_flags import Refusal, limit_reached
-from controller_worker.effects import AwaitTools, CallModel, Park, Rest
-from controller_worker.state import State
+from broker.contract.events import Limits, TokenUsage
+from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
+from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
+from controller_worker.core.limits import Refusal, Usage, limit_reached
+from controller_worker.core.state import State
 from tests.controller_parts import START, Core, bash, started, think
 
 OUT_OF_TIME = "RuntimeError: Agent reached maximum time for conversation. Max seconds: 60"
@@ -20,10 +20,10 @@ def test_tokens_in_and_out_count() -> None:
     core = started(limits=Limits(max_tokens=220))
     assert core.reply(think()) == CallModel(2, 1)
     assert core.reply(think("more")) == Rest()
-    assert core.state.last_error == (
+    assert core.state.lifecycle.last_error == (
         "RuntimeError: Agent reached maximum number of tokens for conversation. Current tokens: 220, max tokens: 220"
     )
-    assert (core.state.error_code, core.state.iteration) == ("max_tokens", 2)
+    assert (core.state.lifecycle.error_code, core.state.usage.iteration) == ("max_tokens", 2)
 
 
 @pytest.mark.parametrize("headless", [True, False])
@@ -32,7 +32,7 @@ def test_tokens_are_extended_by_their_amount_from_what_was_used(headless: bool) 
     core.reply(think(), usage=TokenUsage(prompt_tokens=150, completion_tokens=5))
     core.say()
     assert core.run() == CallModel(2, 1)
-    assert core.state.max_tokens == 255
+    assert core.state.usage.max_tokens == 255
 
 
 def test_two_limits_at_once_are_both_extended() -> None:
@@ -40,22 +40,22 @@ def test_two_limits_at_once_are_both_extended() -> None:
     core.reply(think())
     core.say()
     assert core.run() == CallModel(2, 1)
-    assert (core.state.max_iterations, core.state.max_tokens) == (2, 210)
+    assert (core.state.usage.max_iterations, core.state.usage.max_tokens) == (2, 210)
 
 
 def test_the_code_says_which_limit() -> None:
-    state = State(iteration=3, max_iterations=3)
+    state = State(usage=Usage(iteration=3, max_iterations=3))
     assert limit_reached(state) == Refusal(
         "max_iterations", "RuntimeError: Agent reached maximum iteration. Current iteration: 3, max iteration: 3"
     )
-    budget = limit_reached(State(max_iterations=3, cost_usd=2.0, max_budget_usd=1.5))
+    budget = limit_reached(State(usage=Usage(max_iterations=3, cost_usd=2.0, max_budget_usd=1.5)))
     assert budget is not None
     assert budget.code == "max_budget"
 
 
 def timed() -> Core:
     core = started(limits=Limits(max_seconds=60))
-    assert core.state.deadline == START + timedelta(seconds=60)
+    assert core.state.usage.deadline == START + timedelta(seconds=60)
     return core
 
 
@@ -97,7 +97,7 @@ def test_the_time_begins_anew_when_a_person_goes_on() -> None:
     core.run()
     core.say()
     assert core.run() == CallModel(1, 1)
-    assert core.state.deadline == START + timedelta(seconds=120)
+    assert core.state.usage.deadline == START + timedelta(seconds=120)
 
 
 def test_a_rate_limit_that_passes_gives_no_more_time() -> None:
@@ -105,7 +105,7 @@ def test_a_rate_limit_that_passes_gives_no_more_time() -> None:
     core.fail("rate_limit", retry_in=8)
     core.pass_time(8)
     core.run()
-    assert core.state.deadline == START + timedelta(seconds=60)
+    assert core.state.usage.deadline == START + timedelta(seconds=60)
 
 
 def test_nobody_is_hurried_who_waits_for_a_person() -> None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from broker.actions import (
+from broker.contract.actions import (
     AgentFinishAction,
     AgentRejectAction,
     CmdRunAction,
@@ -14,18 +14,20 @@ from broker.actions import (
     NullAction,
     RecallAction,
 )
-from broker.agent_state import AgentState
-from broker.events import AgentSpec, ConversationCreated, EventSource, Limits, ModelReply, with_id
-from broker.observations import (
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, ModelReply, with_id
+from broker.contract.observations import (
     AgentStateChangedObservation,
     CmdOutputObservation,
     ErrorObservation,
     RecallObservation,
 )
-from controller_worker.announcement import end_in_error
-from controller_worker.controller import apply, next_effect
-from controller_worker.effects import Append, AwaitTools, CallModel, Greet, Rest
-from controller_worker.state import PendingAction, State, Wait
+from controller_worker.core.announcement import end_in_error
+from controller_worker.core.controller import apply, next_effect
+from controller_worker.core.effects import Append, AwaitTools, CallModel, Greet, Rest
+from controller_worker.core.model_calls import Wait
+from controller_worker.core.pending import PendingAction
+from controller_worker.core.state import State
 from tests.controller_parts import START, Core, answer, bash, finish, said, started, system_message, think
 
 STOPPED_TEXT = "Stop button pressed. The action has not been executed."
@@ -54,20 +56,25 @@ def test_a_conversation_begins_with_its_system_message() -> None:
 def test_the_creation_sets_agent_workspace_and_limits() -> None:
     limits = Limits(max_iterations=7, max_budget_usd=1.5)
     state = Core(agent=AgentSpec(tool_concurrency=3), limits=limits, headless=False).state
-    assert (state.conversation_id, state.agent.tool_concurrency, state.workspace.path) == (
+    assert (state.setup.conversation_id, state.setup.agent.tool_concurrency, state.setup.workspace.path) == (
         "conversation-1",
         3,
         "/srv/project",
     )
-    assert (state.limits, state.max_iterations, state.max_budget_usd, state.headless) == (limits, 7, 1.5, False)
-    assert state.agent_state is AgentState.LOADING
+    assert (state.setup.limits, state.usage.max_iterations, state.usage.max_budget_usd, state.setup.headless) == (
+        limits,
+        7,
+        1.5,
+        False,
+    )
+    assert state.lifecycle.agent_state is AgentState.LOADING
 
 
 def test_a_second_creation_changes_nothing() -> None:
     core = started(limits=Limits(max_iterations=7))
     before = core.state
     core.put(ConversationCreated(conversation_id="another-one", limits=Limits(max_iterations=1_000)))
-    assert (core.state.conversation_id, core.state.max_iterations) == (before.conversation_id, 7)
+    assert (core.state.setup.conversation_id, core.state.usage.max_iterations) == (before.setup.conversation_id, 7)
 
 
 def test_the_first_message_is_recalled_then_work_begins_then_the_recall_is_answered() -> None:
@@ -138,7 +145,11 @@ def test_finishing() -> None:
     core = started()
     assert core.reply(finish("all done")) == Rest()
     assert core.trace(after=6) == ["7 ModelReply(agent)", "8 Finish(agent)", "9 SC finished"]
-    assert (core.state.agent_state, core.state.iteration, core.state.ending) == (AgentState.FINISHED, 1, None)
+    assert (core.state.lifecycle.agent_state, core.state.usage.iteration, core.state.lifecycle.ending) == (
+        AgentState.FINISHED,
+        1,
+        None,
+    )
 
 
 def test_rejecting() -> None:
@@ -160,7 +171,7 @@ def test_an_agents_message_that_does_not_wait_is_followed_by_the_next_step() -> 
     core = started()
     message = MessageAction(content="working on it", source=EventSource.AGENT)
     assert core.append(ModelReply(seen_id=6), message) == CallModel(2, 1)
-    assert core.state.agent_state is AgentState.RUNNING
+    assert core.state.lifecycle.agent_state is AgentState.RUNNING
 
 
 def test_a_thought_and_an_error_lead_to_the_next_step() -> None:
@@ -205,10 +216,10 @@ def test_an_unread_message_keeps_a_finish_from_ending() -> None:
 def test_a_command_waits_for_its_observation() -> None:
     core = started()
     assert core.reply(bash()) == AwaitTools((8,))
-    assert core.state.pending[0].id == 8
+    assert core.state.tools.pending[0].id == 8
     assert core.commits[-1].dispatch == [1]
     assert core.observe(8) == CallModel(2, 1)
-    assert core.state.pending == ()
+    assert core.state.tools.pending == ()
 
 
 def test_calls_of_one_turn_run_one_at_a_time() -> None:
@@ -236,7 +247,7 @@ def test_a_second_observation_of_an_action_changes_nothing() -> None:
     core.observe(8)
     before = core.state
     core.put(answer(core.event(8)))
-    assert core.state == State(**vars(before) | {"version": 10, "recent": core.state.recent})
+    assert core.state == State(**vars(before) | {"version": 10, "loops": core.state.loops})
 
 
 def test_a_finish_beside_other_calls_waits_for_them() -> None:
@@ -306,7 +317,7 @@ def test_an_error_ends_what_was_asked_for_before_it() -> None:
     core.ask("running")
     core.put(AgentStateChangedObservation(agent_state=AgentState.ERROR, reason="It crashed its worker 3 times."))
     assert core.run() == Rest()
-    assert core.state.agent_state is AgentState.ERROR
+    assert core.state.lifecycle.agent_state is AgentState.ERROR
     core.ask("running")
     assert core.run() == CallModel(1, 1)
 
@@ -335,10 +346,10 @@ def test_a_state_says_what_it_holds() -> None:
     core = started()
     core.reply(bash())
     metadata = core.event(8).tool_call_metadata
-    assert core.state.pending == (PendingAction(8, metadata, core.state.pending[0].trace),)
+    assert core.state.tools.pending == (PendingAction(8, metadata, core.state.tools.pending[0].trace),)
     core.observe(8)
     core.fail("internal", retry_in=8)
-    assert core.state.wait == Wait("internal", START + timedelta(seconds=8))
+    assert core.state.calls.wait == Wait("internal", START + timedelta(seconds=8))
 
 
 def test_the_observation_of_another_conversations_action_settles_nothing() -> None:

@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from broker.events import Limits, ModelCallFailed
-from broker.observations import AgentStateChangedObservation
-from broker.standing import standing
-from controller_worker.control_flags import limit_reached
-from controller_worker.effects import CallModel, Park, Rest
-from controller_worker.state import State
+from broker.contract.events import Limits, ModelCallFailed
+from broker.contract.observations import AgentStateChangedObservation
+from broker.log.status import standing
+from controller_worker.core.effects import CallModel, Park, Rest
+from controller_worker.core.limits import Usage, limit_reached
+from controller_worker.core.state import State
 from tests.controller_parts import START, finish, started, think
 
 # Limits
@@ -22,9 +22,9 @@ def test_the_last_iteration_is_made_and_the_next_refused() -> None:
     core.reply(think())
     assert core.reply(think()) == Rest()
     assert core.states() == ["running", "error"]
-    assert core.state.iteration == 2
+    assert core.state.usage.iteration == 2
     text = "RuntimeError: Agent reached maximum iteration. Current iteration: 2, max iteration: 2"
-    assert core.state.last_error == text
+    assert core.state.lifecycle.last_error == text
     change = core.events[-1]
     assert isinstance(change, AgentStateChangedObservation)
     assert change.reason == text
@@ -36,7 +36,7 @@ def test_a_headless_conversation_is_refused_again_after_a_message() -> None:
     core.say()
     assert core.run() == Rest()
     assert core.states() == ["running", "error", "running", "error"]
-    assert (core.state.max_iterations, core.state.iteration) == (1, 1)
+    assert (core.state.usage.max_iterations, core.state.usage.iteration) == (1, 1)
 
 
 def test_an_interactive_conversation_gets_as_many_iterations_again() -> None:
@@ -45,7 +45,7 @@ def test_an_interactive_conversation_gets_as_many_iterations_again() -> None:
     core.reply(think())
     core.say()
     assert core.run() == CallModel(3, 1)
-    assert core.state.max_iterations == 4
+    assert core.state.usage.max_iterations == 4
 
 
 def test_a_resume_extends_as_a_message_does() -> None:
@@ -59,8 +59,8 @@ def test_the_budget_refuses_before_the_call_and_consumes_no_iteration() -> None:
     core = started(limits=Limits(max_budget_usd=0.5))
     assert core.reply(think()) == CallModel(2, 1)
     assert core.reply(think()) == Rest()
-    assert core.state.iteration == 2
-    assert core.state.last_error == (
+    assert core.state.usage.iteration == 2
+    assert core.state.lifecycle.last_error == (
         "RuntimeError: Agent reached maximum budget for conversation. Current budget: 0.50, max budget: 0.50"
     )
 
@@ -71,7 +71,7 @@ def test_a_budget_is_extended_by_its_amount_from_what_was_spent(headless: bool) 
     core.reply(think(), cost_usd=0.75)
     core.say()
     assert core.run() == CallModel(2, 1)
-    assert core.state.max_budget_usd == 1.25
+    assert core.state.usage.max_budget_usd == 1.25
 
 
 def test_a_limit_that_was_not_hit_is_not_extended() -> None:
@@ -79,19 +79,19 @@ def test_a_limit_that_was_not_hit_is_not_extended() -> None:
     core.fail("authentication", retry_in=None)
     core.say()
     core.run()
-    assert (core.state.max_iterations, core.state.max_budget_usd) == (10, 5.0)
+    assert (core.state.usage.max_iterations, core.state.usage.max_budget_usd) == (10, 5.0)
 
 
 def test_an_unknown_price_is_not_zero_and_is_said_to_be_unknown() -> None:
     core = started()
     core.reply(think(), cost_usd=None)
     core.reply(think())
-    assert (core.state.cost_usd, core.state.has_unknown_cost) == (0.25, True)
-    assert (core.state.prompt_tokens, core.state.completion_tokens) == (200, 20)
+    assert (core.state.usage.cost_usd, core.state.usage.has_unknown_cost) == (0.25, True)
+    assert (core.state.usage.prompt_tokens, core.state.usage.completion_tokens) == (200, 20)
 
 
 def test_limit_reached_says_nothing_below_the_limits() -> None:
-    assert limit_reached(State(iteration=1, max_iterations=2, cost_usd=0.1, max_budget_usd=0.2)) is None
+    assert limit_reached(State(usage=Usage(iteration=1, max_iterations=2, cost_usd=0.1, max_budget_usd=0.2))) is None
 
 
 # Failed model calls
@@ -116,7 +116,7 @@ def test_a_reply_after_failures_begins_the_next_step_anew() -> None:
     core.fail("internal", retry_in=8)
     core.pass_time(8)
     assert core.reply(think()) == CallModel(2, 1)
-    assert (core.state.iteration, core.state.last_error) == (1, "")
+    assert (core.state.usage.iteration, core.state.lifecycle.last_error) == (1, "")
 
 
 def test_a_rate_limit_shows_and_passes() -> None:
@@ -178,10 +178,10 @@ def test_the_last_failure_is_an_error() -> None:
     core = started()
     assert core.fail("authentication", retry_in=None, last_error="STATUS$ERROR_LLM_AUTHENTICATION") == Rest()
     assert core.states() == ["running", "error"]
-    assert core.state.last_error == "STATUS$ERROR_LLM_AUTHENTICATION"
+    assert core.state.lifecycle.last_error == "STATUS$ERROR_LLM_AUTHENTICATION"
     core.say()
     assert core.run() == CallModel(1, 1)
-    assert (core.state.iteration, core.state.last_error, core.state.attempt) == (0, "", 0)
+    assert (core.state.usage.iteration, core.state.lifecycle.last_error, core.state.calls.attempt) == (0, "", 0)
 
 
 def test_the_last_failure_during_a_pause_is_an_error_too() -> None:

@@ -13,12 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.agent_state import AgentState
-from broker.events import AgentSpec, Limits, ModelCallAdmitted, ModelCallDeferred
-from broker.observations import AgentStateChangedObservation
-from controller_worker.effects import AwaitTools, CallModel, Park, Rest
-from controller_worker.gate import BATCH, BUDGET, QUOTA
-from controller_worker.state import snapshot_of, state_from
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Limits, ModelCallAdmitted, ModelCallDeferred
+from broker.contract.observations import AgentStateChangedObservation
+from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
+from controller_worker.core.model_calls import BATCH, BUDGET, QUOTA
+from controller_worker.core.state import snapshot_of, state_from
 from tests.controller_parts import Core, bash, call, finish, think
 
 RETRY_SECONDS = 8.0
@@ -289,14 +289,14 @@ class ControllerMachine(RuleBasedStateMachine):
     @invariant()
     def both_stand_in_one_place(self) -> None:
         state, model = self.core.state, self.model
-        assert state.agent_state == model.state
-        assert [pending.id for pending in state.pending] == model.outstanding
-        assert (state.iteration, state.max_iterations) == (model.used, model.allowed)
-        assert (state.gate.reason if state.gate else "") == model.gate
+        assert state.lifecycle.agent_state == model.state
+        assert [pending.id for pending in state.tools.pending] == model.outstanding
+        assert (state.usage.iteration, state.usage.max_iterations) == (model.used, model.allowed)
+        assert (state.calls.gate.reason if state.calls.gate else "") == model.gate
         wanted = self.core.wants()
         assert isinstance(wanted, model.wants), wanted
         if isinstance(wanted, AwaitTools):
-            ready = model.outstanding[: state.agent.tool_concurrency]
+            ready = model.outstanding[: state.setup.agent.tool_concurrency]
             assert list(wanted.action_ids) == ready
             assert set(ready) <= set(self.core.dispatched)
 

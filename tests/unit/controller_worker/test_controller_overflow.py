@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from broker.actions import CondensationAction, CondensationRequestAction
-from broker.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage
-from broker.specs import LLMSummarizingCondenserSpec, NoOpCondenserSpec
-from controller_worker.condensation import MAX_OVERFLOWS
-from controller_worker.effects import CallModel, Rest
-from controller_worker.state import snapshot_of, state_from
+from broker.contract.actions import CondensationAction, CondensationRequestAction
+from broker.contract.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage
+from broker.contract.specs import LLMSummarizingCondenserSpec, NoOpCondenserSpec
+from controller_worker.core.effects import CallModel, Rest
+from controller_worker.core.model_calls import MAX_OVERFLOWS
+from controller_worker.core.state import snapshot_of, state_from
 from tests.controller_parts import Core, started
 
 TOO_LONG = "LLMContextWindowExceedError: prompt is too long"
@@ -41,21 +41,21 @@ def test_after_so_many_prompts_that_do_not_fit_it_is_an_error() -> None:
         core.append(CondensationAction(forgotten_event_ids=()))
     assert isinstance(overflow(core), Rest)
     assert core.states() == ["running", "error"]
-    assert core.state.last_error == TOO_LONG
+    assert core.state.lifecycle.last_error == TOO_LONG
 
 
 def test_a_reply_or_a_person_begins_the_count_anew() -> None:
     core = started()
     for _ in range(2):
         overflow(core)
-    assert core.state.overflows == 2
+    assert core.state.calls.overflows == 2
     core.reply(text="It fits.")
-    assert core.state.overflows == 0
+    assert core.state.calls.overflows == 0
     core.say()
     core.run()
     overflow(core)
     core.say()
-    assert core.state.overflows == 0
+    assert core.state.calls.overflows == 0
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,18 @@ def test_what_a_condensers_model_costs_is_counted_and_is_no_step() -> None:
     )
     wanted = core.append(reply, CondensationAction(forgotten_event_ids=(4,), summary="notes", summary_offset=1))
     assert wanted == CallModel(1, 1)
-    assert (core.state.cost_usd, core.state.prompt_tokens, core.state.completion_tokens) == (0.5, 7, 3)
-    assert core.state.iteration == 0
+    assert (core.state.usage.cost_usd, core.state.usage.prompt_tokens, core.state.usage.completion_tokens) == (
+        0.5,
+        7,
+        3,
+    )
+    assert core.state.usage.iteration == 0
 
 
 def test_a_request_that_is_not_made_yet_survives_a_snapshot() -> None:
     core = started()
     core.put(ModelCallFailed(code="context_window", last_error=TOO_LONG))
-    assert (core.state.overflows, core.state.wants_condensation) == (1, True)
+    assert (core.state.calls.overflows, core.state.calls.wants_condensation) == (1, True)
     assert state_from(snapshot_of(core.state)) == core.state
     assert core.run() == CallModel(1, 1)
     assert core.trace(after=7) == ["8 CondensationRequestAction(agent)"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker.actions import CmdRunAction
-from broker.agent_state import AgentState
-from broker.events import EventSource
-from broker.observations import ErrorObservation
-from controller_worker.effects import AwaitTools, CallModel, Rest
+from broker.contract.actions import CmdRunAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import EventSource
+from broker.contract.observations import ErrorObservation
+from controller_worker.core.effects import AwaitTools, CallModel, Rest
 from tests.controller_parts import bash, finish, started
 
 STOPPED_TEXT = "Stop button pressed. The action has not been executed."
@@ -92,7 +92,7 @@ def test_a_resume_right_after_a_pause_takes_it_back() -> None:
 def test_states_nobody_may_ask_for_are_ignored(state: str) -> None:
     core = started()
     core.ask(state)
-    assert core.state.requested is None
+    assert core.state.lifecycle.requested is None
     assert core.run() == CallModel(1, 1)
 
 
@@ -113,7 +113,7 @@ def test_a_stop_settles_every_pending_action_and_cancels_it() -> None:
     assert first.tool_call_metadata == core.event(8).tool_call_metadata
     assert second.tool_call_metadata == core.event(9).tool_call_metadata
     assert (core.commits[-1].answers, core.commits[-1].cancels) == ({0: 8, 1: 9}, [8, 9, 0])
-    assert core.state.pending == ()
+    assert core.state.tools.pending == ()
 
 
 def test_a_stop_settles_a_persons_own_command_too() -> None:
@@ -130,7 +130,7 @@ def test_an_observation_that_comes_after_the_stop_changes_nothing() -> None:
     core.ask("stopped")
     core.run()
     assert core.observe(8) == Rest()
-    assert core.state.agent_state is AgentState.STOPPED
+    assert core.state.lifecycle.agent_state is AgentState.STOPPED
 
 
 def test_a_stopped_conversation_goes_on_with_a_message_or_a_resume() -> None:

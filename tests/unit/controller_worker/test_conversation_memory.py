@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from broker.actions import AgentDelegateAction, CmdRunAction, MessageAction, NullAction, RecallType
-from broker.events import Event, EventSource, ModelCallFailed, ModelReply, ToolCallMetadata, with_id
-from broker.file_events import (
+from broker.contract.actions import AgentDelegateAction, CmdRunAction, MessageAction, NullAction, RecallType
+from broker.contract.events import Event, EventSource, ModelCallFailed, ModelReply, ToolCallMetadata, with_id
+from broker.contract.file_events import (
     FileEditAction,
     FileEditObservation,
     FileReadAction,
     FileReadObservation,
     FileWriteObservation,
 )
-from broker.observations import (
+from broker.contract.observations import (
     TRUNCATION_MARKER,
     AgentDelegateObservation,
     AgentStateChangedObservation,
@@ -32,6 +32,7 @@ from broker.observations import (
     SuccessObservation,
     UserRejectObservation,
 )
+from controller_worker.calls.recollection import NOT_IN_PROMPTS
 from controller_worker.llm.messages import NOT_SEEN, ImagePart, Message, TextPart, ToolCall
 from controller_worker.memory.conversation_memory import (
     FINISH_RESULT,
@@ -39,7 +40,6 @@ from controller_worker.memory.conversation_memory import (
     NO_RESULT,
     ConversationMemory,
 )
-from controller_worker.memory.recollection import NOT_IN_PROMPTS
 from tests.controller_parts import Core, answer, bash, call, finish, messages_of, said, started, think
 
 
@@ -72,7 +72,7 @@ def test_the_prompt_begins_with_the_system_message_though_the_log_begins_with_th
     core = Core("Mend it.")
     core.run()
     assert spoken(remember(core.events)) == [
-        ("system", core.agent.system_prompt(core.state.workspace)),
+        ("system", core.agent.system_prompt(core.state.setup.workspace)),
         ("user", "Mend it."),
         ("user", "\n\nThe workspace is /srv/project.\nToday is 2026-03-01 (UTC)."),
     ]
@@ -372,7 +372,7 @@ def test_the_same_call_ids_in_two_replies_are_two_calls() -> None:
     core = started()
     for _ in range(2):
         core.reply(bash(call_id="call_0"))
-        core.observe(core.state.pending[0].id)
+        core.observe(core.state.tools.pending[0].id)
     assert [role for role, _ in shown(core)] == ["assistant", "tool", "assistant", "tool"]
 
 
@@ -393,7 +393,7 @@ def test_messages_once_shown_are_the_same_objects_later() -> None:
     known = 0
     for _ in range(50):
         core.reply(bash(), think())
-        core.observe(core.state.pending[0].id)
+        core.observe(core.state.tools.pending[0].id)
         for event in core.events[known:]:
             memory.add(event)
         known = len(core.events)
@@ -415,7 +415,7 @@ def test_a_step_costs_what_is_new_however_long_the_history() -> None:
         reply = ModelReply(id=core.state.version + 1, tool_calls=(bash(),), seen_id=core.state.version)
         for event in (reply, *core.agent.events_of(reply)):
             core.put(event)
-        core.put(answer(core.event(core.state.pending[0].id)))
+        core.put(answer(core.event(core.state.tools.pending[0].id)))
         for event in core.events[taken:]:
             memory.add(event)
         taken = len(core.events)
@@ -424,4 +424,4 @@ def test_a_step_costs_what_is_new_however_long_the_history() -> None:
         kept += new
         made.append(len(new))
     assert made == [5, *[2] * 1_999]
-    assert len(core.state.pending) == 0
+    assert len(core.state.tools.pending) == 0

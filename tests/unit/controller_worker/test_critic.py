@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 
-from broker.actions import AgentFinishAction, CmdRunAction, MessageAction
-from broker.events import AgentSpec, EventSource, Limits, ModelReply, ModelToolCall, TokenUsage
-from broker.observations import AgentStateChangedObservation, FinishRefusedObservation, FinishVerdictObservation
-from broker.specs import CriticSpec, GoalSpec
-from controller_worker import critic
-from controller_worker.effects import AwaitTools, CallModel, Effect, Rest
+from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
+from broker.contract.events import AgentSpec, EventSource, Limits, ModelReply, ModelToolCall, TokenUsage
+from broker.contract.observations import (
+    AgentStateChangedObservation,
+    FinishRefusedObservation,
+    FinishVerdictObservation,
+)
+from broker.contract.specs import CriticSpec, GoalSpec
+from controller_worker.calls import critic
+from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.llm.messages import Message, TextPart
+from controller_worker.loop.replay import replay
 from controller_worker.memory.view import ViewFold
-from controller_worker.replay import replay
 from tests.controller_parts import Core, answer, bash, check_snapshots, finish, messages_of, started
 
 
@@ -30,11 +34,11 @@ def judged(core: Core, accepted: bool, reason: str = "No test was run.", cost_us
         id=core.state.version + 1,
         service="critic",
         content=f"{'ACCEPTED' if accepted else 'REFUSED'} {reason}",
-        iteration=core.state.iteration,
+        iteration=core.state.usage.iteration,
         cost_usd=cost_usd,
         usage=TokenUsage(prompt_tokens=7, completion_tokens=3),
     )
-    return core.append(reply, critic.verdict_of(reply, finish_id=core.state.result_id))
+    return core.append(reply, critic.verdict_of(reply, finish_id=core.state.lifecycle.result_id))
 
 
 def text_of(message: Message) -> str:
@@ -66,8 +70,8 @@ def test_the_critic_costs_and_takes_no_iteration() -> None:
     core = core_with()
     core.reply(finish())
     judged(core, accepted=True)
-    assert (core.state.iteration, core.state.cost_usd) == (1, 0.75)
-    assert (core.state.prompt_tokens, core.state.completion_tokens) == (107, 13)
+    assert (core.state.usage.iteration, core.state.usage.cost_usd) == (1, 0.75)
+    assert (core.state.usage.prompt_tokens, core.state.usage.completion_tokens) == (107, 13)
 
 
 def test_a_refused_one_is_told_with_the_reason() -> None:
@@ -98,7 +102,7 @@ def test_the_critic_is_asked_after_the_check_and_each_finish_begins_with_the_che
         assert isinstance(wanted, AwaitTools)
         action = core.event(wanted.action_ids[0])
         assert isinstance(action, CmdRunAction)
-        assert core.observe(action.id, answer(action)) == CallModel(core.state.iteration + 1, 1)
+        assert core.observe(action.id, answer(action)) == CallModel(core.state.usage.iteration + 1, 1)
         assert isinstance(core.events[-1], type(answer(action)))
         judged(core, accepted=accepted)
     assert core.states() == ["running", "finished"]
@@ -150,9 +154,9 @@ def test_a_question_that_does_not_fit_is_asked_shorter() -> None:
     core = core_with()
     core.reply(finish())
     assert core.fail("context_window", retry_in=None) == CallModel(2, 1)
-    assert (core.state.overflows, core.state.wants_condensation) == (1, False)
+    assert (core.state.calls.overflows, core.state.calls.wants_condensation) == (1, False)
     judged(core, accepted=True)
-    assert core.state.overflows == 0
+    assert core.state.calls.overflows == 0
     for _ in range(40):
         core.say("x" * 900)
         core.run()
@@ -164,7 +168,7 @@ def test_the_last_iteration_may_be_judged_but_not_beyond_the_budget() -> None:
     assert core.reply(finish()) == CallModel(2, 1)
     broke = core_with(limits=Limits(max_budget_usd=0.25))
     broke.reply(finish())
-    assert broke.state.error_code == "max_budget"
+    assert broke.state.lifecycle.error_code == "max_budget"
 
 
 def test_a_message_meanwhile_takes_the_finish_back() -> None:

@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
-from broker.actions import AgentDelegateAction
-from broker.agent_state import AgentState
-from broker.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
-from broker.invariants import violations
-from broker.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
-from controller_worker.control_flags import limit_reached
-from controller_worker.controller import apply
-from controller_worker.delegates import conversation_id_of, is_over, spec_of
-from controller_worker.effects import AwaitDelegates, AwaitTools, CallModel, Effect, Rest
-from controller_worker.state import Order, State
+from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
+from broker.contract.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
+from broker.log.invariants import violations
+from controller_worker.core.controller import apply
+from controller_worker.core.delegation import Order
+from controller_worker.core.effects import AwaitDelegates, AwaitTools, CallModel, Effect, Rest
+from controller_worker.core.lifecycle import Lifecycle
+from controller_worker.core.limits import limit_reached
+from controller_worker.core.setup import Setup
+from controller_worker.core.state import State
+from controller_worker.loop.delegates import conversation_id_of, is_over, spec_of
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
 ABLE = AgentSpec(enable_delegation=True)
@@ -63,7 +66,7 @@ def test_a_delegate_is_waited_for_and_its_end_told_once() -> None:
     assert (result.cause, result.delegate_id, result.outputs) == (8, 8, {"a": 1})
     assert result.content == "Delegated agent finished with result:\n\nCodeActAgent finishes task with a: 1"
     assert result.tool_call_metadata == core.event(8).tool_call_metadata
-    assert core.state.delegates == ()
+    assert core.state.delegation.delegates == ()
     assert ended(core, 8) == CallModel(2, 1)
     assert len(results(core)) == 1
 
@@ -102,7 +105,7 @@ def test_in_the_background_the_end_is_told_when_it_is_there() -> None:
     assert core.reply(delegate(background=True)) == AwaitDelegates((8,))
     assert started_in_background(core, 8) == CallModel(2, 1)
     core.reply(bash())
-    core.observe(core.state.pending[0].id)
+    core.observe(core.state.tools.pending[0].id)
     assert ended(core, 8) == CallModel(3, 1)
     (result,) = results(core)
     assert (result.cause, result.tool_call_metadata, result.delegate_id) == (None, None, 8)
@@ -118,7 +121,7 @@ def test_without_a_task_the_model_is_told(arguments: dict[str, Any]) -> None:
     answer = core.events[-1]
     assert isinstance(answer, ErrorObservation)
     assert (answer.cause, answer.content) == (8, "The delegate was not started: its inputs hold no task.")
-    assert core.state.delegates == ()
+    assert core.state.delegation.delegates == ()
 
 
 def test_the_depth_is_limited() -> None:
@@ -132,7 +135,7 @@ def test_the_depth_is_limited() -> None:
 def test_the_level_of_a_delegate_is_its_parents() -> None:
     created = ConversationCreated(conversation_id="d1", parent=Parent(conversation_id=CID, delegate_id=8, level=2))
     state = apply(State(), with_id(created, 1))
-    assert (state.delegate_level, state.parent) == (2, created.parent)
+    assert (state.setup.delegate_level, state.setup.parent) == (2, created.parent)
 
 
 def test_a_delegate_without_anything_left_is_refused() -> None:
@@ -151,13 +154,20 @@ def test_a_delegate_without_anything_left_is_refused() -> None:
 def test_what_is_left_is_divided_and_what_was_used_is_added() -> None:
     core = started(agent=ABLE, limits=Limits(max_iterations=11, max_budget_usd=4.25, max_tokens=1_110))
     core.reply(delegate("a"), delegate("b"))
-    assert [(one.iterations, one.budget_usd, one.tokens) for one in core.state.delegates] == [(5, 2.0, 500)] * 2
+    assert [(one.iterations, one.budget_usd, one.tokens) for one in core.state.delegation.delegates] == [
+        (5, 2.0, 500)
+    ] * 2
     ended(core, 8, iterations=5, cost_usd=1.0, prompt_tokens=100)
     ended(core, 9, iterations=4, cost_usd=0.5, prompt_tokens=0)
     state = core.state
-    assert (state.iteration, state.delegated_iterations, state.cost_usd, state.prompt_tokens) == (1, 9, 1.75, 200)
+    assert (state.usage.iteration, state.delegation.iterations, state.usage.cost_usd, state.usage.prompt_tokens) == (
+        1,
+        9,
+        1.75,
+        200,
+    )
     assert core.reply(think()) == Rest()
-    assert core.state.last_error == (
+    assert core.state.lifecycle.last_error == (
         "RuntimeError: Agent reached maximum iteration. Current iteration: 11, max iteration: 11"
     )
 
@@ -165,13 +175,13 @@ def test_what_is_left_is_divided_and_what_was_used_is_added() -> None:
 def test_one_alone_gets_all_that_is_left() -> None:
     core = started(agent=ABLE, limits=Limits(max_iterations=11))
     core.reply(delegate())
-    assert core.state.delegates[0].iterations == 10
+    assert core.state.delegation.delegates[0].iterations == 10
 
 
 def test_beside_a_background_delegate_the_parent_keeps_a_share_and_waits_when_it_is_used_up() -> None:
     core = started(agent=ABLE, limits=Limits(max_iterations=5))
     core.reply(delegate(background=True))
-    assert core.state.delegates[0].iterations == 2
+    assert core.state.delegation.delegates[0].iterations == 2
     started_in_background(core, 8)
     assert core.reply(think("a")) == CallModel(3, 1)
     assert core.reply(think("b")) == AwaitDelegates(())
@@ -188,7 +198,7 @@ def test_what_a_person_asks_for_is_told_to_the_delegates(asked: str, told: Agent
     core.reply(delegate())
     core.ask(asked)
     assert core.run() == Rest()
-    assert core.state.order == Order(told, len(core.events))
+    assert core.state.delegation.order == Order(told, len(core.events))
 
 
 def test_a_resume_is_told_too() -> None:
@@ -198,7 +208,7 @@ def test_a_resume_is_told_too() -> None:
     core.run()
     core.ask("running")
     assert core.run() == AwaitDelegates((8,))
-    assert core.state.order == Order(AgentState.RUNNING, len(core.events))
+    assert core.state.delegation.order == Order(AgentState.RUNNING, len(core.events))
 
 
 def test_a_stop_answers_the_action_and_what_is_reported_later_is_told_without_a_cause() -> None:
@@ -221,7 +231,7 @@ def test_what_cannot_be_started_is_answered_once_whatever_a_person_asks_for_mean
     core.reply(delegate(task=""), bash())
     assert core.run() == Rest()
     assert [event.cause for event in core.events if event.cause == 9] == [9]
-    assert core.state.delegates == ()
+    assert core.state.delegation.delegates == ()
     core.ask("running")
     core.run()
     assert violations(core.events, conversation_id=CID, is_over=False) == []
@@ -232,8 +242,8 @@ def test_a_finish_stops_what_still_works_in_the_background() -> None:
     core.reply(delegate(background=True))
     started_in_background(core, 8)
     assert core.reply(finish()) == Rest()
-    assert core.state.order is not None
-    assert core.state.order.state is AgentState.STOPPED
+    assert core.state.delegation.order is not None
+    assert core.state.delegation.order.state is AgentState.STOPPED
 
 
 # What a delegate is
@@ -262,7 +272,7 @@ def test_a_delegate_is_what_its_parent_says_and_asks_when_its_parent_asks() -> N
     ],
 )
 def test_when_a_delegate_has_ended(state: str, headless: bool, over: bool) -> None:
-    assert is_over(State(agent_state=AgentState(state), headless=headless)) is over
+    assert is_over(State(setup=Setup(headless=headless), lifecycle=Lifecycle(agent_state=AgentState(state)))) is over
 
 
 def test_delegates_survive_snapshots() -> None:
@@ -270,7 +280,7 @@ def test_delegates_survive_snapshots() -> None:
     core.reply(delegate("a", join="any"), delegate("b", join="any"))
     ended(core, 9)
     core.reply(delegate("c", background=True))
-    started_in_background(core, core.state.delegates[-1].id)
+    started_in_background(core, core.state.delegation.delegates[-1].id)
     core.ask("paused")
     core.run()
     ended(core, 8)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.actions import ChangeAgentStateAction, CmdRunAction
-from broker.agent_state import AgentState
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.events import AgentSpec, EventSource
-from broker.planning import PlanAction
-from controller_worker.effects import AwaitTools
+from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
+from broker.contract.agent_state import AgentState
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, EventSource
+from broker.contract.planning import PlanAction
+from controller_worker.core.effects import AwaitTools
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.turn import MAX_EDITED_CHARS, told_edit

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from broker.agent_state import is_settled
-from broker.errors import StoreUnavailable
-from broker.observations import AgentStateChangedObservation
-from controller_worker.effects import CallModel, Park, Rest
-from controller_worker.failures import FAILURES, Failure, code_of, failure_of
+from broker.contract.agent_state import is_settled
+from broker.contract.observations import AgentStateChangedObservation
+from broker.runtime.errors import StoreUnavailable
+from controller_worker.core.effects import CallModel, Park, Rest
+from controller_worker.core.failures import FAILURES, Failure, code_of, failure_of
 from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError
 from tests.controller_parts import started
 
@@ -46,8 +46,8 @@ def test_a_failure_ends_in_an_error_that_says_its_code(code: str, headless: bool
     change = core.events[-1]
     assert isinstance(change, AgentStateChangedObservation)
     assert (change.agent_state.value, change.reason, change.code) == ("error", text, code)
-    assert is_settled(core.state.agent_state)
-    assert (core.state.error_code, core.state.last_error) == (code, text)
+    assert is_settled(core.state.lifecycle.agent_state)
+    assert (core.state.lifecycle.error_code, core.state.lifecycle.last_error) == (code, text)
 
 
 def test_a_code_of_another_version_is_tried_again() -> None:
@@ -61,7 +61,7 @@ def test_going_on_forgets_the_error() -> None:
     core.fail("authentication", retry_in=None)
     core.say()
     core.run()
-    assert (core.state.error_code, core.state.last_error) == ("", "")
+    assert (core.state.lifecycle.error_code, core.state.lifecycle.last_error) == ("", "")
 
 
 def test_an_error_that_nobody_foresaw_has_a_code_too() -> None:

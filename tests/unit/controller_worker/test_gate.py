@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from broker.actions import ChangeAgentStateAction
-from broker.agent_state import AgentState
-from broker.events import EventSource, ModelCallAdmitted, ModelCallDeferred, Tenancy
-from controller_worker.commit import index_fields
-from controller_worker.effects import CallModel, Rest
-from controller_worker.gate import asks_again_at
-from controller_worker.state import replace, snapshot_of, state_from
+from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import EventSource, ModelCallAdmitted, ModelCallDeferred, Tenancy
+from controller_worker.core.commit import index_fields
+from controller_worker.core.effects import CallModel, Rest
+from controller_worker.core.model_calls import asks_again_at
+from controller_worker.core.state import snapshot_of, state_from
 from tests.controller_parts import START, Core, bash, finish, started, think
 
 
@@ -85,7 +86,7 @@ def test_a_message_is_recalled_while_the_call_waits() -> None:
 def test_a_reply_ends_the_wait_whatever_was_told() -> None:
     core = deferred("waiting_for_budget")
     core.reply(think())
-    assert core.state.gate is None
+    assert core.state.calls.gate is None
 
 
 def test_a_failed_call_ends_the_wait() -> None:
@@ -105,7 +106,7 @@ def test_a_tool_that_is_waited_for_is_asked_for_again_every_minute_and_nothing_l
     assert asks_again_at(core.state, START, is_shut=True) == START + timedelta(minutes=5)
     core.reply(bash())
     assert asks_again_at(core.state, START, is_shut=False) == START + timedelta(minutes=1)
-    hurried = replace(core.state, deadline=START + timedelta(seconds=7))
+    hurried = replace(core.state, usage=replace(core.state.usage, deadline=START + timedelta(seconds=7)))
     assert asks_again_at(hurried, START, is_shut=False) == START + timedelta(seconds=7)
 
 
@@ -116,13 +117,13 @@ def test_a_snapshot_keeps_the_wait() -> None:
 
 def test_who_it_is_for_is_part_of_the_state() -> None:
     core = started()
-    assert core.state.tenancy == Tenancy()
+    assert core.state.setup.tenancy == Tenancy()
     created = core.events[0].model_copy(update={"tenancy": Tenancy(tenant="acme", priority="batch"), "id": 0})
     other = Core(None)
     other.events.clear()
     other.state = type(other.state)()
     other.put(created)
-    assert other.state.tenancy == Tenancy(tenant="acme", priority="batch")
+    assert other.state.setup.tenancy == Tenancy(tenant="acme", priority="batch")
 
 
 def test_a_request_to_stop_while_the_wait_shows_is_announced_once() -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker.actions import AgentFinishAction
-from broker.events import AgentSpec, ModelReply, ModelToolCall
-from broker.observations import AgentStateChangedObservation, ErrorObservation, FinishRefusedObservation
-from broker.output_schema import problems_of
-from broker.specs import GoalSpec, OutputSpec
+from broker.contract.actions import AgentFinishAction
+from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
+from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, FinishRefusedObservation
+from broker.contract.specs import GoalSpec, OutputSpec
+from broker.tools.output_schema import problems_of
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.registry import create_agent
 from controller_worker.agents.tool_schemas import FINISH
-from controller_worker.delegates import spec_of
-from controller_worker.effects import AwaitTools, CallModel, Rest
+from controller_worker.core.effects import AwaitTools, CallModel, Rest
 from controller_worker.llm.messages import TextPart
-from controller_worker.replay import replay
+from controller_worker.loop.delegates import spec_of
+from controller_worker.loop.replay import replay
 from tests.controller_parts import Core, bash, call, finish, messages_of, started
 
 SCHEMA: dict[str, Any] = {

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from broker.events import ModelReply, ModelToolCall, TokenUsage
-from broker.tool_specs import ToolSpec
+from broker.contract.events import ModelReply, ModelToolCall, TokenUsage
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, RateLimitError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.llm.registry import create_llm
 
 TOOL = ToolSpec("f", "Do.", {"type": "object", "properties": {}})
 HISTORY = (

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker.tool_specs import ToolSpec
-from controller_worker.llm.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.backends.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
+from controller_worker.backends.reply import Reply
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.llm.reply import Reply
 
 MARK = {"type": "ephemeral"}
 HISTORY = (

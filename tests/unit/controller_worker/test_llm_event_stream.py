@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller_worker.llm.chat_stream import ChatStream
+from controller_worker.backends.chat_stream import ChatStream
+from controller_worker.backends.event_stream import EVENT_LIMIT_CHARS, EventDecoder, StreamLimits, event_texts
+from controller_worker.backends.messages_stream import MessagesStream
+from controller_worker.backends.provider_errors import StreamedError, model_error
 from controller_worker.llm.errors import MalformedReplyError, ModelError
-from controller_worker.llm.event_stream import EventDecoder, StreamLimits, event_texts
 from controller_worker.llm.llm import Delta
-from controller_worker.llm.messages_stream import MessagesStream
-from controller_worker.llm.provider_errors import StreamedError, model_error
 
 STREAM = 'event: a\ndata: {"x": "ü"}\n\n: a comment\nid: 7\ndata:one\ndata: two\n\n\ndata: 你好\n\ndata: [DONE]'
 TEXTS = ['{"x": "ü"}', "one\ntwo", "你好", "[DONE]"]
@@ -40,6 +40,41 @@ async def test_texts_of_chunks() -> None:
         yield b"ta: 2"
 
     assert [text async for text in event_texts(chunks(), StreamLimits(1.0, 1.0))] == ["1", "2"]
+
+
+def fed(decoder: EventDecoder, whole: bytes, piece_bytes: int) -> list[str]:
+    pieces = (whole[at : at + piece_bytes] for at in range(0, len(whole), piece_bytes))
+    return [text for piece in pieces for text in decoder.feed(piece)]
+
+
+def test_a_long_line_in_small_pieces_comes_through() -> None:
+    """If each piece cost as much as the line before it, this would take hours."""
+    line = b"data: " + b"x" * (EVENT_LIMIT_CHARS - 6)
+    assert fed(EventDecoder(), line + b"\n\n", 128) == ["x" * (EVENT_LIMIT_CHARS - 6)]
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"), [("data: ", "x"), (": a comment", "x"), ("data: ", "ü"), ("", "data:\n"), ("", "data: y\r")]
+)
+@pytest.mark.parametrize("piece_bytes", [1, 7, 64 * 1024])
+def test_an_event_without_an_end_is_refused_at_the_limit(begin: str, more: str, piece_bytes: int) -> None:
+    limit = 4096
+    with pytest.raises(MalformedReplyError, match="4096 characters"):
+        fed(EventDecoder(limit), (begin + (limit + 1) * more).encode(), piece_bytes)
+
+
+def test_events_up_to_the_limit_come_one_after_the_other() -> None:
+    event = b"data: " + 45 * b"x" + b"\ndata: " + 45 * b"x" + b"\n\n"
+    assert fed(EventDecoder(100), 50 * event, 1) == 50 * [45 * "x" + "\n" + 45 * "x"]
+
+
+async def test_a_reply_that_is_one_endless_event_is_malformed() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        while True:
+            yield b"data: " + b"x" * 65_000
+
+    with pytest.raises(MalformedReplyError, match=f"{EVENT_LIMIT_CHARS} characters"):
+        _ = [text async for text in event_texts(chunks(), StreamLimits(60.0, 60.0))]
 
 
 def chat(*events: Any) -> tuple[dict[str, Any], list[Delta]]:
@@ -75,6 +110,23 @@ def test_calls_that_arrive_interleaved_or_without_a_place() -> None:
     assert [delta.text for delta in shown] == ['f {"a"', "g {", "}", ": 1}", "h {", "}"]
 
 
+def test_a_thought_in_many_pieces_costs_no_more_than_its_length() -> None:
+    piece = 200 * "x"
+    stream = ChatStream(lambda _: None)
+    for _ in range(200_000):
+        stream.take_chunk({"choices": [{"delta": {"thinking_blocks": [{"type": "thinking", "thinking": piece}]}}]})
+    stream.take_chunk(chunk("stop"))
+    assert len(stream.reply()["choices"][0]["message"]["thinking_blocks"][0]["thinking"]) == 200_000 * 200
+
+
+def test_many_calls_without_a_place_are_found_without_a_search() -> None:
+    stream = ChatStream(lambda _: None)
+    for number in range(100_000):
+        stream.take_chunk({"choices": [{"delta": {"tool_calls": [piece("{}", id=f"c{number}", name="f")]}}]})
+    stream.take_chunk(chunk("tool_calls"))
+    assert len(stream.reply()["choices"][0]["message"]["tool_calls"]) == 100_000
+
+
 def test_signed_thinking_by_a_gateway_is_put_together() -> None:
     reply, shown = chat(
         chunk(thinking_blocks=[{"type": "thinking", "thinking": "a"}], reasoning_content="a"),
@@ -90,7 +142,17 @@ def test_signed_thinking_by_a_gateway_is_put_together() -> None:
     assert [(delta.kind, delta.text) for delta in shown] == [("thinking", "a"), ("thinking", "b"), ("text", "Hi.")]
 
 
-@pytest.mark.parametrize("events", [[], [chunk(content="cut")], ["{"], ["[1]"], [{"choices": [{"delta": 7}]}]])
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [chunk(content="cut")],
+        ["{"],
+        ["[1]"],
+        [{"choices": [{"delta": 7}]}],
+        [chunk("stop", thinking_blocks=[{"type": "thinking", "thinking": 7}])],
+    ],
+)
 def test_chat_streams_that_are_no_reply(events: list[Any]) -> None:
     with pytest.raises(MalformedReplyError):
         chat(*events)
@@ -122,7 +184,35 @@ def test_a_call_whose_arguments_are_no_json_comes_through() -> None:
     assert reply["usage"] == {"input_tokens": 5, "output_tokens": 3}
 
 
-@pytest.mark.parametrize("events", [[], [START], [STOP], ["{"], ["[1]"], [{"no": "type"}]])
+def test_many_blocks_are_put_together_in_one_pass() -> None:
+    stream = MessagesStream(lambda _: None)
+    stream.take(json.dumps(START))
+    for index in range(30_000):
+        begin = {"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}}
+        delta = {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": f"{index}"}}
+        stream.take(json.dumps(begin))
+        stream.take(json.dumps(delta))
+    stream.take(json.dumps(STOP))
+    assert [block["text"] for block in stream.reply()["content"]] == [str(index) for index in range(30_000)]
+
+
+BEGIN = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+NO_TEXT = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": 7}}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [START],
+        [STOP],
+        ["{"],
+        ["[1]"],
+        [{"no": "type"}],
+        [START, BEGIN, NO_TEXT, STOP],
+        [START, BEGIN, BEGIN | {"index": "x"}, STOP],
+    ],
+)
 def test_message_streams_that_are_no_reply(events: list[Any]) -> None:
     with pytest.raises(MalformedReplyError):
         messages(*events)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.tool_specs import ToolSpec
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.llm.fn_call_text import read_calls, write_calls
 from controller_worker.llm.messages import ToolCall
 

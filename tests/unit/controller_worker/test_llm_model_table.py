@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from controller_worker.backends.openai_backend import told_cost_usd
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Usage
 from controller_worker.llm.model_features import ModelFeatures, features_of, normalised
 from controller_worker.llm.model_table import ModelRow, Prices, call_cost_usd, cost_usd, look_up
-from controller_worker.llm.openai_backend import told_cost_usd
 
 
 def test_a_cost_counts_every_token_once() -> None:
@@ -88,7 +88,8 @@ def test_a_gateway_may_tell_the_cost(headers: dict[str, str], told: float | None
 def test_the_table_is_read_without_importing_a_client() -> None:
     program = (
         "import sys\n"
-        "from controller_worker.llm import registry, model_table, anthropic_backend, litellm_backend\n"
+        "from controller_worker.backends import anthropic_backend, litellm_backend, registry\n"
+        "from controller_worker.llm import model_table\n"
         "assert model_table.look_up('gpt-4o') is not None\n"
         "print(sorted({'litellm', 'anthropic', 'openai', 'httpx', 'httpx2', 'aiohttp'} & set(sys.modules)))\n"
     )

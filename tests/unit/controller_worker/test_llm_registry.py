@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from controller_worker.backends.openai_backend import OpenAICompatibleLLM
+from controller_worker.backends.registry import backend_of, create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
-from controller_worker.llm.openai_backend import OpenAICompatibleLLM
-from controller_worker.llm.registry import backend_of, create_llm
 
 
 @pytest.mark.parametrize(

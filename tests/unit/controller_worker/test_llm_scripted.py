@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from controller_worker.backends.registry import create_llm
+from controller_worker.backends.scripted import ScriptedLLM
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import InternalServerError, LLMConfigError, RateLimitError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart, ToolCall
-from controller_worker.llm.registry import create_llm
-from controller_worker.llm.scripted import ScriptedLLM
 
 
 def scripted(tmp_path: Path, script: Any, **settings: Any) -> ScriptedLLM:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker.code_search import CodeSearchAction, CodeSearchObservation
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.events import (
+from broker.contract.code_search import CodeSearchAction, CodeSearchObservation
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import (
     ActionSecurityRisk,
     AgentSpec,
     ConversationCreated,
@@ -16,11 +16,11 @@ from broker.events import (
     ModelToolCall,
     WorkspaceSpec,
 )
-from broker.observations import ErrorObservation
-from broker.tool_specs import OutcomePolicy, ToolOffer, outcome_policy
+from broker.contract.observations import ErrorObservation
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer, outcome_policy
 from controller_worker.agents.looking import LocAgent
 from controller_worker.security.assessment import risk_of
-from deckhands.trajectories import trajectory_of
+from deckhands.openhands.trajectories import trajectory_of
 
 OFFER = ToolOffer(key="deploy", name="deploy", parameters={"type": "object"})
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from broker.actions import CondensationAction, LoopRecoveryAction
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.events import AgentSpec, EventSource, Limits, LLMSpec
-from broker.invariants import violations
-from broker.loop_policy import LoopPolicy
-from broker.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
-from broker.standing import standing
-from controller_worker.effects import AwaitTools, CallModel, Effect, Rest
-from controller_worker.replay import replay
+from broker.contract.actions import CondensationAction, LoopRecoveryAction
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, EventSource, Limits, LLMSpec
+from broker.contract.loop_policy import LoopPolicy
+from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
+from broker.log.invariants import violations
+from broker.log.status import standing
+from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
+from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
 STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
@@ -59,7 +59,7 @@ def test_without_a_policy_a_loop_is_an_error_and_the_refused_step_consumes_nothi
     core = started()
     assert repeat(core) == Rest()
     assert core.states() == ["running", "error"]
-    assert (core.state.last_error, core.state.iteration) == (STUCK, 4)
+    assert (core.state.lifecycle.last_error, core.state.usage.iteration) == (STUCK, 4)
 
 
 def test_detection_can_be_switched_off() -> None:
@@ -70,7 +70,7 @@ def test_detection_can_be_switched_off() -> None:
 def test_a_loop_is_found_before_a_limit() -> None:
     core = started(limits=Limits(max_iterations=4))
     repeat(core)
-    assert core.state.last_error == STUCK
+    assert core.state.lifecycle.last_error == STUCK
 
 
 def test_a_nudge_tells_the_model_once_and_the_next_loop_is_an_error() -> None:
@@ -83,15 +83,15 @@ def test_a_nudge_tells_the_model_once_and_the_next_loop_is_an_error() -> None:
     )
     assert repeat(core, 3) == CallModel(8, 1)
     assert repeat(core, 1) == Rest()
-    assert core.state.last_error == STUCK
+    assert core.state.lifecycle.last_error == STUCK
 
 
 def test_another_model_goes_on() -> None:
     core = core_with("nudge", "switch_model", fallback_model="acme/larger")
     repeat(core)
-    assert core.state.agent.llm == LLMSpec(model="acme/large")
+    assert core.state.setup.agent.llm == LLMSpec(model="acme/large")
     assert repeat(core) == CallModel(9, 1)
-    assert core.state.agent.llm == LLMSpec(model="acme/larger")
+    assert core.state.setup.agent.llm == LLMSpec(model="acme/larger")
     assert core.trace(after=len(core.events) - 2) == [
         "32 LoopDetectionObservation(environment)",
         "33 ModelSwitched(environment)",
@@ -115,14 +115,14 @@ def test_a_restart_takes_the_loop_out_of_sight_and_goes_on() -> None:
         "22 CondensationAction(agent)",
         "23 LoopDetectionObservation(environment)",
     ]
-    assert core.state.loops_met == 1
+    assert core.state.loops.met == 1
 
 
 def test_a_parked_loop_waits_for_a_person() -> None:
     core = core_with("park")
     assert repeat(core) == Rest()
     assert core.states() == ["running", "paused"]
-    assert core.state.loop is not None
+    assert core.state.loops.found is not None
     core.ask("running")
     assert core.run() == CallModel(5, 1)
 
@@ -132,7 +132,7 @@ def test_a_message_begins_the_policy_anew() -> None:
     repeat(core)
     core.say("try again")
     core.run()
-    assert (core.state.loops_met, core.state.loop) == (0, None)
+    assert (core.state.loops.met, core.state.loops.found) == (0, None)
     assert repeat(core) == CallModel(9, 1)
 
 
@@ -157,7 +157,7 @@ def test_interactive_a_message_begins_anew() -> None:
     assert core.states() == ["running", "error", "running"]
     repeat(core, 1)
     assert core.states() == ["running", "error", "running", "error"]
-    assert core.state.iteration == 8
+    assert core.state.usage.iteration == 8
 
 
 # Polling
@@ -195,7 +195,7 @@ def test_a_command_that_waits_and_then_shows_something_new_is_no_loop(command: s
     check_snapshots(core)
     for _ in range(3):
         look(core, command, "19 %")
-    assert core.state.last_error == STUCK  # nothing has moved since the fourth last look
+    assert core.state.lifecycle.last_error == STUCK  # nothing has moved since the fourth last look
     assert replay(core.events).divergence is None
 
 
@@ -203,7 +203,7 @@ def test_a_command_that_shows_something_new_without_having_waited_is_a_loop() ->
     core = started()
     for percent in range(4):
         look(core, "pytest -q", f"1 failed in 0.{percent} s")
-    assert core.state.last_error == STUCK
+    assert core.state.lifecycle.last_error == STUCK
 
 
 def test_what_waits_is_not_taken_for_an_error() -> None:
@@ -225,7 +225,7 @@ def test_asking_for_output_when_nothing_runs_is_a_loop() -> None:
     core = started()
     for _ in range(4):
         poll(core, exit_code=0)
-    assert core.state.last_error == STUCK
+    assert core.state.lifecycle.last_error == STUCK
 
 
 def test_commands_between_polls_still_count() -> None:
@@ -233,7 +233,7 @@ def test_commands_between_polls_still_count() -> None:
     for _ in range(4):
         poll(core)
         repeat(core, 1)
-    assert core.state.last_error == STUCK
+    assert core.state.lifecycle.last_error == STUCK
 
 
 # A person's choice
@@ -248,7 +248,7 @@ def test_1_restarts_before_the_loop_and_waits(responses: tuple[str, ...]) -> Non
     assert forgotten(core) == [(7, settled + 1)]
     assert core.states()[-1] == "awaiting_user_input"
     assert detections(core)[-1].content == "Loop recovery completed: the events from 7 on are out of the agent's sight."
-    assert (core.state.loop, core.state.recovery, core.state.recent.actions) == (None, 0, ())
+    assert (core.state.loops.found, core.state.loops.recovery, core.state.loops.recent.actions) == (None, 0, ())
     assert not standing(core.events).is_in_loop
 
 
@@ -272,7 +272,7 @@ def test_3_stops() -> None:
     repeat(core)
     assert choose(core, 3) == Rest()
     assert core.states() == ["running", "paused", "stopped"]
-    assert core.state.recovery == 0
+    assert core.state.loops.recovery == 0
 
 
 def test_a_restart_waits_for_what_runs() -> None:
@@ -280,7 +280,7 @@ def test_a_restart_waits_for_what_runs() -> None:
     repeat(core)
     core.reply(bash("true"))
     assert isinstance(choose(core, 2), AwaitTools)
-    core.observe(core.state.pending[0].id)
+    core.observe(core.state.tools.pending[0].id)
     assert len(forgotten(core)) == 1
 
 
@@ -290,7 +290,7 @@ def test_what_a_person_said_is_never_taken_out() -> None:
     core.say("go on")
     core.run()
     repeat(core, 4)
-    message_id = core.state.last_message_id
+    message_id = core.state.inbox.last_message_id
     choose(core, 1)
     assert forgotten(core)[0][0] is not None
     assert forgotten(core)[0][0] > message_id
@@ -320,7 +320,7 @@ def test_whoever_reads_the_log_knows_whether_the_choice_is_still_to_be_carried_o
     assert standing(core.events).is_in_loop
     core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
     asked = {1: "awaiting_user_input", 2: "running", 3: "stopped"}.get(option)
-    assert standing(core.events).requested == (asked if asked != core.state.agent_state else None)
+    assert standing(core.events).requested == (asked if asked != core.state.lifecycle.agent_state else None)
     core.run()
     assert standing(core.events).requested is None
     core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
@@ -333,13 +333,13 @@ def test_an_action_that_waits_for_a_confirmation_is_not_waited_for(option: int, 
     core = started(agent=agent)
     repeat(core)
     core.reply(bash("sudo reboot"))
-    asked = core.state.asked_id
+    asked = core.state.confirmation.asked_id
     assert asked is not None
     effect = choose(core, option)
-    assert (core.state.agent_state, isinstance(effect, CallModel)) == (state, option == 2)
+    assert (core.state.lifecycle.agent_state, isinstance(effect, CallModel)) == (state, option == 2)
     (result,) = [event.id for event in core.events if event.cause == asked]
     assert [end for _, end in forgotten(core)] == ([] if option == 3 else [result])
-    assert (core.state.pending, standing(core.events).is_unanswered) == ((), False)
+    assert (core.state.tools.pending, standing(core.events).is_unanswered) == ((), False)
     assert violations(core.events, conversation_id=CID, is_over=False) == []
     assert replay(core.events).divergence is None
 
@@ -367,7 +367,7 @@ def test_a_message_behind_the_choice_does_not_take_it_back() -> None:
     core.put(LoopRecoveryAction(option=3, source=EventSource.USER))
     assert standing(core.events).requested == "stopped"
     assert core.run() == Rest()
-    assert (core.state.agent_state, standing(core.events).is_unanswered) == ("stopped", False)
+    assert (core.state.lifecycle.agent_state, standing(core.events).is_unanswered) == ("stopped", False)
 
 
 # Snapshots

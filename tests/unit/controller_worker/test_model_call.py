@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from broker.clock import ManualClock
-from broker.errors import StoreUnavailable
-from broker.events import LLMSpec, ModelCallFailed, ModelReply, TokenUsage
-from controller_worker.failures import last_error_of
-from controller_worker.hooks import HookVeto
-from controller_worker.llm.errors import LLMConfigError
+from broker.contract.events import LLMSpec, ModelCallFailed, ModelReply, TokenUsage
+from broker.runtime.clock import ManualClock
+from broker.runtime.errors import StoreUnavailable
+from controller_worker.calls.model_call import ask, reply_of
+from controller_worker.calls.models import Models
+from controller_worker.core.failures import last_error_of
+from controller_worker.llm.errors import HookVeto, LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
 from controller_worker.llm.messages import Message, TextPart, ToolCall
-from controller_worker.model_call import ask, reply_of
-from controller_worker.models import Models
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "conversation-1", 0, "/srv/project")
 

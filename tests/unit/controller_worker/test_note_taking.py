@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from broker.events import AgentSpec, Event, ModelToolCall, Observation
-from broker.notes import Note, NoteAction, NoteObservation
-from broker.observations import ErrorObservation, RecallObservation
-from broker.specs import MemorySpec, Skill
+from broker.contract.events import AgentSpec, Event, ModelToolCall, Observation
+from broker.contract.notes import Note, NoteAction, NoteObservation
+from broker.contract.observations import ErrorObservation, RecallObservation
+from broker.contract.specs import MemorySpec, Skill
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.looking import ReadOnlyAgent
 from controller_worker.agents.note_tool import NOTE
-from controller_worker.delegates import spec_of
-from controller_worker.effects import AwaitTools, CallModel, Rest, TakeNote
+from controller_worker.core.effects import AwaitTools, CallModel, Rest, TakeNote
 from controller_worker.llm.messages import TextPart
-from controller_worker.replay import replay
+from controller_worker.loop.delegates import spec_of
+from controller_worker.loop.replay import replay
 from tests.controller_parts import Core, bash, call, check_snapshots, messages_of, started
 
 MEMORY = AgentSpec(memory=MemorySpec(user="ada", project="engine"))
@@ -86,8 +86,8 @@ def test_a_stop_leaves_no_note_without_an_answer() -> None:
     wanted = core.reply(noting(command="list"))
     core.ask("stopped")
     assert core.run() == wanted
-    assert taken(core, core.state.note_taking[0].id) == Rest()
-    assert core.state.note_taking == ()
+    assert taken(core, core.state.notes.pending[0].id) == Rest()
+    assert core.state.notes.pending == ()
 
 
 @pytest.mark.parametrize(

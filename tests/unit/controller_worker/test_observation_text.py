@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.actions import RecallType
-from broker.events import Observation
-from broker.file_events import FileEditObservation
-from broker.observations import (
+from broker.contract.actions import RecallType
+from broker.contract.events import Observation
+from broker.contract.file_events import FileEditObservation
+from broker.contract.observations import (
     TRUNCATION_MARKER,
     BrowserOutputObservation,
     FileDownloadObservation,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from broker.actions import MCPAction, ToolCallAction
-from broker.events import AgentSpec, ModelReply, ModelToolCall
-from broker.observations import ErrorObservation
-from broker.tool_specs import ToolOffer
+from broker.contract.actions import MCPAction, ToolCallAction
+from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
+from broker.contract.observations import ErrorObservation
+from broker.contract.tool_specs import ToolOffer
 from controller_worker.agents.codeact import CodeActAgent
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

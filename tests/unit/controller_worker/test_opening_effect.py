@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from broker.agent_state import AgentState
-from broker.events import Observation, WorkspaceSpec
-from broker.observations import ErrorObservation, OutcomeUnknownObservation
-from broker.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
-from broker.workspace_sources import GitSource
-from controller_worker.effects import AwaitTools, CallModel, Rest
-from controller_worker.opening import FAILED_CODE, MAX_ATTEMPTS
-from controller_worker.replay import replay
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Observation, WorkspaceSpec
+from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation
+from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
+from broker.contract.workspace_sources import GitSource
+from controller_worker.core.effects import AwaitTools, CallModel, Rest
+from controller_worker.core.opening import FAILED_CODE, MAX_ATTEMPTS
+from controller_worker.loop.replay import replay
 from tests.controller_parts import Core
 
 SPEC = WorkspaceSpec(source=GitSource(url="https://example.org/project.git", ref="main"))
@@ -49,7 +49,10 @@ def test_what_cannot_be_opened_is_an_error_and_is_tried_again_on_a_message() -> 
     failed = WorkspaceFailedObservation(content="There is no such repository.", code="source_unusable")
     assert answered(core, failed) == Rest()
     assert core.states() == ["running", "error"]
-    assert (core.state.last_error, core.state.error_code) == ("There is no such repository.", "source_unusable")
+    assert (core.state.lifecycle.last_error, core.state.lifecycle.error_code) == (
+        "There is no such repository.",
+        "source_unusable",
+    )
     core.say("It is there now.")
     asked = core.state.version + 1
     assert core.run() == AwaitTools((asked,))
@@ -60,7 +63,7 @@ def test_what_cannot_be_opened_is_an_error_and_is_tried_again_on_a_message() -> 
 def test_a_resume_tries_again_too() -> None:
     core = begun()
     answered(core, ErrorObservation(content="The worker broke."))
-    assert (core.state.last_error, core.state.error_code) == ("The worker broke.", FAILED_CODE)
+    assert (core.state.lifecycle.last_error, core.state.lifecycle.error_code) == ("The worker broke.", FAILED_CODE)
     core.ask("running")
     assert isinstance(core.run(), AwaitTools)
     assert answered(core, OPENED) == CallModel(1, 1)
@@ -80,11 +83,11 @@ def test_nobody_waits_for_it_when_work_is_to_stop(wanted: str) -> None:
     core.ask(wanted)
     assert core.run() == Rest()
     assert core.states()[-1] == wanted
-    assert core.state.last_error == ""
+    assert core.state.lifecycle.last_error == ""
     core.ask("running")
     if wanted == "paused":
         assert core.run() == AwaitTools((4,))
-        assert core.state.agent_state is AgentState.PAUSED
+        assert core.state.lifecycle.agent_state is AgentState.PAUSED
     else:
         assert isinstance(core.run(), AwaitTools)
         assert core.commits[-1].events[-1].kind == "action.open_workspace"

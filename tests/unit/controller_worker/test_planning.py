@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from broker.actions import ChangeAgentStateAction, SystemMessageAction
-from broker.agent_state import AgentState
-from broker.confirmation_policy import ConfirmationPolicy
-from broker.errors import UsageError
-from broker.events import AgentSpec, EventSource, LLMSpec, ModelToolCall
-from broker.invariants import violations
-from broker.observations import ErrorObservation
-from broker.planning import PlanAcceptedObservation
-from broker.specs import PlanSpec
+from broker.contract.actions import ChangeAgentStateAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, EventSource, LLMSpec, ModelToolCall
+from broker.contract.observations import ErrorObservation
+from broker.contract.planning import PlanAcceptedObservation
+from broker.contract.specs import PlanSpec
+from broker.log.invariants import violations
+from broker.runtime.errors import UsageError
 from controller_worker.agents.registry import create_agent
-from controller_worker.effects import AwaitTools, CallModel, Effect, Rest
+from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
+from controller_worker.core.planning import Plan
+from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
-from controller_worker.replay import replay
-from controller_worker.state import Plan
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started
 
 PLAN = "1. Mend till.py"
@@ -64,7 +64,7 @@ def test_where_nobody_has_to_agree_the_other_agent_goes_on_at_once() -> None:
         "9 PlanAcceptedObservation(environment, cause 8)",
         "10 SystemMessage(agent)",
     ]
-    assert (core.state.agent.name, core.state.agent.llm.model, core.state.agent.plan) == (
+    assert (core.state.setup.agent.name, core.state.setup.agent.llm.model, core.state.setup.agent.plan) == (
         "CodeActAgent",
         "acme/small",
         None,
@@ -72,7 +72,7 @@ def test_where_nobody_has_to_agree_the_other_agent_goes_on_at_once() -> None:
     assert core.reply(bash()) == AwaitTools((12,))
     core.observe(12)
     core.reply(finish())
-    assert core.state.agent_state is AgentState.FINISHED
+    assert core.state.lifecycle.agent_state is AgentState.FINISHED
     assert is_sound(core)
 
 
@@ -109,10 +109,10 @@ def test_a_rejection_sends_the_planner_back_to_work() -> None:
     assert core.states()[-1] == "awaiting_user_input"
     core.say("Smaller, please")
     assert core.run() == CallModel(2, 1)
-    assert core.state.agent.name == "PlanningAgent"
+    assert core.state.setup.agent.name == "PlanningAgent"
     core.reply(propose("1. Mend one line"))
     assert answer_with(core, "user_confirmed") == CallModel(3, 1)
-    assert core.state.agent.name == "CodeActAgent"
+    assert core.state.setup.agent.name == "CodeActAgent"
     assert core.state.plan == Plan()
     assert is_sound(core)
 
@@ -122,7 +122,7 @@ def test_a_message_in_the_place_of_an_answer_does_so_too() -> None:
     core.reply(propose())
     core.say("What about the tests?")
     assert core.run() == CallModel(2, 1)
-    assert (core.state.agent.name, core.state.plan) == ("PlanningAgent", Plan())
+    assert (core.state.setup.agent.name, core.state.plan) == ("PlanningAgent", Plan())
     assert is_sound(core)
 
 
@@ -131,10 +131,10 @@ def test_a_plan_that_was_stopped_is_not_accepted_later() -> None:
     core.reply(propose())
     core.ask("stopped")
     core.run()
-    assert core.state.agent_state is AgentState.STOPPED
+    assert core.state.lifecycle.agent_state is AgentState.STOPPED
     core.say("Go on")
     assert core.run() == CallModel(2, 1)
-    assert (core.state.agent.name, core.state.plan) == ("PlanningAgent", Plan())
+    assert (core.state.setup.agent.name, core.state.plan) == ("PlanningAgent", Plan())
     assert is_sound(core)
 
 
@@ -143,7 +143,7 @@ def test_what_is_pending_besides_the_plan_is_still_done() -> None:
     grep = call("grep", '{"pattern": "till"}', "g1")
     assert core.reply(grep, propose()) == AwaitTools((8,))
     assert core.observe(8) == CallModel(2, 1)
-    assert core.state.agent.name == "CodeActAgent"
+    assert core.state.setup.agent.name == "CodeActAgent"
     assert is_sound(core)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.quotas import QuotaTable
-from controller_worker.llm.quota_headers import quota_left
+from broker.limits.quotas import QuotaTable
+from controller_worker.backends.quota_headers import quota_left
 
 
 def test_anthropic() -> None:

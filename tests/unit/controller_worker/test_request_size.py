@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.tool_specs import ToolSpec
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.llm.llm import ModelRequest
 from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.llm.request_size import prompt_tokens, text_tokens
@@ -21,7 +21,7 @@ NOISE = random.Random(1)
 LOG = "\n".join(json.dumps({"id": n, "kind": "action.run", "args": {"command": f"ls /tmp/{n}"}}) for n in range(100))
 TEXTS = {
     "code": (ROOT / "controller_worker" / "llm" / "router.py").read_text(),
-    "lua": (ROOT / "broker" / "prelude.lua").read_text(),
+    "lua": (ROOT / "broker" / "store" / "prelude.lua").read_text(),
     "prose": (ROOT / "docs" / "glossary.md").read_text(),
     "json": LOG,
     "hex": " ".join(NOISE.randbytes(8).hex() for _ in range(100)),

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from broker.actions import CmdRunAction
-from broker.events import AgentSpec, Event, ModelReply, ModelToolCall, WorkspaceSpec
-from broker.file_events import FileReadAction
-from broker.observations import ErrorObservation
-from broker.tool_specs import ToolOffer
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import AgentSpec, Event, ModelReply, ModelToolCall, WorkspaceSpec
+from broker.contract.file_events import FileReadAction
+from broker.contract.observations import ErrorObservation
+from broker.contract.tool_specs import ToolOffer
 from controller_worker.agents.looking import ReadOnlyAgent
 from tool_worker.tools.shell_syntax import top_level_commands
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.events import ActionSecurityRisk
+from broker.contract.events import ActionSecurityRisk
 from controller_worker.security.shell_analyzer import shell_risk
 
 HARMLESS = [

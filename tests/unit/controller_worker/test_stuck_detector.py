@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.actions import (
+from broker.contract.actions import (
     AgentThinkAction,
     CmdRunAction,
     CondensationAction,
@@ -16,11 +16,19 @@ from broker.actions import (
     MessageAction,
     NullAction,
 )
-from broker.codec import decode, to_entry
-from broker.events import Action, ActionSecurityRisk, Event, EventSource, Observation, ToolCallMetadata, with_id
-from broker.file_events import FileEditAction
-from broker.loop_policy import LoopPolicy
-from broker.observations import (
+from broker.contract.codec import decode, to_entry
+from broker.contract.events import (
+    Action,
+    ActionSecurityRisk,
+    Event,
+    EventSource,
+    Observation,
+    ToolCallMetadata,
+    with_id,
+)
+from broker.contract.file_events import FileEditAction
+from broker.contract.loop_policy import LoopPolicy
+from broker.contract.observations import (
     AgentThinkObservation,
     CmdOutputMetadata,
     CmdOutputObservation,
@@ -28,7 +36,7 @@ from broker.observations import (
     IPythonRunCellObservation,
     NullObservation,
 )
-from controller_worker.stuck_detector import (
+from controller_worker.core.stuck_detector import (
     Loop,
     RecentEvents,
     find_loop,

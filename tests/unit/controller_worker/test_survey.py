@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from broker.actions import RecallType, SurveyAction
-from broker.agent_state import AgentState
-from broker.events import AgentSpec, Observation
-from broker.observations import (
+from broker.contract.actions import RecallType, SurveyAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Observation
+from broker.contract.observations import (
     ErrorObservation,
     MicroagentKnowledge,
     OutcomeUnknownObservation,
     RecallObservation,
     SurveyObservation,
 )
-from broker.specs import Skill
-from controller_worker.effects import AwaitTools, CallModel
+from broker.contract.skills import NO_SKILLS
+from broker.contract.specs import Skill
+from controller_worker.core.effects import AwaitTools, CallModel
+from controller_worker.core.recall import MAX_WORDS
+from controller_worker.core.survey import MAX_ATTEMPTS, skills_from, skills_read
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
-from controller_worker.memory.survey import MAX_ATTEMPTS, skills_from
 from tests.controller_parts import Core, messages_of
 from tool_worker.tools.survey import SurveyWorkspace
 
@@ -52,7 +55,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 def test_the_command_finds_what_there_is(workspace: Path) -> None:
-    assert skills_from(surveyed(workspace)) == (
+    assert skills_from(surveyed(workspace)).skills == (
         Skill(name="cursorrules", content="Be brief."),
         Skill(name="agents", content="Use tabs.\nAlways."),
         Skill(name="repo", content="This is a shop."),
@@ -61,13 +64,35 @@ def test_the_command_finds_what_there_is(workspace: Path) -> None:
 
 
 def test_a_workspace_that_says_nothing(tmp_path: Path) -> None:
-    assert skills_from(surveyed(tmp_path)) == ()
+    assert skills_from(surveyed(tmp_path)) == NO_SKILLS
 
 
 def test_damaged_lines_are_left_out() -> None:
     text = "deckhands-skill: QUdFTlRTLm1k\ndeckhands-skill: *** QQ==\ndeckhands-skill: QUdFTlRTLm1k QQ==\nnoise"
-    assert skills_from(SurveyObservation(content=text)) == (Skill(name="agents", content="A"),)
-    assert skills_from(ErrorObservation(content=text)) == ()
+    assert skills_from(SurveyObservation(content=text)).skills == (Skill(name="agents", content="A"),)
+    assert skills_from(ErrorObservation(content=text)) == NO_SKILLS
+
+
+async def test_while_the_files_are_read_others_have_their_turn(tmp_path: Path) -> None:
+    skills = tmp_path / ".openhands" / "skills"
+    skills.mkdir(parents=True)
+    for number in range(50):
+        (skills / f"{number:02}.md").write_text(f"---\ntriggers: [word{number}]\n---\nText.")
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    answer = surveyed(tmp_path)
+    other = asyncio.create_task(others())
+    read = await skills_read(answer)
+    other.cancel()
+    assert turns >= len(read.skills) == 50
+    assert read == skills_from(answer)
+    assert await skills_read(ErrorObservation(content=answer.content)) == NO_SKILLS
 
 
 def asked(task: str = "Mend it.", **spec: object) -> Core:
@@ -81,7 +106,7 @@ def test_the_workspace_is_asked_before_the_first_message_is_recalled(workspace: 
     core = asked()
     assert core.event(4) == SurveyAction(id=4, timestamp=core.now)
     assert core.dispatched == [4]
-    assert core.state.agent_state is AgentState.LOADING
+    assert core.state.lifecycle.agent_state is AgentState.LOADING
     assert core.observe(4, surveyed(workspace)) == CallModel(1, 1)
     assert core.trace(after=4) == [
         "5 SurveyObservation(environment, cause 4)",
@@ -125,6 +150,28 @@ def test_a_workspace_that_cannot_be_asked_says_nothing(answer: Observation) -> N
     assert (found.repo_instructions, found.working_dir) == ("", "/srv/project")
 
 
+def test_a_file_that_is_no_skill_is_named_to_the_model_and_the_person_and_the_others_count(workspace: Path) -> None:
+    (workspace / ".openhands" / "skills" / "bad.md").write_text("---\na: !!bool foo\n---\nBad.")
+    core = asked()
+    assert core.observe(4, surveyed(workspace)) == CallModel(1, 1)
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    line = ".openhands/skills/bad.md: the front matter has a tag (!); leave it out, or quote the value"
+    assert found.unreadable_skills == (line,)
+    assert found.repo_instructions == "Be brief.\n\nUse tabs.\nAlways.\n\nThis is a shop."
+    assert line in "".join(str(message.content) for message in messages_of(core.events))
+
+
+def test_words_beyond_the_limit_are_not_looked_for() -> None:
+    names = range(MAX_WORDS // 100 + 1)
+    skills = tuple(
+        Skill(name=str(n), content="A.", triggers=(*(f"w{n}-{i}" for i in range(99)), f"last{n}")) for n in names
+    )
+    core = Core(" ".join(f"last{n}" for n in names), agent=AgentSpec(skills=skills))
+    core.run()
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    assert [item.name for item in found.microagent_knowledge] == [str(n) for n in names][:-1]
+
+
 def test_when_nobody_knows_what_became_of_the_question_it_is_asked_again_and_not_for_ever() -> None:
     core = asked()
     for _ in range(MAX_ATTEMPTS - 1):
@@ -138,8 +185,8 @@ def test_a_stop_does_not_wait_for_the_answer() -> None:
     core = asked()
     core.ask("stopped")
     core.run()
-    assert core.state.agent_state is AgentState.STOPPED
-    assert core.state.pending == ()
+    assert core.state.lifecycle.agent_state is AgentState.STOPPED
+    assert core.state.tools.pending == ()
 
 
 def test_a_message_before_the_answer_is_recalled_with_it(workspace: Path) -> None:
@@ -175,7 +222,9 @@ def test_a_workspaces_skill_takes_the_place_of_an_agents_own(workspace: Path) ->
 
 def test_a_new_workspace_is_not_asked() -> None:
     core = Core("task", surveys=True)
-    created = core.events[0].model_copy(update={"workspace": core.state.workspace.model_copy(update={"path": None})})
+    created = core.events[0].model_copy(
+        update={"workspace": core.state.setup.workspace.model_copy(update={"path": None})}
+    )
     fresh = Core(None, surveys=True)
     fresh.events, fresh.state = [], type(fresh.state)()
     fresh.put(created, core.events[1])

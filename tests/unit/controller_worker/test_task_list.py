@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from broker.actions import TaskItem, TaskTrackingAction
-from broker.events import AgentSpec, Event, ModelReply, ModelToolCall
-from broker.observations import ErrorObservation, TaskTrackingObservation
+from broker.contract.actions import TaskItem, TaskTrackingAction
+from broker.contract.events import AgentSpec, Event, ModelReply, ModelToolCall
+from broker.contract.observations import ErrorObservation, TaskTrackingObservation
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.controller import fold
-from controller_worker.state import State
+from controller_worker.core.controller import fold
+from controller_worker.core.state import State
 from tests.controller_parts import started
 
 LIST = (TaskItem(id="1", title="Look", status="done"), TaskItem(id="2", title="Mend", notes="carefully"))
@@ -92,5 +92,5 @@ def test_the_state_keeps_the_latest_plan() -> None:
         TaskTrackingAction(id=core.state.version + 1, command="plan", task_list=LIST),
         TaskTrackingAction(id=core.state.version + 2, command="view"),
     ]
-    assert core.state.task_list == State().task_list == ()
-    assert fold(core.state, events).task_list == LIST
+    assert core.state.tasks.items == State().tasks.items == ()
+    assert fold(core.state, events).tasks.items == LIST

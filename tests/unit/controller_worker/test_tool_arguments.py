@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from broker import codec
-from broker.actions import CmdRunAction
-from broker.events import ModelReply, ModelToolCall
-from broker.observations import ErrorObservation
+from broker.contract import codec
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import ModelReply, ModelToolCall
+from broker.contract.observations import ErrorObservation
 from controller_worker.agents.tool_calls import events_of_reply
-from controller_worker.llm.chat_wire import ChatWire
+from controller_worker.backends.chat_wire import ChatWire
+from controller_worker.backends.messages_wire import MessagesWire
 from controller_worker.llm.fn_call_text import read_calls, write_calls
 from controller_worker.llm.llm import ModelRequest
 from controller_worker.llm.messages import Message, TextPart, ToolCall
-from controller_worker.llm.messages_wire import MessagesWire
 from controller_worker.llm.tool_arguments import arguments_object, arguments_text
 
 ACCEPTED = {

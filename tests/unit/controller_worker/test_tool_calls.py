@@ -10,11 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import codec
-from broker.actions import AgentFinishAction, AgentThinkAction, CmdRunAction, MessageAction
-from broker.events import Action, ActionSecurityRisk, Event, EventSource, ModelReply, ModelToolCall, ToolCallMetadata
-from broker.file_events import FileEditAction, FileReadAction
-from broker.observations import AgentThinkObservation, ErrorObservation
+from broker.contract import codec
+from broker.contract.actions import AgentFinishAction, AgentThinkAction, CmdRunAction, MessageAction
+from broker.contract.events import (
+    Action,
+    ActionSecurityRisk,
+    Event,
+    EventSource,
+    ModelReply,
+    ModelToolCall,
+    ToolCallMetadata,
+)
+from broker.contract.file_events import FileEditAction, FileReadAction
+from broker.contract.observations import AgentThinkObservation, ErrorObservation
 from controller_worker.agents.tool_calls import MAX_ARGUMENTS_CHARS, MAX_CALLS, events_of_reply
 
 TOOLS = frozenset({"execute_bash", "think", "finish", "str_replace_editor"})

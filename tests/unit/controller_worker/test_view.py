@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.actions import (
+from broker.contract.actions import (
     ChangeAgentStateAction,
     CmdRunAction,
     CondensationAction,
@@ -13,8 +13,8 @@ from broker.actions import (
     NullAction,
     SystemMessageAction,
 )
-from broker.events import ConversationCreated, Event, EventSource, ModelCallFailed, ModelReply, with_id
-from broker.observations import (
+from broker.contract.events import ConversationCreated, Event, EventSource, ModelCallFailed, ModelReply, with_id
+from broker.contract.observations import (
     AgentCondensationObservation,
     AgentStateChangedObservation,
     CmdOutputObservation,
@@ -41,7 +41,7 @@ def worked(steps: int) -> Core:
     core = started()
     for number in range(steps):
         core.reply(bash(call_id=f"c{number}"), text=f"Step {number}.")
-        core.observe(core.state.pending[0].id)
+        core.observe(core.state.tools.pending[0].id)
     return core
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from broker.actions import AgentFinishAction, CmdRunAction, MessageAction, RecallAction, RecallType
-from broker.agent_state import AgentState
-from broker.events import ConversationCreated, Event, ModelReply, TokenUsage, with_id
-from broker.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation, NullObservation
+from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction, RecallAction, RecallType
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConversationCreated, Event, ModelReply, TokenUsage, with_id
+from broker.contract.observations import (
+    AgentStateChangedObservation,
+    CmdOutputMetadata,
+    CmdOutputObservation,
+    NullObservation,
+)
 
 CONVERSATION_ID = "c1-sample"
 STARTED = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)

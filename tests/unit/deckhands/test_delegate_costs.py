@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker.actions import AgentDelegateAction
-from broker.agent_state import AgentState
-from broker.events import DelegateEnded, Event, ModelReply, ModelUsage, TokenUsage
-from controller_worker.usage import usage_by_model
+from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import DelegateEnded, Event, ModelReply, ModelUsage, TokenUsage
+from controller_worker.calls.usage import usage_by_model
 from deckhands.cli.output import summary_lines
-from deckhands.metrics import metrics_of
-from deckhands.summary import Summary, summarize
+from deckhands.reading.metrics import metrics_of
+from deckhands.reading.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, numbered
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import UsageError
+from broker.runtime.errors import UsageError
 from deckhands.settings import FaceSettings
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.errors import UsageError
-from broker.events import AgentSpec, ConversationCreated, LLMSpec, ModelSwitched, WorkspaceSpec, with_id
-from broker.specs import PlanSpec
-from deckhands.forking import Point, fork_of, taken_over
+from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, ModelSwitched, WorkspaceSpec, with_id
+from broker.contract.specs import PlanSpec
+from broker.runtime.errors import UsageError
+from deckhands.client.forking import Point, fork_of, taken_over
 from tests.controller_parts import said
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import ConfirmationStatus, Event, with_id
-from broker.invariants import doubled_observations, lost_events, violations
+from broker.contract.events import ConfirmationStatus, Event, with_id
+from broker.log.invariants import doubled_observations, lost_events, violations
 from tests.unit.deckhands.sample_log import (
     CONVERSATION_ID,
     command,

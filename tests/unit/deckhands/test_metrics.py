@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.events import ModelReply
-from broker.events import TokenUsage as ReplyUsage
+from broker.contract.events import ModelReply
+from broker.contract.events import TokenUsage as ReplyUsage
 from deckhands.cli.output import summary_lines
-from deckhands.metrics import Cost, Metrics, ResponseLatency, TokenUsage, metrics_of
-from deckhands.summary import summarize
+from deckhands.reading.metrics import Cost, Metrics, ResponseLatency, TokenUsage, metrics_of
+from deckhands.reading.summary import summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered
 
 NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)

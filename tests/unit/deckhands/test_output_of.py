@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from broker.errors import UsageError
-from broker.output_schema import problems_of
-from deckhands.tasks import output_of
+from broker.runtime.errors import UsageError
+from broker.tools.output_schema import problems_of
+from deckhands.client.tasks import output_of
 
 
 class Part(BaseModel):

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.actions import (
+from broker.contract.actions import (
     AgentFinishAction,
     AgentThinkAction,
     BrowseInteractiveAction,
@@ -15,10 +15,11 @@ from broker.actions import (
     MCPAction,
     MessageAction,
 )
-from broker.events import ModelCallFailed
-from broker.file_events import FileEditAction, FileReadAction, FileReadObservation, FileWriteAction
-from broker.observations import ErrorObservation
-from deckhands.rendering import Renderer, clean, clean_line
+from broker.contract.events import ModelCallFailed
+from broker.contract.file_events import FileEditAction, FileReadAction, FileReadObservation, FileWriteAction
+from broker.contract.observations import ErrorObservation, RecallObservation
+from deckhands.reading.rendering import Renderer
+from deckhands.reading.terminal import clean, clean_line
 from tests.unit.deckhands.sample_log import command, finished_log, output, state, user
 
 PLAIN = Renderer(is_coloured=False)
@@ -48,6 +49,11 @@ def test_what_else_there_is_to_see():
     assert PLAIN.lines(AgentFinishAction()) == ["All done."]
 
 
+def test_files_that_are_no_skills_are_named():
+    found = RecallObservation(recall_type="workspace_context", unreadable_skills=("a.md: it has a tag",))
+    assert PLAIN.lines(found) == ["  ! Left out, because it is no skill: a.md: it has a tag"]
+
+
 def test_the_lines_of_a_long_text_keep_its_ends():
     lines = PLAIN.lines(output(1, "\n".join(str(number) for number in range(100))))
     assert lines[9:12] == ["  9", "  … 80 more lines …", "  90"]
@@ -59,25 +65,27 @@ def test_every_line_of_a_text_is_indented_by_its_mark():
 
 
 def test_colours_are_ours_alone():
-    assert COLOURED.lines(command("ls \x1b[31mred")) == ["\x1b[36m$ ls red\x1b[0m"]
+    assert COLOURED.lines(command("ls \x1b[31mred")) == ["\x1b[36m$ ls \\x1b[31mred\x1b[0m"]
 
 
-def test_escape_sequences_are_dropped_whole():
-    assert clean("a\x1b[1;31mb\x1b]0;title\x07c\x1b]8;;http://x\x1b\\d\x1bMe\x1bP1$r\x1b\\f") == "abcdef"
+def test_what_a_terminal_would_obey_or_hide_is_spelt_out():
+    assert clean("a\x1b[1;31mb\x1b]8;;http://x\x1b\\c") == r"a\x1b[1;31mb\x1b]8;;http://x\x1b\c"
+    assert clean("bell\x07 back\x08 csi\x9b31m") == r"bell\x07 back\x08 csi\x9b31m"
+    assert clean("user\u202etxt.exe\u2066 \U000e0041") == r"user\u202etxt.exe\u2066 \U000e0041"
+    assert clean("not UTF-8: \udcff") == r"not UTF-8: \udcff"
+    assert clean("one\r\nfine\rhidden") == "one\nfine\\rhidden"
 
 
-def test_other_control_characters_are_spelt_out():
-    assert clean("bell\x07 back\x08 csi\x9b31m") == "bell\\x07 back\\x08 csi\\x9b31m"
-    assert clean("user\u202etxt.exe\u2066") == "user\\x202etxt.exe\\x2066"
+def test_no_part_of_a_command_hides_behind_an_escape_sequence_from_who_is_asked():
+    lines = PLAIN.asked(command("ls # \x1b]0;\nrm -rf ~\n# \x07"))
+    assert lines == [r"  $ ls # \x1b]0;", "    rm -rf ~", r"    # \x07"]
 
 
-def test_a_progress_bar_becomes_lines():
-    assert clean("10%\r20%\r\n30%\r") == "10%\n20%\n30%\n"
-
-
-@given(st.text())
+@given(st.text(st.characters()))
 def test_nothing_a_terminal_obeys_is_left(text):
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", clean(text))
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", clean(text)
+    )
 
 
 @given(st.text(st.characters(exclude_categories=["C", "Z"])))
@@ -86,7 +94,7 @@ def test_plain_text_is_left_alone(text):
 
 
 def test_one_line_of_a_text():
-    assert clean_line("a\n b\t\x1b[0mc") == "a b c"
+    assert clean_line("a\n b\t\x1b[0mc") == r"a b \x1b[0mc"
     assert clean_line("x" * 300, limit=10) == "xxxxxxxxx…"
 
 
@@ -94,8 +102,8 @@ def test_who_is_asked_sees_the_whole_of_what_would_be_done():
     assert PLAIN.asked(command("a\n" * 5_000 + "b" * 50_000)) == ["  $ a", *["    a"] * 4_999, "    " + "b" * 50_000]
     assert PLAIN.asked(FileWriteAction(path="a", content="one\ntwo")) == ["  Writing a", "  + one", "    two"]
     assert PLAIN.asked(FileWriteAction(path="a", content="x", start=2, end=5))[0] == "  Writing a, lines [2, 5)"
-    edit = FileEditAction(path="/a", command="str_replace", old_str="one", new_str="two\x1b[2J")
-    assert PLAIN.asked(edit) == ["  Editing /a (str_replace)", "  - one", "  + two"]
+    edit = FileEditAction(path="/a", command="str_replace", old_str="one", new_str="two\x07")
+    assert PLAIN.asked(edit) == ["  Editing /a (str_replace)", "  - one", r"  + two\x07"]
     insert = FileEditAction(path="/a", command="insert", insert_line=3, new_str="x")
     assert PLAIN.asked(insert) == ["  Editing /a (insert), after line 3", "  + x"]
     assert PLAIN.asked(IPythonRunCellAction(code="1\n2")) == ["  1", "  2"]

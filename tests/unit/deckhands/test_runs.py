@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from broker.errors import CorruptEntry, UnknownKind
-from deckhands.runs import RunFolder, event_from_export, event_line
-from deckhands.summary import summarize
+from broker.runtime.errors import CorruptEntry, UnknownKind
+from deckhands.reading.summary import summarize
+from deckhands.runs.records import RunFolder, event_from_export, event_line
 from tests.unit.deckhands.sample_log import finished_log
 
 

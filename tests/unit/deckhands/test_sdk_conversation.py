@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from broker.errors import UsageError
-from broker.events import ConversationCreated, Event, ModelReply
-from broker.invariants import violations
-from broker.observations import CmdOutputObservation, OutcomeUnknownObservation
-from broker.standing import standing
-from controller_worker.controller import fold
+from broker.contract.events import ConversationCreated, Event, ModelReply
+from broker.contract.observations import CmdOutputObservation, OutcomeUnknownObservation
+from broker.log.invariants import violations
+from broker.log.status import standing
+from broker.runtime.errors import UsageError
+from controller_worker.core.controller import fold
+from controller_worker.core.state import State
+from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
-from controller_worker.replay import replay
-from controller_worker.state import State
-from deckhands.sdk_conversation import read_sdk_directory
-from deckhands.summary import summarize
+from deckhands.openhands.sdk_conversation import read_sdk_directory
+from deckhands.reading.summary import summarize
 from tests.integration.command_line import deckhands, environment
 
 REAL = Path(__file__).with_name("sdk_conversation")
@@ -89,8 +89,13 @@ def test_a_real_conversation_carries_over() -> None:
         "/srv/project",
     )
     state = fold(State(), events)
-    assert (state.agent_state, state.iteration, state.pending, state.message) == ("finished", 8, (), None)
-    assert [task.title for task in state.task_list] == ["Mend"]
+    assert (state.lifecycle.agent_state, state.usage.iteration, state.tools.pending, state.inbox.message) == (
+        "finished",
+        8,
+        (),
+        None,
+    )
+    assert [task.title for task in state.tasks.items] == ["Mend"]
     summary = summarize(events)
     assert (summary.message, summary.iterations, summary.exit_code) == ("Done.", 8, 0)
 
@@ -130,7 +135,7 @@ def test_an_action_without_a_result_is_not_run_again(tmp_path: Path) -> None:
 
     events, _ = read(changed(tmp_path, while_running, upto=3))
     assert isinstance(events[-1], OutcomeUnknownObservation)
-    assert (events[-1].cause, fold(State(), events).pending) == (8, ())
+    assert (events[-1].cause, fold(State(), events).tools.pending) == (8, ())
 
 
 def test_an_action_that_waits_for_a_confirmation_still_does(tmp_path: Path) -> None:
@@ -141,8 +146,8 @@ def test_an_action_that_waits_for_a_confirmation_still_does(tmp_path: Path) -> N
     stands = standing(events)
     assert (stands.state, stands.asked_id, stands.is_settled) == ("awaiting_user_confirmation", 8, True)
     state = fold(State(), events)
-    assert [(pending.id, pending.is_awaiting) for pending in state.pending] == [(8, True)]
-    assert state.agent.confirmation.mode == "always"
+    assert [(pending.id, pending.is_awaiting) for pending in state.tools.pending] == [(8, True)]
+    assert state.setup.agent.confirmation.mode == "always"
 
 
 def test_only_the_branch_that_it_stands_on_is_taken(tmp_path: Path) -> None:
@@ -152,7 +157,7 @@ def test_only_the_branch_that_it_stands_on_is_taken(tmp_path: Path) -> None:
     events, left_out = read(changed(tmp_path, back))
     assert left_out == {"events of other branches": 16}
     assert [event.kind for event in events[-2:]] == ["observation.think", "observation.agent_state_changed"]
-    assert fold(State(), events).agent_state == "paused"
+    assert fold(State(), events).lifecycle.agent_state == "paused"
 
 
 def test_what_has_no_equivalent_is_counted_by_name(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from broker.events import ModelCallFailed, ModelReply
-from deckhands.spending import Spending, spending_of
+from broker.contract.events import ModelCallFailed, ModelReply
+from deckhands.reading.spending import Spending, spending_of
 from tests.controller_parts import Core, call, started, think
 
 
 def parts(core: Core) -> tuple[float, float, float, float]:
     found = spending_of(core.events)
-    assert found.spent_usd == core.state.cost_usd
+    assert found.spent_usd == core.state.usage.cost_usd
     return found.work_usd, found.retries_usd, found.loops_usd, found.condensation_usd
 
 

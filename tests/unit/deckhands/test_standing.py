@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.actions import ChangeAgentStateAction, RecallAction, RecallType
-from broker.agent_state import AgentState
-from broker.standing import standing
+from broker.contract.actions import ChangeAgentStateAction, RecallAction, RecallType
+from broker.contract.agent_state import AgentState
+from broker.log.status import standing
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, state, user
 
 

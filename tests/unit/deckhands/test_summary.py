@@ -6,12 +6,18 @@ import json
 
 import pytest
 
-from broker.actions import AgentFinishAction, AgentRejectAction, ChangeAgentStateAction, CmdRunAction, MessageAction
-from broker.events import ConversationCreated, ModelCallFailed
-from broker.observations import AgentStateChangedObservation, CmdOutputObservation
+from broker.contract.actions import (
+    AgentFinishAction,
+    AgentRejectAction,
+    ChangeAgentStateAction,
+    CmdRunAction,
+    MessageAction,
+)
+from broker.contract.events import ConversationCreated, ModelCallFailed
+from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
 from deckhands.cli.output import UNCONFINED, summary_lines
-from deckhands.metrics import Metrics
-from deckhands.summary import Summary, summarize
+from deckhands.reading.metrics import Metrics
+from deckhands.reading.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
 
 

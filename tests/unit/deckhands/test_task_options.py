@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from broker.events import AgentSpec, WorkspaceSpec
+from broker.contract.events import AgentSpec, WorkspaceSpec
 from deckhands.cli.options import Place, agent_of, task_options, workspace_of
 
 

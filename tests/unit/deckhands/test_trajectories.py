@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker.errors import UsageError
-from broker.events import ConversationCreated, Event, ModelReply
-from controller_worker.controller import fold
-from controller_worker.replay import replay
-from controller_worker.state import State
-from deckhands.trajectories import ACTIONS, OBSERVATIONS, read_trajectory, trajectory_of
+from broker.contract.events import ConversationCreated, Event, ModelReply
+from broker.runtime.errors import UsageError
+from controller_worker.core.controller import fold
+from controller_worker.core.state import State
+from controller_worker.loop.replay import replay
+from deckhands.openhands.trajectories import ACTIONS, OBSERVATIONS, read_trajectory, trajectory_of
 from tests.replay.test_replay import GOLDEN, recorded
 
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "execute_bash", "arguments": '{"command": "ls"}'}}]
@@ -105,7 +105,7 @@ def test_a_trajectory_becomes_a_log(tmp_path: Path) -> None:
     assert run.tool_call_metadata is not None
     assert (run.tool_call_metadata.reply_id, run.timeout) == (6, 60.0)
     assert run.timestamp.isoformat() == "2025-11-01T10:00:04.000001+00:00"
-    assert fold(State(), events).agent_state == "finished"
+    assert fold(State(), events).lifecycle.agent_state == "finished"
     assert replay(events).divergence is None
 
 
@@ -122,8 +122,8 @@ def test_a_log_that_is_written_and_read_again_says_the_same(path: Path, tmp_path
         ]
 
     assert shown(again) == shown(events)
-    assert fold(State(), again).agent_state == fold(State(), events).agent_state
-    assert fold(State(), again).pending == ()
+    assert fold(State(), again).lifecycle.agent_state == fold(State(), events).lifecycle.agent_state
+    assert fold(State(), again).tools.pending == ()
 
 
 def test_what_is_written_is_what_the_original_writes(tmp_path: Path) -> None:
@@ -165,4 +165,4 @@ def test_an_action_that_openhands_wrote_again_when_it_was_confirmed_waits_no_lon
     events = read(tmp_path, trajectory)
     first, copy = (event for event in events if event.kind == "action.run")
     assert copy.wire()["replaces"] == first.id
-    assert fold(State(), events).pending == ()
+    assert fold(State(), events).tools.pending == ()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.actions import CmdRunAction
-from broker.observations import ErrorObservation
+from broker.contract.actions import CmdRunAction
+from broker.contract.observations import ErrorObservation
 from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.tool import HostRequest
 

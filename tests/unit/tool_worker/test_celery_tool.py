@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.celery_tool import celery_tool
-from broker.dispatch import TaskSender
-from broker.errors import UsageError
-from broker.tool_specs import OutcomePolicy
+from broker.celery.dispatch import TaskSender
+from broker.contract.tool_specs import OutcomePolicy
+from broker.runtime.errors import UsageError
+from broker.tools.celery_tool import celery_tool
 from tests.example_celery import refund_tool
 
 SCHEMA = {"type": "object", "properties": {"order": {"type": "integer"}}}

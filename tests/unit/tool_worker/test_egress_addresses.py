@@ -13,6 +13,8 @@ REFUSED = (
     *("::", "::1", "::7f00:1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1"),
     *("64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "100::1", "2001::1", "2001:db8::1", "2002:7f00:1::", "2002:a00:1::1"),
     *("fc00::1", "fd00:ec2::254", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1", "3fff::1", "5f00::1"),
+    *("::ffff:0:127.0.0.1", "::ffff:0:a9fe:a9fe", "::ffff:0:101:101", "64:ff9b:1::7f00:1", "4000::1", "100:0:0:1::1"),
+    *("2606:4700::5efe:7f00:1", "2606:4700::200:5efe:a9fe:a9fe"),
     *("not an address", "", "168.63.129.16", "100.100.100.200"),
 )
 PUBLIC = ("1.1.1.1", "93.184.215.14", "172.32.0.1", "2606:4700:4700::1111", "64:ff9b::101:101", "::ffff:1.1.1.1")
@@ -39,5 +41,14 @@ def test_what_the_operator_names_is_reached_besides() -> None:
 def test_where_machines_get_their_credentials_is_never_reached() -> None:
     rules = AddressRules.parse(["0.0.0.0/0", "::/0"])
     assert rules.may_reach("10.0.0.1")
-    for address in ("169.254.169.254", "fd00:ec2::254", "::ffff:169.254.169.254", "2002:a9fe:a9fe::1"):
+    for address in (
+        *(
+            "169.254.169.254",
+            "fd00:ec2::254",
+            "::ffff:169.254.169.254",
+            "2002:a9fe:a9fe::1",
+            "::ffff:0:169.254.169.254",
+        ),
+        *("64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe", "::169.254.169.254", "2606:4700::5efe:a9fe:a9fe"),
+    ):
         assert not rules.may_reach(address)

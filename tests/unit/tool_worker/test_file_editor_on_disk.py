@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tool_worker.host.file_editor import FileEditor
-from tool_worker.host.versioned_files import VersionedFiles
+from tool_worker.editor.file_editor import FileEditor
+from tool_worker.editor.versioned_files import VersionedFiles
 
 ROOT = Path(__file__).resolve().parents[3]
 NOBODY = 65534
@@ -163,7 +163,7 @@ class TestLineBreaks:
 
 
 class TestFile:
-    @pytest.mark.parametrize("mode", [0o600, 0o644, 0o755, 0o4711])
+    @pytest.mark.parametrize("mode", [0o600, 0o644, 0o755, 0o1711])
     def test_keeps_its_mode(self, editor: FileEditor, tmp_path: Path, mode: int) -> None:
         path = tmp_path / "a.sh"
         path.write_text("one")
@@ -172,12 +172,12 @@ class TestFile:
         run(editor, "undo_edit", path)
         assert (path.read_text(), path.stat().st_mode & 0o7777) == ("one", mode)
 
-    def test_keeps_a_set_user_id_bit_that_writing_clears(self, plain_user: Path) -> None:
+    def test_clears_the_set_user_id_bit_as_any_write_does(self, plain_user: Path) -> None:
         path = plain_user / "a.sh"
         path.write_text("one")
-        path.chmod(0o4755)
+        path.chmod(0o6755)
         replace(FileEditor(str(plain_user)), path, "one", "two")
-        assert path.stat().st_mode & 0o7777 == 0o4755
+        assert path.stat().st_mode & 0o7777 == 0o755
 
     def test_is_created_as_the_umask_says(self, editor: FileEditor, tmp_path: Path) -> None:
         old = os.umask(0o027)
@@ -377,7 +377,7 @@ def run_in_small_disk(directory: Path, calls: list[dict[str, object]]) -> list[d
         "import json, sys\n"
         "calls, root = json.load(sys.stdin)\n"
         "sys.path.insert(0, root)\n"
-        "from tool_worker.host.file_editor import FileEditor\n"
+        "from tool_worker.editor.file_editor import FileEditor\n"
         "editor = FileEditor('/')\n"
         "json.dump([editor.run(call) for call in calls], sys.stdout)\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_worker.host.file_history import FileHistory
+from tool_worker.editor.file_history import FileHistory
 
 
 def drain(history: FileHistory, path: str) -> list[bytes]:

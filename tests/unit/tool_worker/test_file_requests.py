@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.events import Observation
-from broker.file_events import (
+from broker.contract.events import Observation
+from broker.contract.file_events import (
     FileEditAction,
     FileEditObservation,
     FileEditSource,
@@ -17,7 +17,7 @@ from broker.file_events import (
     FileWriteAction,
     FileWriteObservation,
 )
-from broker.observations import ErrorObservation
+from broker.contract.observations import ErrorObservation
 from tool_worker.tools.file_tools import MAX_KEPT_CHARS
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.masking import MASK, Masker
-from broker.observations import TRUNCATION_MARKER
+from broker.contract.observations import TRUNCATION_MARKER
+from broker.secrets.masking import MASK, Masker
 from tool_worker.host.bash_call import COMMAND_LIMIT_BYTES, BashCall, BashCallError
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.protocol import FRAME_LIMIT_BYTES, Lines, ProtocolError, decode, encode
@@ -74,6 +74,7 @@ def test_what_is_left_of_a_secret_at_the_cut_of_a_result_is_hidden() -> None:
 def test_a_configuration_comes_back() -> None:
     configuration = HostConfiguration(
         workspace="/w",
+        identity=[1, 2],
         environment={"A": "ü"},
         ttl_seconds=1.5,
         idle_seconds=0.5,

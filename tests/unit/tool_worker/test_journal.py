@@ -97,3 +97,29 @@ def test_a_full_disk_stops_starts_but_loses_no_result(full_disk: Journal, path: 
         full_disk.record_start(222_222_222)
     assert not full_disk.has_started(222_222_222)
     assert path.stat().st_size == size == full_disk.size_bytes
+
+
+def test_a_start_is_remembered_with_its_fingerprint(path: Path) -> None:
+    journal = opened(path)
+    journal.record_start(3, "abc")
+    journal.record_result(3, b"three")
+    journal.record_start(2)
+    for one in (journal, opened(path)):
+        assert [one.fingerprint(action_id) for action_id in (2, 3, 4)] == ["", "abc", ""]
+        assert one.newest == [3, "abc"]
+        assert one.result(3) == b"three"
+
+
+def test_a_journal_of_an_older_version_is_read_and_goes_on(path: Path) -> None:
+    path.write_bytes(b"boot boot-1\nstart 1\nresult 1 3\none\nstart 2\n")
+    journal = opened(path)
+    assert known(journal, range(1, 4)) == [(True, b"one"), (True, None), (False, None)]
+    assert journal.newest == [2, ""]
+    journal.record_start(3, "abc")
+    again = opened(path)
+    assert known(again, range(1, 4)) == [(True, b"one"), (True, None), (True, None)]
+    assert (again.fingerprint(1), again.fingerprint(3)) == ("", "abc")
+
+
+def test_an_empty_journal_has_no_newest_action(path: Path) -> None:
+    assert opened(path).newest is None

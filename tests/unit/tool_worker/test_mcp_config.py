@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.errors import UsageError
+from broker.runtime.errors import UsageError
 from tool_worker.settings import tool_settings
 from tool_worker.tools.mcp_config import McpServerSpec, read_servers
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tool_worker.host.text_diff import unified_diff
+from tool_worker.editor.text_diff import unified_diff
 
 TEXT = st.lists(st.sampled_from(["a\n", "b\n", "\n"]), max_size=12).map("".join)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from broker.errors import UsageError
+from broker.runtime.errors import UsageError
 from tool_worker.settings import tool_settings
+from tool_worker.workspace.repository_roots import RepositoryRoots
 
 
 def test_what_nobody_sets() -> None:
@@ -41,3 +44,12 @@ def test_a_timeout_that_is_none(text: str) -> None:
 def test_a_name_that_no_variable_can_have() -> None:
     with pytest.raises(UsageError, match="SANDBOX_ENV_1-X would set the variable '1-X'"):
         tool_settings({"SANDBOX_ENV_1-X": "1"})
+
+
+def test_the_roots_of_repositories_are_absolute_paths() -> None:
+    assert tool_settings({}).repository_roots == RepositoryRoots()
+    named = tool_settings({"DECKHANDS_REPOSITORY_ROOTS": "/srv/git, /srv/more"}).repository_roots
+    assert named == RepositoryRoots((Path("/srv/git"), Path("/srv/more")))
+    for text in ("git", "/srv/../etc"):
+        with pytest.raises(UsageError, match="DECKHANDS_REPOSITORY_ROOTS"):
+            tool_settings({"DECKHANDS_REPOSITORY_ROOTS": text})

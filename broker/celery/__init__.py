@@ -1,0 +1,5 @@
+"""Celery's configuration, the bootstep that runs our loop in a Celery worker, and tasks sent to other applications.
+
+May import: runtime.
+Start with: app.
+"""

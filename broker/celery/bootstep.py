@@ -1,0 +1,165 @@
+"""The asyncio loop inside a Celery worker: one thread, started and stopped with the worker.
+
+Holds: a loop that dies takes its process with it, because a worker that answers pings and does nothing is worse than
+none; a worker that is told to stop hands back what it has before it ends, and ends within `STOP_LIMIT_SECONDS` whether
+or not anybody is there to take it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from celery import Celery, bootsteps, signals
+
+from broker.runtime.child import EXIT_STORE_REPLACED
+from broker.runtime.errors import StoreReplaced, UsageError
+from broker.runtime.hardening import seclude
+
+HAND_BACK_SECONDS = 3.0
+"""How long a silent store is waited for: others take over without being told, when the heartbeat lapses."""
+STOP_LIMIT_SECONDS = 15.0
+CALL_LIMIT_SECONDS = 15.0
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
+EXIT_STOPPED = 0
+EXIT_DEAD_LOOP = 70
+
+_log = logging.getLogger(__name__)
+
+
+class LoopService(Protocol):
+    """What runs inside the worker."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set, then hand back what is held and return."""
+        ...
+
+    def report(self) -> Mapping[str, Any]:
+        """Return what `inspect stats` shows; called from another thread."""
+        ...
+
+
+async def cancel_when(stop: asyncio.Event, tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel what a service does as soon as it is told to stop."""
+    await stop.wait()
+    for task in tasks:
+        task.cancel()
+
+
+class LoopThread:
+    """Runs a service on a loop of its own."""
+
+    def __init__(self, service: LoopService) -> None:
+        self.service = service
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        gc.freeze()  # the modules of a worker are some hundred thousand objects, and no collection need look at them
+        self._thread.start()
+
+    def heed_signals(self) -> None:
+        """Begin to stop at the very moment of a signal that asks for it; to be called from the main thread.
+
+        Python runs handlers in the main thread only, and that one may wait in the resolver for a broker that is gone.
+        """
+        told, noting = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(noting, warn_on_full_buffer=False)
+        self._loop.call_soon_threadsafe(self._loop.add_reader, told, self._heed, told)
+
+    def call(self, coroutine: Any) -> Any:
+        """Run a coroutine of the service on its loop from another thread and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_LIMIT_SECONDS)
+
+    def begin_to_stop(self) -> None:
+        """Let the service hand back what it has; returns at once.  Idempotent."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def stop(self) -> None:
+        """Let the service hand back what it has, and wait for it."""
+        self.begin_to_stop()
+        self._thread.join(STOP_LIMIT_SECONDS)
+
+    def _heed(self, told: int) -> None:
+        if STOP_SIGNALS & set(os.read(told, 4096)):
+            self._stop.set()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:  # noqa: BLE001  (whatever it is, the process must not outlive its loop)
+            causes = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
+            if not all(isinstance(cause, UsageError | StoreReplaced) for cause in causes):
+                _log.exception("the loop died")
+            for cause in causes:
+                _log.critical("the worker ends: %s", cause)
+            is_replaced = any(isinstance(cause, StoreReplaced) for cause in causes)
+            os._exit(EXIT_STORE_REPLACED if is_replaced else EXIT_DEAD_LOOP)
+
+    async def _serve(self) -> None:
+        serving = asyncio.ensure_future(self.service.run(self._stop))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            _end_within(STOP_LIMIT_SECONDS)
+            await asyncio.wait((serving,), timeout=HAND_BACK_SECONDS)
+            if not serving.done():
+                _log.warning("the store does not answer; what this worker has is taken over when its heartbeat lapses")
+                serving.cancel()
+                await asyncio.wait((serving,))
+        stopping.cancel()
+        if not serving.cancelled():
+            serving.result()
+
+
+def _end_within(seconds: float) -> None:
+    """End this process after a while if it is still there.
+
+    The clients of a store or a broker that is gone may wait in the resolver or in the kernel, where no signal and no
+    cancellation reaches them, and Python waits for their threads.
+    """
+
+    def end() -> None:
+        _log.warning("the worker has not ended %s s after it was told to; it ends now", seconds)
+        os._exit(EXIT_STOPPED)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+def add_loop(app: Celery, service: LoopService) -> LoopThread:
+    """Make a Celery application's worker run a service; returns the thread it will run in."""
+    thread = LoopThread(service)
+
+    class LoopStep(bootsteps.StartStopStep):  # type: ignore[misc]
+        """Starts with the worker, not with its broker connection: a lost broker must not stop conversations."""
+
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, _worker: Any) -> None:
+            thread.heed_signals()
+            seclude()  # for workers that Celery's own command started; ours have done so before
+            thread.start()
+
+        def stop(self, _worker: Any) -> None:
+            thread.stop()
+
+        terminate = stop
+
+        def info(self, _worker: Any) -> dict[str, Any]:
+            return {"deckhands": dict(thread.service.report())}
+
+    app.steps["worker"].add(LoopStep)
+    # Celery gets round to stopping its steps up to a second after the signal.
+    signals.worker_shutting_down.connect(lambda **_: thread.begin_to_stop(), weak=False)
+    return thread

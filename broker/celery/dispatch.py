@@ -1,0 +1,94 @@
+"""Tasks of the user's own Celery applications, sent and followed: the only sender of Celery tasks.
+
+Holds: a task is sent as JSON under an id of the sender's choice, so that whoever asks later asks about the same one.
+Does not: block a loop. Every method does, and belongs into a thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from celery.result import AsyncResult
+
+from broker.runtime.errors import UsageError
+
+READY_STATES = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """What the result backend knows of a task.
+
+    Attributes:
+        is_known: false: it was never sent, or waits in its queue, or runs and does not say so.
+        is_ready: it has ended.
+        error: how it failed; empty if it succeeded or has not ended.
+        value: what it returned.
+    """
+
+    is_known: bool
+    is_ready: bool
+    error: str = ""
+    value: Any = None
+
+
+class TaskSender:
+    """One application of the user's.
+
+    Args:
+        app: Where it is defined, `module:attribute`; empty: it is reached by the URLs alone.
+        broker_url: Where its workers take tasks from.
+        backend_url: Where they leave results.
+
+    Raises:
+        UsageError: there is no such application, or it keeps no results.
+    """
+
+    def __init__(self, *, app: str = "", broker_url: str = "", backend_url: str = "") -> None:
+        self._app = _imported(app) if app else Celery("deckhands.tools", broker=broker_url, set_as_current=False)
+        if not app:
+            self._app.conf.update(result_backend=backend_url, task_serializer="json", accept_content=["json"])
+        if self._app.conf.result_backend in (None, "", "disabled://"):
+            raise UsageError(
+                "A task whose result nobody keeps cannot be a tool.", remedy="Configure a result backend for the app."
+            )
+
+    def send(self, task: str, arguments: Mapping[str, Any], *, task_id: str, queue: str | None) -> None:
+        """Send a task; its worker runs it as often as it is sent."""
+        options = {"queue": queue} if queue else {}
+        self._app.send_task(
+            task, kwargs=dict(arguments), task_id=task_id, serializer="json", ignore_result=False, **options
+        )
+
+    def state(self, task_id: str) -> TaskState:
+        """Ask what became of a task."""
+        result = AsyncResult(task_id, app=self._app)
+        state = result.state
+        if state == "SUCCESS":
+            return TaskState(is_known=True, is_ready=True, value=result.result)
+        if state in READY_STATES:
+            found = result.result
+            error = f"{type(found).__name__}: {found}" if isinstance(found, BaseException) else str(found)
+            return TaskState(is_known=True, is_ready=True, error=error or state)
+        return TaskState(is_known=state != "PENDING", is_ready=False)
+
+    def revoke(self, task_id: str, *, may_terminate: bool = False) -> None:
+        """Keep a task from being begun; one that runs goes on, unless the process that runs it may be ended."""
+        self._app.control.revoke(task_id, terminate=may_terminate)
+
+
+def _imported(name: str) -> Celery:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute or "app")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"There is no Celery application {name!r}: {error}.", remedy="Write module:attribute."
+        ) from error
+    if not isinstance(found, Celery):
+        raise UsageError(f"{name} is no Celery application.", remedy="Write module:attribute.")
+    return found

@@ -1,0 +1,246 @@
+"""What Celery is given to read: whatever else arrives by its broker is dropped with a line in the log.
+
+Celery and kombu trust the broker: a list where a message should be, a header of another type or an entry that is no
+JSON raises in the worker's main thread, which ends the worker; the message is delivered again, and ends the next one.
+
+Holds: no message ends a worker, and none keeps a place among those that are under way; one that cannot be used is
+acknowledged. Content is JSON, uncompressed, of bounded size and depth.
+Does not: keep what it drops. Nothing whose only copy is in a Celery queue matters; see `celery_app`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterable
+from datetime import UTC, datetime, timedelta
+from queue import Empty
+from typing import Any, Literal
+
+import kombu
+from celery.app.amqp import AMQP
+from celery.worker.consumer import Consumer
+from kombu.transport import redis as kombu_redis
+from pydantic import BaseModel, Field, RootModel, StrictInt, StrictStr, ValidationError
+from redis import exceptions as redis_errors
+
+from broker.runtime.clock import SystemClock
+
+MAX_BODY_CHARS = 1 << 20
+"""Of answers to remote control, which list what a worker holds."""
+MAX_TASK_CHARS = 1 << 16
+MAX_NAME_CHARS = 256
+MAX_DEPTH = 32
+LONGEST_ETA = timedelta(hours=1)
+"""The visibility timeout: the broker delivers again what is held for longer."""
+SHOWN_CHARS = 300
+NOT_THE_MESSAGE = (OSError, redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.ResponseError)
+"""What fails when the broker does. kombu counts KeyError among these, which a message can cause."""
+
+_log = logging.getLogger(__name__)
+
+Name = Field(max_length=MAX_NAME_CHARS)
+
+
+class _DeliveryInfo(BaseModel):
+    exchange: StrictStr = Name
+    routing_key: StrictStr = Name
+
+
+class _Properties(BaseModel):
+    delivery_tag: StrictStr = Name
+    delivery_info: _DeliveryInfo
+    body_encoding: Literal["base64", "utf-8"] | None = None
+    correlation_id: StrictStr | None = None
+    reply_to: StrictStr | None = None
+    priority: StrictInt | None = None
+
+
+class _Headers(BaseModel):
+    compression: None = None
+    """A few compressed bytes could ask for all the memory there is."""
+
+
+class _Envelope(BaseModel):
+    """What kombu writes around a message, in a list and in a channel."""
+
+    body: StrictStr = Field(max_length=MAX_BODY_CHARS)
+    content_type: Literal["application/json"] = Field(alias="content-type")
+    content_encoding: Literal["utf-8"] = Field(alias="content-encoding")
+    headers: _Headers
+    properties: _Properties
+
+
+class _TaskHeaders(BaseModel):
+    """What Celery's second protocol says of a task, as far as a worker computes with it."""
+
+    task: StrictStr = Name
+    id: StrictStr = Name
+    root_id: StrictStr | None = None
+    parent_id: StrictStr | None = None
+    group: StrictStr | None = None
+    shadow: StrictStr | None = None
+    origin: StrictStr | None = None
+    argsrepr: StrictStr | None = None
+    kwargsrepr: StrictStr | None = None
+    retries: StrictInt | None = None
+    eta: datetime | None = None
+    expires: datetime | None = None
+    timelimit: tuple[float | None, float | None] | None = None
+    stamps: dict[str, Any] | None = None
+    stamped_headers: list[StrictStr] | None = None
+
+
+class _Embedded(BaseModel):
+    callbacks: list[dict[str, Any]] | None = None
+    errbacks: list[dict[str, Any]] | None = None
+    chain: list[dict[str, Any]] | None = None
+    chord: dict[str, Any] | None = None
+
+
+class _TaskBody(RootModel[tuple[list[Any], dict[str, Any], _Embedded | None]]):
+    """Arguments by position, arguments by name, and what follows."""
+
+
+class Refused(ValueError):
+    """A message that cannot be used."""
+
+
+def note_dropped(what: str, error: Exception) -> None:
+    """Say in the log that something was dropped, and why, in one line of bounded length."""
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        reason = f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"
+    _log.warning("%s was dropped: %s", what, repr(reason[:SHOWN_CHARS]))
+
+
+class QoS(kombu_redis.QoS):  # type: ignore[misc]
+    """What is under way."""
+
+    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:
+        """Put a message back; forget one that cannot be, or it would keep all others from it."""
+        try:
+            super().restore_by_tag(tag, client=client, leftmost=leftmost)
+        except NOT_THE_MESSAGE:
+            raise
+        except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
+            note_dropped("a Celery message that was not acknowledged", error)
+            with self.channel.conn_or_acquire(client) as connected:
+                self._remove_from_indices(tag, connected.pipeline()).execute()
+
+
+class Channel(kombu_redis.Channel):  # type: ignore[misc]
+    """Reads lists and channels; what is no message is dropped."""
+
+    QoS = QoS
+
+    def _brpop_read(self, **options: Any) -> Any:
+        return self._or_dropped("an entry of a Celery queue", lambda: super(Channel, self)._brpop_read(**options))
+
+    def _receive_one(self, client: Any) -> Any:
+        return self._or_dropped("a Celery broadcast", lambda: super(Channel, self)._receive_one(client))
+
+    def _or_dropped(self, what: str, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (Empty, *NOT_THE_MESSAGE):
+            raise
+        except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
+            note_dropped(what, error)
+            return True
+
+
+class Transport(kombu_redis.Transport):  # type: ignore[misc]
+    """kombu's transport over Redis, with an eye on what it carries."""
+
+    Channel = Channel
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        _Envelope.model_validate(message)
+        super()._deliver(message, queue)
+
+
+class Connection(kombu.Connection):  # type: ignore[misc]
+    """A connection that reads by our transport where kombu would read by its own."""
+
+    def get_transport_cls(self) -> Any:
+        """Return the class of the transport."""
+        found = super().get_transport_cls()
+        return Transport if found is kombu_redis.Transport else found
+
+
+class Messages(AMQP):  # type: ignore[misc]
+    """How an application connects."""
+
+    Connection = Connection
+
+
+class WorkerConsumer(Consumer):  # type: ignore[misc]
+    """Celery's consumer of a worker; started by `celery worker` too, it neither gossips nor mingles."""
+
+    def __init__(self, *arguments: Any, worker_options: dict[str, Any] | None = None, **options: Any) -> None:
+        quiet = {**(worker_options or {}), "without_gossip": True, "without_mingle": True}
+        super().__init__(*arguments, worker_options=quiet, **options)
+        # What nobody foresaw costs a new connection, not the worker.
+        self.channel_errors = (Exception,)
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        """Say what the broker refused, such as to read a key of another type, before connecting again."""
+        if isinstance(exc, redis_errors.ResponseError):
+            _log.error("Celery's broker refuses what this worker asks of it: %s", exc)
+        super().on_connection_error_after_connected(exc)
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """Drop a message whose body cannot be read."""
+        note_dropped("a Celery message", exc)
+        message.ack()
+
+    def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], None]:
+        """Return what takes up one task message, whatever it is."""
+        take_up = super().create_task_handler(*arguments, **options)
+
+        def take_up_or_drop(message: Any) -> None:
+            try:
+                _check_task(message, self.strategies)
+                take_up(message)
+            except NOT_THE_MESSAGE:
+                raise
+            except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
+                note_dropped("a Celery task message", error)
+                if not message.acknowledged:
+                    message.reject()
+
+        return take_up_or_drop
+
+
+def _check_task(message: Any, known: Container[str]) -> None:
+    """Refuse what would raise where nobody acknowledges it: in the worker's main thread, or in one of its pool."""
+    found = _TaskHeaders.model_validate(message.headers)
+    if found.task not in known:
+        raise Refused(f"this worker has no task {found.task!r}")
+    if found.eta is not None and _aware(found.eta) > SystemClock().now() + LONGEST_ETA:
+        raise Refused(f"its eta is more than {LONGEST_ETA.total_seconds():g} s away, so it would be delivered twice")
+    if len(message.body) > MAX_TASK_CHARS:
+        raise Refused(f"its body has {len(message.body)} bytes; the limit is {MAX_TASK_CHARS}")
+    body = message.decode()
+    _TaskBody.model_validate(body)
+    if is_deeper(body, MAX_DEPTH) or is_deeper(message.headers, MAX_DEPTH):
+        raise Refused(f"it is nested more than {MAX_DEPTH} levels deep")
+
+
+def is_deeper(value: Any, depth: int) -> bool:
+    """Say whether lists and mappings are nested more deeply than that."""
+    level = [value]
+    for _ in range(depth):
+        level = [child for parent in level for child in _children(parent)]
+    return any(isinstance(value, list | dict) for value in level)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _aware(time: datetime) -> datetime:
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

@@ -1,0 +1,97 @@
+"""Remote control: what may be asked of a worker through Celery's broker, and by whom.
+
+Holds: whoever can write to the broker may look at workers and drain them; only where the broker has a password may
+they also stop workers and switch task events on. Everything else that Celery's remote control knows is refused with an
+answer: it imports modules by name, changes what a worker reads, or keeps whatever it is sent.
+A command that is not well-formed is dropped with a line in the log; answers go to the queue of answers only.
+"""
+
+from __future__ import annotations
+
+import logging
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from celery.app.control import Control
+from kombu import pidbox
+from pydantic import BaseModel, Field, StrictStr, ValidationError
+
+from broker.celery.messages import Refused, note_dropped
+
+_log = logging.getLogger(__name__)
+
+LOOKING = frozenset(
+    {"ping", "stats", "active", "active_queues", "conf", "registered", "reserved", "revoked", "scheduled"}
+)
+"""Celery's commands that only look; Flower shows what they answer."""
+OWN = frozenset({"conversations", "drain"})
+BEHIND_A_PASSWORD = frozenset({"shutdown", "enable_events", "disable_events", "heartbeat"})
+MAX_ARGUMENTS = 8
+
+
+class _ReplyTo(BaseModel):
+    exchange: StrictStr
+    routing_key: StrictStr = Field(max_length=256)
+
+
+class _Command(BaseModel):
+    method: StrictStr = Field(max_length=64)
+    arguments: dict[str, Any] | None = Field(default=None, max_length=MAX_ARGUMENTS)
+    destination: list[StrictStr] | None = None
+    pattern: StrictStr | None = Field(default=None, max_length=256)
+    matcher: Literal["glob"] | None = None
+    reply_to: _ReplyTo | None = None
+    ticket: StrictStr | None = Field(default=None, max_length=256)
+
+
+class Node(pidbox.Node):  # type: ignore[misc]
+    """A worker's end of remote control."""
+
+    def handle_message(self, body: Any, message: Any = None) -> Any:  # noqa: ARG002  (kombu's)
+        """Carry out a command that is for this worker."""
+        try:
+            command = _Command.model_validate(body)
+            self._check_reply_to(command)
+        except (ValidationError, Refused) as error:
+            note_dropped("a command of Celery's remote control", error)
+            return None
+        if not self._is_meant(command):
+            return None
+        return self.dispatch(**command.model_dump()) if command.method in self.allowed else self._refuse(command)
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """The commands that this worker takes."""
+        has_password = urlsplit(str(self.state.app.conf.broker_url)).password
+        return LOOKING | OWN | (BEHIND_A_PASSWORD if has_password else frozenset())
+
+    def _refuse(self, command: _Command) -> None:
+        """Answer why a command is not carried out."""
+        is_closed = command.method in BEHIND_A_PASSWORD
+        why = "the broker has no password" if is_closed else "workers of Deckhands do not take it"
+        refusal = f"The command {command.method!r} is refused: {why}."
+        _log.warning(refusal)
+        if command.reply_to is not None:
+            self.reply({self.hostname: {"error": refusal}}, ticket=command.ticket, **command.reply_to.model_dump())
+
+    def _check_reply_to(self, command: _Command) -> None:
+        if command.reply_to is not None and command.reply_to.exchange != self.mailbox.reply_exchange.name:
+            raise Refused(f"it wants its answer at {command.reply_to.exchange!r}")
+
+    def _is_meant(self, command: _Command) -> bool:
+        if command.destination:
+            return self.hostname in command.destination
+        return not command.pattern or fnmatchcase(self.hostname, command.pattern)
+
+
+class Mailbox(pidbox.Mailbox):  # type: ignore[misc]
+    """Where commands arrive."""
+
+    node_cls = Node
+
+
+class RemoteControl(Control):  # type: ignore[misc]
+    """The remote control of our applications."""
+
+    Mailbox = Mailbox

@@ -1,0 +1,31 @@
+"""How a worker process starts: closed to others, logging, a clear error for bad settings, then Celery's own worker."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+
+from broker.celery.app import run_until_told
+from broker.runtime.errors import DeckhandsError
+from broker.runtime.hardening import seclude
+
+EXIT_USAGE = 2
+
+
+def run_worker(app_module: str, role: str) -> None:
+    """Run the Celery worker of an application module until it is told to stop, then end this process.
+
+    Args:
+        app_module: has `app`, a Celery application.
+        role: names the worker in Flower and `celery inspect`: `<role>-<pid>@<host>`.
+    """
+    seclude()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        app = importlib.import_module(app_module).app
+    except DeckhandsError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_USAGE)
+    sys.exit(run_until_told(app, f"{role}-{os.getpid()}@%h"))

@@ -1,0 +1,39 @@
+"""What an agent is doing, and which of it needs no worker (OpenHands section 1.1: same names, same values).
+
+Does not: say which state may follow which; that is the business of `controller_worker.core.controller`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class AgentState(StrEnum):
+    """What an agent is doing. Source: OpenHands V0; the values are its wire strings."""
+
+    LOADING = "loading"
+    RUNNING = "running"
+    AWAITING_USER_INPUT = "awaiting_user_input"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    ERROR = "error"
+    AWAITING_USER_CONFIRMATION = "awaiting_user_confirmation"
+    USER_CONFIRMED = "user_confirmed"
+    USER_REJECTED = "user_rejected"
+    RATE_LIMITED = "rate_limited"
+
+
+TERMINAL_STATES = frozenset({AgentState.FINISHED, AgentState.REJECTED, AgentState.ERROR, AgentState.STOPPED})
+"""Nothing more happens unless a person speaks up."""
+
+WAITING_FOR_PERSON_STATES = frozenset(
+    {AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION, AgentState.PAUSED}
+)
+"""Nothing more happens until a person answers, confirms or resumes."""
+
+
+def is_settled(state: AgentState) -> bool:
+    """Say whether the conversation needs no worker until somebody speaks up."""
+    return state in TERMINAL_STATES or state in WAITING_FOR_PERSON_STATES

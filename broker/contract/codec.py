@@ -1,0 +1,248 @@
+"""Events to bytes and back.
+
+An entry is one byte of schema version, one of flags (1: zstd), four of CRC-32 over those two and the payload, then the
+payload: the event's wire form in msgpack, compressed when larger than 1 KiB.
+
+Holds: whatever `encode` made, every later version decodes; a flipped bit is found; hostile bytes raise `CorruptEntry`,
+`StoreTooNew` or `UnknownKind` and cost 16 MiB at most; lone surrogates are replaced once, here, at the edge.
+Does not: know pickles, extension types or a fallback decoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgpack
+import pydantic
+import zstandard
+
+from broker.contract import actions, code_search, file_events, notes, observations, planning, workspace_events
+from broker.contract.events import Event, replace_surrogates
+from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
+
+EVENT_MODULES = (actions, code_search, file_events, notes, observations, planning, workspace_events)
+"""Loaded here, so that whoever reads events has all their classes in the table of kinds."""
+SCHEMA_VERSION = 1
+COMPRESS_ABOVE_BYTES = 1024
+SHORTEN_ABOVE_BYTES = 32 * 1024
+SHORTENED_END_CHARS = 7_500
+MAX_ENTRY_BYTES = 1 << 20
+MAX_UNPACKED_BYTES = 16 << 20
+
+_HEADER_BYTES = 6
+_ZSTD = 1
+
+Wire = dict[str, Any]
+Upcaster = Callable[[Wire], Wire]
+Decoder = Callable[[bytes, int], Event]
+
+UPCASTERS: Mapping[int, Upcaster] = {}
+"""From schema version n to n + 1, by n."""
+
+
+class _Zstd(threading.local):
+    """A compressor must not be used by two threads at once, and is too dear to be made for each event."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_zstd = _Zstd()
+
+
+def to_entry(wire: Wire) -> tuple[bytes, dict[str, bytes]]:
+    """Turn an event's wire form into the bytes of an entry and the blobs it refers to; see `shorten` and `encode`."""
+    packed = _pack(wire)
+    if len(packed) <= SHORTEN_ABOVE_BYTES:  # most events: packed once, and not walked through
+        return _seal(packed, SCHEMA_VERSION), {}
+    wire, contents = shorten(wire)
+    return encode(wire), contents
+
+
+def encode(wire: Wire, *, schema_version: int = SCHEMA_VERSION) -> bytes:
+    """Turn an event's wire form into the bytes of an entry.
+
+    Raises:
+        EventUnfit: larger than 1 MiB (compressed) or 16 MiB, nested too deeply, or with numbers beyond 64 bits.
+    """
+    return _seal(_pack(wire), schema_version)
+
+
+def _pack(wire: Wire) -> bytes:
+    try:
+        try:
+            packed: bytes = msgpack.packb(wire)
+        except UnicodeEncodeError:
+            packed = msgpack.packb(replace_surrogates(wire))
+    except (ValueError, OverflowError, TypeError, RecursionError) as error:
+        raise EventUnfit(f"An event of the kind {wire.get('kind')!r} cannot be stored: {error}.") from error
+    if len(packed) > MAX_UNPACKED_BYTES:
+        raise EventUnfit(f"An event of the kind {wire.get('kind')!r} has {len(packed)} bytes; the limit is 16 MiB.")
+    return packed
+
+
+def _seal(payload: bytes, schema_version: int) -> bytes:
+    flags = 0
+    if len(payload) > COMPRESS_ABOVE_BYTES:
+        flags, payload = _ZSTD, _zstd.compressor.compress(payload)
+    if len(payload) > MAX_ENTRY_BYTES:
+        raise EventUnfit(f"An event has {len(payload)} bytes even when compressed; the limit is 1 MiB.")
+    head = bytes((schema_version, flags))
+    return head + zlib.crc32(payload, zlib.crc32(head)).to_bytes(4, "big") + payload
+
+
+def checksum_of(entry: bytes) -> str:
+    """Return an entry's own checksum in hex: it tells an event from another that took its number later."""
+    return entry[2:_HEADER_BYTES].hex()
+
+
+def decode_wire(entry: bytes, *, upcasters: Mapping[int, Upcaster] = UPCASTERS, current: int = SCHEMA_VERSION) -> Wire:
+    """Turn an entry's bytes into the wire form of today.
+
+    Raises:
+        CorruptEntry: checksum, bounds or structure do not hold.
+        StoreTooNew: written by a newer version.
+    """
+    if len(entry) < _HEADER_BYTES:
+        raise CorruptEntry(f"An entry of {len(entry)} bytes is too short to be an event.")
+    version, flags = entry[0], entry[1]
+    payload = entry[_HEADER_BYTES:]
+    if zlib.crc32(payload, zlib.crc32(entry[:2])) != int.from_bytes(entry[2:_HEADER_BYTES], "big"):
+        raise CorruptEntry("An entry does not match its checksum.")
+    if version > current:
+        raise StoreTooNew(
+            f"An event was written with schema version {version}; this version of Deckhands reads up to {current}.",
+            remedy="Upgrade Deckhands on this machine.",
+        )
+    if version < 1 or flags & ~_ZSTD:
+        raise CorruptEntry(f"An entry claims schema version {version} and flags {flags}, which never existed.")
+    try:
+        wire: Any = _unpack(payload, flags)
+        if not isinstance(wire, dict):
+            raise CorruptEntry(f"An entry holds a {type(wire).__name__}, not an event.")
+        for step in range(version, current):
+            wire = upcasters[step](wire)
+    except (LookupError, ValueError, TypeError, msgpack.UnpackException, zstandard.ZstdError) as error:
+        raise CorruptEntry(f"An entry cannot be unpacked: {error}") from error
+    found: Wire = wire
+    return found
+
+
+def _unpack(payload: bytes, flags: int) -> Any:
+    if flags & _ZSTD:
+        # The size is the frame's own claim; without this check a few bytes could ask for all the memory there is.
+        if not 0 <= zstandard.frame_content_size(payload) <= MAX_UNPACKED_BYTES:
+            raise CorruptEntry("An entry claims to be larger than any event.")
+        payload = _zstd.decompressor.decompress(payload)
+    return msgpack.unpackb(payload, ext_hook=_refuse_extension)
+
+
+def event_from_wire(wire: Wire, event_id: int) -> Event:
+    """Build an event from its wire form.
+
+    Raises:
+        UnknownKind: no class has this kind.
+        CorruptEntry: a field is missing or does not fit.
+    """
+    kind = wire.get("kind")
+    event_class = Event.KINDS.get(kind) if isinstance(kind, str) else None
+    if event_class is None:
+        raise UnknownKind(f"Event {event_id} is of the kind {kind!r}, which this version does not know.")
+    try:
+        event: Event = event_class.__pydantic_validator__.validate_python(wire)
+    except pydantic.ValidationError as error:
+        raise CorruptEntry(f"Event {event_id} ({kind}) does not fit its schema: {error}") from error
+    object.__setattr__(event, "id", event_id)  # a copy of a frozen model costs more than the decoding
+    return event
+
+
+def decode(entry: bytes, event_id: int) -> Event:
+    """Turn an entry's bytes into an event; see `decode_wire` and `event_from_wire` for what is raised."""
+    return event_from_wire(decode_wire(entry), event_id)
+
+
+def shorten(wire: Wire) -> tuple[Wire, dict[str, bytes]]:
+    """Move the large texts of an event that is too large for the log into blobs.
+
+    Args:
+        wire: an event's wire form; not changed.
+
+    Returns:
+        The wire form to store, and blobs by their SHA-256. Shortened fields keep head and tail and are named in
+        `blobs` by their dotted path (a dot in a name is written `~1`, a tilde `~0`). An event of up to 32 KiB comes
+        back as it is, with no blobs.
+    """
+    total = _text_bytes(wire)
+    if total <= SHORTEN_ABOVE_BYTES:
+        return wire, {}
+    wire = replace_surrogates(wire)
+    texts = sorted(_texts(wire, ""), key=lambda item: -len(item[1]))
+    refs: dict[str, dict[str, Any]] = {}
+    contents: dict[str, bytes] = {}
+    for path, text in texts:
+        if total <= SHORTEN_ABOVE_BYTES or len(text) <= 2 * SHORTENED_END_CHARS + 100:
+            break
+        content = text.encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        left_out = len(text) - 2 * SHORTENED_END_CHARS
+        marker = f"\n[... {left_out} characters left out; the whole is kept beside the log ...]\n"
+        _put(wire, path, text[:SHORTENED_END_CHARS] + marker + text[-SHORTENED_END_CHARS:])
+        contents[sha256] = content
+        refs[path] = {"sha256": sha256, "size_bytes": len(content)}
+        total -= left_out
+    return (wire | {"blobs": refs} if refs else wire), contents
+
+
+def restore(wire: Wire, contents: Mapping[str, bytes]) -> Wire:
+    """Undo `shorten`: put the blobs' texts back where they were.
+
+    Raises:
+        CorruptEntry: a blob is missing or is not what its address says.
+    """
+    refs = wire.get("blobs")
+    if not refs:
+        return wire
+    wire = replace_surrogates({key: value for key, value in wire.items() if key != "blobs"})
+    for path, ref in refs.items():
+        content = contents.get(ref["sha256"])
+        if content is None or hashlib.sha256(content).hexdigest() != ref["sha256"]:
+            raise CorruptEntry(f"The blob of the field {path!r} is missing or damaged.")
+        try:
+            _put(wire, path, content.decode())
+        except (LookupError, TypeError, ValueError) as error:
+            raise CorruptEntry(f"There is no field {path!r} to put a blob back into.") from error
+    return wire
+
+
+def _texts(value: Any, path: str) -> list[tuple[str, str]]:
+    if isinstance(value, str):
+        return [(path, value)] if len(value) > 2 * SHORTENED_END_CHARS else []
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    names = ((str(key).replace("~", "~0").replace(".", "~1"), child) for key, child in children)
+    return [found for name, child in names for found in _texts(child, f"{path}.{name}" if path else name)]
+
+
+def _text_bytes(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, dict):
+        return sum(_text_bytes(child) for child in value.values())
+    if isinstance(value, list):
+        return sum(_text_bytes(child) for child in value)
+    return 8
+
+
+def _put(wire: Any, path: str, text: str) -> None:
+    *parents, last = (name.replace("~1", ".").replace("~0", "~") for name in path.split("."))
+    for key in parents:
+        wire = wire[int(key)] if isinstance(wire, list) else wire[key]
+    wire[int(last) if isinstance(wire, list) else last] = text
+
+
+def _refuse_extension(code: int, _: bytes) -> Any:
+    raise ValueError(f"extension type {code} is not allowed")

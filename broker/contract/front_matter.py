@@ -1,0 +1,104 @@
+"""Front matter: the YAML at the beginning of a skill, written by people whom nobody has to trust.
+
+Holds: reading it costs no more than its length allows. Length, depth and number of values are bounded, and what makes
+a short text into a large or a foreign value (aliases, anchors, tags) is refused before anything is built of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+MAX_CHARS = 16_000
+MAX_DEPTH = 10
+MAX_VALUES = 2_000
+
+# The parser in C where there is one: it takes a thirtieth of the time.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_RESOLVER = yaml.resolver.Resolver()
+_TEXT, _NOTHING = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
+
+
+@dataclass(frozen=True, slots=True)
+class Unquoted:
+    """What YAML takes for a number, a date or a truth value, as it was written."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def read_front_matter(text: str) -> dict[str, Any]:
+    """Return the fields, built of texts, `Unquoted`, None, lists and dictionaries.
+
+    Raises:
+        ValueError: it is no YAML, no mapping, or not plain; says why and what to write.
+    """
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"the front matter has {len(text)} characters; {MAX_CHARS} are allowed")
+    try:
+        events = _plain(yaml.parse(text, Loader=_LOADER))
+        next(events)  # the stream begins
+        if isinstance(next(events), yaml.StreamEndEvent):
+            return {}
+        found = _value(next(events), events)
+        next(events)  # the document ends
+        if not isinstance(next(events), yaml.StreamEndEvent):
+            raise ValueError("the front matter holds several documents")  # noqa: TRY004  (it is of no value's type)
+    except yaml.YAMLError as error:
+        raise ValueError(f"the front matter is no YAML: {_reason(error)}") from error
+    if found is not None and not isinstance(found, dict):
+        raise ValueError("the front matter names nothing; write `name: value` in each line")
+    return found or {}
+
+
+def _plain(events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
+    """Yield what a parser finds as long as it is plain and within the bounds."""
+    depth = values = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise ValueError("the front matter has an anchor or an alias (& or *); write the value out, or quote it")
+        if getattr(event, "tag", None) is not None:
+            raise ValueError("the front matter has a tag (!); leave it out, or quote the value")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        values += isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"the front matter is nested more than {MAX_DEPTH} levels deep")
+        if values > MAX_VALUES:
+            raise ValueError(f"the front matter holds more than {MAX_VALUES} values")
+        yield event
+
+
+def _value(event: yaml.Event, events: Iterator[yaml.Event]) -> Any:
+    """Return the value that an event begins, and take what belongs to it from the rest."""
+    if isinstance(event, yaml.SequenceStartEvent):
+        items: list[Any] = []
+        while not _ends(event := next(events)):
+            items.append(_value(event, events))
+        return items
+    if isinstance(event, yaml.MappingStartEvent):
+        fields: dict[str, Any] = {}
+        while not _ends(event := next(events)):
+            if not isinstance(event, yaml.ScalarEvent):
+                raise ValueError("the front matter has a name that is no text")  # noqa: TRY004  (as above)
+            fields[event.value] = _value(next(events), events)
+        return fields
+    kind = _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit)
+    if kind == _TEXT:
+        return event.value
+    return None if kind == _NOTHING else Unquoted(event.value)
+
+
+def _ends(event: yaml.Event) -> bool:
+    return isinstance(event, yaml.CollectionEndEvent)
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    """Return the parser's own words, without the text that it read."""
+    mark = getattr(error, "problem_mark", None)
+    where = f" in line {mark.line + 2}" if mark is not None else ""  # behind the dashes
+    return f"{getattr(error, 'problem', None) or 'it has a character that is not allowed'}{where}"

@@ -1,0 +1,134 @@
+"""Notes: what an agent writes down for later conversations, as values and events.
+
+A notebook belongs to a user's project at a tenant; every conversation with the same `MemorySpec` reads and writes the
+same one.
+
+Holds: a note is short and a notebook holds few, so that recalling one is cheap; what was recalled is in the log of the
+conversation that recalled it, whatever becomes of the notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Literal
+
+from pydantic import Field
+
+from broker.contract.events import Action, EventSource, Observation, Part
+from broker.contract.skills import trigger_in
+from broker.contract.specs import MemorySpec
+
+MAX_NOTES = 200
+MAX_NOTE_CHARS = 1_000
+MAX_KEYWORDS = 8
+MAX_KEYWORD_CHARS = 64
+MAX_RECALLED_CHARS = 12_000
+"""Of the notes without keywords, which are recalled at the beginning of every conversation."""
+ID_CHARS = 8
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Notebook:
+    """Whose notes; each part empty or a name."""
+
+    tenant: str
+    user: str
+    project: str
+
+    @classmethod
+    def of(cls, memory: MemorySpec, *, tenant: str = "") -> Notebook:
+        """Return the notebook of a conversation."""
+        return cls(tenant, memory.user, memory.project)
+
+
+class Note(Part):
+    """One note.
+
+    Attributes:
+        keywords: words of which a message has to contain one for the note to be recalled; empty: it is recalled at the
+            beginning of every conversation.
+        conversation_id: where it was written; empty when a person wrote it.
+    """
+
+    id: str = Field(min_length=1, max_length=64)
+    text: str = Field(min_length=1, max_length=MAX_NOTE_CHARS)
+    keywords: tuple[str, ...] = ()
+    written: datetime | None = None
+    conversation_id: str = ""
+
+
+class NoteAction(Action):
+    """Write a note, forget one, or list all."""
+
+    kind: Literal["action.note"] = "action.note"
+    source: EventSource = EventSource.AGENT
+    command: Literal["write", "forget", "list"] = "list"
+    text: str = ""
+    keywords: tuple[str, ...] = ()
+    note_id: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        match self.command:
+            case "write":
+                return f"Noting: {self.text}"
+            case "forget":
+                return f"Forgetting the note {self.note_id}"
+        return "Looking through the notes"
+
+
+class NoteObservation(Observation):
+    """What came of it; the content is for the model.
+
+    Attributes:
+        written: the note that is in the notebook now.
+        forgotten: the id of the note that no longer is.
+    """
+
+    kind: Literal["observation.note"] = "observation.note"
+    written: Note | None = None
+    forgotten: str = ""
+
+
+def note_id_of(conversation_id: str, action_id: int) -> str:
+    """Return the id of the note that an action writes, always the same."""
+    return sha256(f"{conversation_id}:{action_id}".encode()).hexdigest()[:ID_CHARS]
+
+
+def in_order(notes: Iterable[Note]) -> tuple[Note, ...]:
+    """Return notes in the order in which they were written."""
+    return tuple(sorted(notes, key=lambda note: (note.written.timestamp() if note.written else 0.0, note.id)))
+
+
+def recalled_notes(notes: Sequence[Note], text: str, *, is_first: bool) -> tuple[Note, ...]:
+    """Return the notes that a message recalls, in the order in which they were written.
+
+    Args:
+        is_first: it begins a conversation, so those without keywords count; the latest, as far as there is room.
+    """
+    found: list[Note] = []
+    left = MAX_RECALLED_CHARS
+    text = text.lower()
+    for note in reversed(in_order(notes)):
+        if note.keywords:
+            is_meant = bool(trigger_in(note.keywords, text))
+        else:
+            is_meant = is_first and left >= len(note.text)
+            left -= len(note.text) if is_meant else 0
+        if is_meant:
+            found.append(note)
+    return tuple(reversed(found))
+
+
+def listed(notes: Iterable[Note]) -> str:
+    """Return notes as a model reads them, one a line."""
+    lines = []
+    for note in in_order(notes):
+        day = f" ({note.written:%Y-%m-%d})" if note.written else ""
+        words = f" [when {', '.join(note.keywords)} is mentioned]" if note.keywords else ""
+        lines.append(f"- {note.id}{day}{words}: {note.text}")
+    return "\n".join(lines)

@@ -1,0 +1,398 @@
+"""What a conversation is, as data: its agent, its model, its workspace, its limits.
+
+Holds: frozen values that anybody may keep, compare and send; what cannot work is refused when it is written down.
+Does not: hold an address or a key; those are the workers'.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from broker.contract.allowed_hosts import host_rules
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.loop_policy import LoopPolicy
+from broker.contract.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
+from broker.contract.workspace_sources import WorkspaceSource
+
+NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
+"""Of tenants, experiments, users and projects."""
+
+
+class Part(BaseModel):
+    """A value inside an event."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class LLMSpec(Part):
+    """Which model a conversation uses. Address and key are the controller's, never the conversation's."""
+
+    model: str | None = None
+    temperature: float | None = None
+    max_output_tokens: int | None = None
+    caching_prompt: bool | None = None
+
+
+class CondenserSpec(Part):
+    """How a long history is shortened for the model (OpenHands section 8: types, names, defaults).
+
+    Attributes:
+        handles_requests: whether a request for a condensation shortens the history, whatever its length.
+    """
+
+    handles_requests: ClassVar[bool] = False
+
+
+class NoOpCondenserSpec(CondenserSpec):
+    """Show everything."""
+
+    type: Literal["noop"] = "noop"
+
+
+class ObservationMaskingCondenserSpec(CondenserSpec):
+    """Show a placeholder for observations older than the last `attention_window` events."""
+
+    type: Literal["observation_masking"] = "observation_masking"
+    attention_window: int = Field(default=100, ge=1)
+
+
+class BrowserOutputCondenserSpec(CondenserSpec):
+    """Show a placeholder for all but the last `attention_window` pages."""
+
+    type: Literal["browser_output_masking"] = "browser_output_masking"
+    attention_window: int = Field(default=1, ge=1)
+
+
+class RecentEventsCondenserSpec(CondenserSpec):
+    """Show the first `keep_first` events and the latest ones, `max_events` in all."""
+
+    type: Literal["recent"] = "recent"
+    keep_first: int = Field(default=1, ge=0)
+    max_events: int = Field(default=100, ge=1)
+
+
+class ConversationWindowCondenserSpec(CondenserSpec):
+    """Forget the older half when asked to. No model is asked."""
+
+    type: Literal["conversation_window"] = "conversation_window"
+    handles_requests: ClassVar[bool] = True
+
+
+class RollingCondenserSpec(CondenserSpec):
+    """Shorten to half of `max_size` events whenever there are more.
+
+    Attributes:
+        keep_first: how many events at the beginning are never forgotten.
+    """
+
+    handles_requests: ClassVar[bool] = True
+    keep_first: int = Field(default=1, ge=0)
+    max_size: int = Field(default=100, ge=2)
+
+    @model_validator(mode="after")
+    def _leaves_room(self) -> Self:
+        if self.keep_first >= self.max_size // 2:
+            raise ValueError(f"keep_first ({self.keep_first}) must be less than half of max_size ({self.max_size})")
+        return self
+
+
+class AmortizedForgettingCondenserSpec(RollingCondenserSpec):
+    """Forget what is between the first events and the latest. No model is asked."""
+
+    type: Literal["amortized"] = "amortized"
+
+
+class AskingCondenserSpec(RollingCondenserSpec):
+    """Ask a model.
+
+    Attributes:
+        llm: None means the conversation's own model.
+        max_event_length: longest text of one event in the model's prompt, in characters.
+    """
+
+    llm: LLMSpec | None = None
+    max_event_length: int = Field(default=10_000, ge=100)
+
+
+class LLMSummarizingCondenserSpec(AskingCondenserSpec):
+    """Let a model summarise what is forgotten."""
+
+    type: Literal["llm"] = "llm"
+
+
+class LLMAttentionCondenserSpec(AskingCondenserSpec):
+    """Let a model choose which events to keep."""
+
+    type: Literal["llm_attention"] = "llm_attention"
+
+
+class StructuredSummaryCondenserSpec(AskingCondenserSpec):
+    """Let a model fill in a form about what is forgotten."""
+
+    type: Literal["structured"] = "structured"
+
+
+class CondenserPipelineSpec(CondenserSpec):
+    """Pass the history through several condensers; the first that condenses ends it."""
+
+    type: Literal["pipeline"] = "pipeline"
+    condensers: tuple[AnyCondenserSpec, ...]
+
+
+AnyCondenserSpec = Annotated[
+    NoOpCondenserSpec
+    | ObservationMaskingCondenserSpec
+    | BrowserOutputCondenserSpec
+    | RecentEventsCondenserSpec
+    | ConversationWindowCondenserSpec
+    | AmortizedForgettingCondenserSpec
+    | LLMSummarizingCondenserSpec
+    | LLMAttentionCondenserSpec
+    | StructuredSummaryCondenserSpec
+    | CondenserPipelineSpec,
+    Field(discriminator="type"),
+]
+CondenserPipelineSpec.model_rebuild()
+
+DEFAULT_CONDENSER = CondenserPipelineSpec(
+    condensers=(
+        ConversationWindowCondenserSpec(),
+        BrowserOutputCondenserSpec(attention_window=2),
+        LLMSummarizingCondenserSpec(keep_first=4, max_size=120),
+    )
+)
+"""What OpenHands' web server builds."""
+
+
+def handles_requests(condenser: CondenserSpec) -> bool:
+    """Say whether the condenser answers a request for a condensation."""
+    if isinstance(condenser, CondenserPipelineSpec):
+        return any(handles_requests(part) for part in condenser.condensers)
+    return condenser.handles_requests
+
+
+class Skill(Part):
+    """Something an agent is told, always or when a word is mentioned. See `broker.contract.skills` for skills as files.
+
+    Attributes:
+        triggers: words of which a message has to contain one; empty: told at the beginning, whatever is said.
+    """
+
+    name: str = Field(min_length=1)
+    content: str
+    triggers: tuple[str, ...] = ()
+
+
+class CriticSpec(Part):
+    """A model that decides whether a finish counts.
+
+    Attributes:
+        llm: None means the conversation's own model.
+        instructions: what it is to look at, besides the task.
+    """
+
+    llm: LLMSpec | None = None
+    instructions: str = Field(default="", max_length=MAX_SCHEMA_CHARS)
+
+
+class GoalSpec(Part):
+    """When an agent's finish counts: when the check accepts it, and then the critic.
+
+    Attributes:
+        check: a command in the workspace; exit code 0 accepts the finish, anything else refuses it.
+        critic: who is asked when the check has accepted.
+        max_refusals: how often a finish may be refused; the next one that fails ends the conversation in an error.
+        timeout_seconds: how long the check may take.
+    """
+
+    check: str | None = Field(default=None, min_length=1)
+    critic: CriticSpec | None = None
+    max_refusals: int = Field(default=3, ge=0)
+    timeout_seconds: float = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _has_a_judge(self) -> Self:
+        if self.check is None and self.critic is None:
+            raise ValueError("a goal needs a check or a critic")
+        return self
+
+
+class OutputSpec(Part):
+    """What an agent has to hand in when it finishes, besides its words.
+
+    Attributes:
+        json_schema: of the object; see `broker.tools.output_schema` for what it may be.
+        max_corrections: how often it may hand in something that does not fit; the next time is an error.
+    """
+
+    json_schema: dict[str, Any]
+    max_corrections: int = Field(default=3, ge=0)
+
+    @field_validator("json_schema")
+    @classmethod
+    def _check_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
+            raise ValueError(f"a schema may have {MAX_SCHEMA_CHARS} characters")
+        if schema.get("type") != "object":
+            raise ValueError("the schema of the output must be of the type object")
+        return schema
+
+
+class PlanSpec(Part):
+    """What becomes of a planning agent's plan.
+
+    Attributes:
+        executor: the agent that carries it out.
+        llm: that agent's model; None: the same.
+        needs_approval: whether a person has to confirm the plan first.
+    """
+
+    executor: str = "CodeActAgent"
+    llm: LLMSpec | None = None
+    needs_approval: bool = True
+
+
+class MemorySpec(Part):
+    """Which notebook an agent writes to and recalls from, at its tenant; see `broker.contract.notes`.
+
+    Attributes:
+        user: whose; empty for everybody.
+        project: of which work; empty for none in particular.
+    """
+
+    user: str = Field(default="", pattern=NAME_PATTERN)
+    project: str = Field(default="", pattern=NAME_PATTERN)
+
+
+class AgentSpec(Part):
+    """An agent as data: its registered name, its model and its options.
+
+    Attributes:
+        condenser: how a long history is shortened for the model.
+        enable_history_truncation: when a prompt does not fit the model, condense and go on; otherwise it is an error.
+        enable_condensation_request: offer the model a tool that asks for a condensation.
+        skills: what it is told besides what its workspace tells it.
+        enable_workspace_skills: read AGENTS.md and the like from a workspace that was there before.
+        enable_prompt_extensions: show the model what recalls find.
+        disabled_microagents: names of skills that are not told.
+        goal: what decides whether a finish counts; None: the agent.
+        output: what it has to hand in when it finishes; None: words only.
+        plan: of a planning agent; None: as `PlanSpec` has it.
+        memory: where it keeps notes for later conversations; None: it keeps none.
+        enable_browsing: offer the model a browser; the tool workers have to serve the pool `browser`.
+        enable_som_visual_browsing: show pages to models that see, with a mark at each element.
+        enable_browsing_delegate: offer the model a tool that hands tasks to BrowsingAgent; same pool.
+        enable_delegation: offer the model a tool that hands tasks to other agents.
+        delegates: what those agents are, by name; an agent that is not named here is this one under that name.
+        tools: what it may use besides its own tools, as it was offered when the conversation began.
+    """
+
+    name: str = "CodeActAgent"
+    llm: LLMSpec = LLMSpec()
+    enable_cmd: bool = True
+    enable_editor: bool = True
+    enable_think: bool = True
+    enable_finish: bool = True
+    enable_plan_mode: bool = True
+    enable_jupyter: bool = False
+    enable_browsing: bool = False
+    enable_som_visual_browsing: bool = True
+    enable_stuck_detection: bool = True
+    loop_policy: LoopPolicy = LoopPolicy()
+    confirmation: ConfirmationPolicy = ConfirmationPolicy()
+    enable_condensation_request: bool = False
+    enable_history_truncation: bool = True
+    condenser: AnyCondenserSpec = DEFAULT_CONDENSER
+    skills: tuple[Skill, ...] = ()
+    enable_workspace_skills: bool = False
+    enable_prompt_extensions: bool = True
+    disabled_microagents: tuple[str, ...] = ()
+    goal: GoalSpec | None = None
+    plan: PlanSpec | None = None
+    output: OutputSpec | None = None
+    memory: MemorySpec | None = None
+    enable_browsing_delegate: bool = False
+    enable_delegation: bool = False
+    delegates: dict[str, AgentSpec] = Field(default_factory=dict)
+    tool_concurrency: int = Field(default=1, ge=1, le=16)
+    tools: tuple[ToolOffer, ...] = ()
+    system_prompt_suffix: str = ""
+
+
+AGENTS_WITHOUT_MODEL = frozenset({"DummyAgent"})
+"""Who decides without asking one."""
+
+
+class WorkspaceSpec(Part):
+    """Where a conversation's tools work.
+
+    Attributes:
+        path: an existing directory on the tool worker's node; None makes an empty one.
+        sandbox: `auto` (what the node demands), `bwrap`, `docker` or `none`.
+        image: of the container, for the sandbox `docker`; the node's first if empty.
+        network: whether commands may reach the network.
+        allow: the hosts that they may reach although they have no network, by a proxy; see `allowed_hosts`.
+        pool: the action stream of the tool workers that may take the conversation.
+        source: what is put into it before anything else happens; None: nothing.
+    """
+
+    path: str | None = None
+    sandbox: Literal["auto", "bwrap", "docker", "none"] = "auto"
+    image: str = ""
+    network: bool = False
+    allow: tuple[str, ...] = ()
+    pool: str = "bash"
+    source: WorkspaceSource | None = None
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.path is not None and self.source is not None:
+            raise ValueError("a directory that exists is used as it is, not filled from a source")
+        return self
+
+    @field_validator("allow")
+    @classmethod
+    def _are_hosts(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        host_rules(allow)
+        return allow
+
+    @model_validator(mode="after")
+    def _is_given_one_way(self) -> Self:
+        if self.network and self.allow:
+            raise ValueError("with the whole network there is nothing to allow: give either")
+        if self.image and self.sandbox != "docker":
+            raise ValueError("an image is for the sandbox docker")
+        return self
+
+
+class Tenancy(Part):
+    """Who a conversation is for: whose budget pays for it, and who goes first when a quota is short.
+
+    Attributes:
+        tenant: empty for nobody in particular.
+        experiment: one piece of the tenant's work, with a budget of its own; empty for none.
+        priority: None: interactive if a person is there, else batch.
+    """
+
+    tenant: str = Field(default="", pattern=NAME_PATTERN)
+    experiment: str = Field(default="", pattern=NAME_PATTERN)
+    priority: Literal["interactive", "batch"] | None = None
+
+
+class Limits(Part):
+    """What a conversation may use up. None means no limit.
+
+    Attributes:
+        max_tokens: of all model calls, in and out.
+        max_seconds: how long it may work, from when it was begun or a person went on with it.
+        max_delegate_level: how deep delegates of delegates may go; 0: none at all.
+    """
+
+    max_iterations: int = Field(default=500, ge=1)
+    max_budget_usd: float | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_seconds: float | None = Field(default=None, gt=0)
+    max_delegate_level: int = Field(default=3, ge=0)

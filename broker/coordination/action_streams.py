@@ -1,0 +1,175 @@
+"""How a tool worker takes up actions: the action streams of its pools and of its node.
+
+Holds: an action is claimed before its side effect; what a dead worker had claimed is handed out again as `Reclaimed`,
+so that its journal can be asked before anything is run; one observation settles an action for good.
+Keys: `deck:{k}:act:<route>` (group `tools`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from broker.contract import codec
+from broker.contract.events import WorkspaceSpec
+from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
+from broker.runtime.errors import StoreTooNew
+from broker.store.group_reader import GroupReader
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
+
+LARGEST_ID = 2**53
+ORDERS = frozenset({"cancel", "close", "transfer"})
+
+
+@dataclass(frozen=True, slots=True)
+class ActionDelivery:
+    """An action handed to this worker.
+
+    Attributes:
+        entry: the action event's bytes, see `codec`.
+        workspace: where the conversation's tools work.
+        place: `<stream>|<entry id>`, to be acknowledged with the observation.
+        is_anywhere: it was sent to a pool and not to its workspace: the claim binds no workspace to this node.
+    """
+
+    conversation_id: str
+    action_id: int
+    entry: bytes
+    workspace: WorkspaceSpec
+    place: str
+    is_anywhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ControlDelivery:
+    """An order about a conversation's workspace: `cancel` a running action, `close` the workspace, or `transfer` files.
+
+    Attributes:
+        token: of a transfer, see `broker.coordination.transfers`.
+    """
+
+    conversation_id: str
+    action_id: int
+    order: str
+    place: str
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionClaimed:
+    """Nobody has begun this action: run it. `attempt` counts from 1, `moves` how often its node was lost."""
+
+    attempt: int
+    moves: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ActionReclaimed:
+    """A worker that is dead had claimed it: ask the workspace's journal before running anything.
+
+    Attributes:
+        attempt: the first worker that died with it counts, and then only those that died while it acted, see `mark`.
+    """
+
+    attempt: int
+    previous_worker: str
+    moves: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToDo:
+    """Settled, in other hands, forwarded to its node, or its conversation is gone; `why` says which."""
+
+    why: str
+
+
+ClaimOutcome = ActionClaimed | ActionReclaimed | NothingToDo
+
+
+def routes(node: str, pools: Sequence[str]) -> list[str]:
+    """Return the routes a worker on `node` serves: its node's own first, then its pools'."""
+    return [f"node:{node}", *(f"pool:{pool}" for pool in pools)]
+
+
+class ActionQueue:
+    """The action streams of one shard, as one worker reads them."""
+
+    def __init__(self, store: Store, names: ShardKeys, *, worker_id: str, node: str, pools: Sequence[str]) -> None:
+        self._store = store
+        self._worker_id = worker_id
+        self._node = node
+        self.streams = [names.actions(route) for route in routes(node, pools)]
+        self._names = names
+        self._unreadable = Unreadable(store)
+        self._reader = GroupReader(store, "tools", worker_id, self.streams)
+
+    async def read(self, *, limit: int) -> list[ActionDelivery | ControlDelivery]:
+        """Wait up to two seconds and return what was handed to this worker, at most `limit` from each stream."""
+        deliveries: list[ActionDelivery | ControlDelivery] = []
+        for stream, entry_id, flat in await self._reader.read(limit=limit):
+            try:
+                deliveries.append(self._delivery(f"{stream.decode()}|{entry_id.decode()}", flat))
+            except CANNOT_BE_READ as error:
+                key = stream.decode()
+                await self._unreadable.put_aside(self._names, key, entry_id.decode(), flat, error, group="tools")
+        return deliveries
+
+    def _delivery(self, place: str, flat: list[bytes]) -> ActionDelivery | ControlDelivery:
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        cid = conversation_of(self._store, self._names, fields[b"c"]).conversation_id
+        action_id = int(fields[b"a"])
+        if not 0 <= action_id <= LARGEST_ID:
+            raise ValueError(f"there is no event {action_id}")
+        if b"x" in fields:
+            order, token = fields[b"x"].decode(), fields.get(b"t", b"").decode()
+            if order not in ORDERS:
+                raise ValueError(f"there is no order {order!r}")
+            return ControlDelivery(cid, action_id, order, place, token)
+        workspace = WorkspaceSpec.model_validate_json(fields.get(b"w") or b"{}")
+        with suppress(StoreTooNew):  # the executor answers it
+            codec.decode_wire(fields[b"e"])
+        return ActionDelivery(cid, action_id, fields[b"e"], workspace, place, is_anywhere=b"p" in fields)
+
+    async def claim(self, delivery: ActionDelivery) -> ClaimOutcome:
+        """Take an action up, before its side effect; binds the conversation's workspace to this node.
+
+        Idempotent: a repeated claim by the same worker is `ActionReclaimed` from itself.
+        """
+        names = self._store.keys(delivery.conversation_id)
+        stream, _, entry = delivery.place.rpartition("|")
+        reply = await self._store.function(
+            "deck_claim_action",
+            (names.root, names.shard.root),
+            delivery.conversation_id,
+            delivery.action_id,
+            self._worker_id,
+            self._node,
+            stream,
+            entry,
+            int(delivery.is_anywhere),
+        )
+        match reply:
+            case ["claimed", attempt, moves]:
+                return ActionClaimed(attempt, moves)
+            case ["reclaimed", attempt, previous, moves]:
+                return ActionReclaimed(attempt, previous.decode(), moves)
+        return NothingToDo(reply[0])
+
+    async def mark(self, delivery: ActionDelivery, *, is_acting: bool) -> bool:
+        """Say that a claimed action acts, so that the death of this worker counts against it. False: not its claim."""
+        names = self._store.keys(delivery.conversation_id)
+        reply = await self._store.function(
+            "deck_mark_action", (names.root, names.shard.root), delivery.action_id, self._worker_id, int(is_acting)
+        )
+        return bool(reply[0] == "marked")
+
+    async def acknowledge(self, delivery: ActionDelivery | ControlDelivery) -> None:
+        """Take an entry out of this worker's hands without an observation."""
+        stream, _, entry = delivery.place.rpartition("|")
+        await self._store.persist(lambda: self._store.connection.call("XACK", stream, "tools", entry))
+
+    async def aclose(self) -> None:
+        """Close its connection."""
+        await self._reader.aclose()

@@ -1,0 +1,71 @@
+"""The understudy: a thread that keeps a worker's heartbeat going while its event loop is busy.
+
+A burst of work (two hundred replies at once, each with milliseconds of a provider's library) can hold a loop for longer
+than a heartbeat may be late. Taking over then would throw away paid model calls, and put the same burst on the next
+worker.
+
+Holds: it beats only while the loop has turned within `STUCK_AFTER_SECONDS`, so a loop that is stuck, or held by code
+that never lets go of the interpreter, is taken over like a dead one; while the loop beats in time the thread only
+watches, and has no connection.
+Does not: tell the loop anything; a worker that was buried learns it from its own next beat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from types import TracebackType
+from typing import Self
+
+import redis
+
+from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.runtime.clock import SystemClock
+
+LATE_AFTER_SECONDS = 2 * HEARTBEAT_SECONDS
+STUCK_AFTER_SECONDS = 10.0
+REPLY_TIMEOUT_SECONDS = 1.0
+
+
+class Understudy:
+    """Stands in for the beats of one incarnation, as a context manager around its life."""
+
+    def __init__(
+        self, store_url: str, membership: Membership, *, stuck_after_seconds: float = STUCK_AFTER_SECONDS
+    ) -> None:
+        self._store_url = store_url
+        self._membership = membership
+        self._stuck_after_seconds = stuck_after_seconds
+        self._clock = SystemClock()
+        self._turned = self._clock.monotonic()
+        self._progress = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="understudy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._turned = self._clock.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()  # not joined: the loop must not wait for a store that does not answer
+
+    def loop_turned(self, progress: int) -> None:
+        """Note that the loop lives; called by the loop at each of its own beats."""
+        self._turned, self._progress = self._clock.monotonic(), progress
+
+    def _watch(self) -> None:
+        store: redis.Redis | None = None
+        while not self._over.wait(HEARTBEAT_SECONDS):
+            silent = self._clock.monotonic() - self._turned
+            if not LATE_AFTER_SECONDS < silent < self._stuck_after_seconds:
+                continue
+            store = store or redis.Redis.from_url(self._store_url, socket_timeout=REPLY_TIMEOUT_SECONDS)
+            # The store may be away; then the loop waits for it too, and the next round tries again.
+            with contextlib.suppress(redis.RedisError, OSError):
+                for command in self._membership.tick_commands(self._progress):
+                    store.execute_command(*command)  # type: ignore[no-untyped-call]
+        if store is not None:
+            store.close()

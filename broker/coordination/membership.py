@@ -1,0 +1,172 @@
+"""Being a worker: one heartbeat per worker and shard that carries progress, and the sweep everybody does for all.
+
+Holds: a worker whose heartbeat lapsed is buried by any other: its conversations go back to the ready stream, what it
+had been handed goes back to its streams. A buried worker finds out at its next beat and starts over as a new one.
+A beat is one round trip; a worker whose beats are slow says that its heartbeat holds for longer. The beats keep the
+store's time, by the workers' monotonic clocks, and tell it to the workers: see functions.lua and `SharedClock`.
+Keys: `deck:{k}:workers`, `deck:{k}:clock`, `deck:{k}:worker:<w>:about`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.runtime.clock import to_millis
+from broker.runtime.errors import StoreRefused
+from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
+from broker.store.connection import Argument, texts_by_name
+from broker.store.keys import STORE
+from broker.store.store import Store
+
+HEARTBEAT_SECONDS = 0.3
+BEATS_MISSED = 3
+"""For how many beats, as slow as they have been of late, a heartbeat holds at least."""
+SLOWNESS_KEPT = 0.97
+"""How much of the slowness of the slowest beat counts one beat later."""
+LONGEST_TTL_SECONDS = 60.0
+SILENT_SECONDS = 60.0
+LOST_RING_PATIENCE_SECONDS = 3.0
+LATEST_MS = 2.0**52
+"""A deadline may be infinite, if somebody wrote it so."""
+ROLES = ("controller", "tool")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one beat found to do for everybody."""
+
+    buried: int
+    woken: int
+    rung_again: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker as others see it; `left_seconds` is how long its heartbeat still holds, negative once it has lapsed."""
+
+    worker_id: str
+    role: str
+    left_seconds: float
+    about: Mapping[str, str]
+
+
+class Membership:
+    """One incarnation of one worker."""
+
+    def __init__(
+        self,
+        store: Store,
+        worker_id: str,
+        role: str,
+        *,
+        streams: Sequence[Sequence[str]] = (),
+        about: Mapping[str, str] | None = None,
+        ttl_seconds: float = HEARTBEAT_TTL_SECONDS,
+    ) -> None:
+        """Describe the worker.
+
+        Args:
+            streams: for a tool worker, the action streams it reads, for each shard.
+            about: facts to show, such as node and pid.
+            ttl_seconds: for how long a heartbeat holds where beats are fast.
+        """
+        self._store = store
+        self._worker_id = worker_id
+        self._role = role
+        self._streams = streams or [()] * store.shards
+        self._about = dict(about or {})
+        self._fast_ttl_seconds = ttl_seconds
+        self._slowest_seconds = 0.0
+
+    @property
+    def ttl_seconds(self) -> float:
+        """For how long the next beat will hold."""
+        slow = BEATS_MISSED * (HEARTBEAT_SECONDS + self._slowest_seconds)
+        return max(self._fast_ttl_seconds, min(slow, LONGEST_TTL_SECONDS))
+
+    async def register(self) -> None:
+        """Enter every shard.  Idempotent."""
+        # Asked first: how long a heartbeat has to hold depends on how long an answer takes.
+        await self._ask(lambda: [("FCALL", "deck_now", 1, self._store.all_shards[0].root)])
+        await self._ask(self._register_commands)
+
+    async def tick(self, progress: int) -> Tick | None:
+        """Beat in every shard and do what is due there, in one round trip.
+
+        Returns:
+            What was done, or None when this worker was buried in one of them and owns nothing there any more.
+
+        Raises:
+            StoreMisconfigured: the store is not the one that was opened.
+        """
+        try:
+            replies = await self._ask(lambda: self.tick_commands(progress))
+        except StoreRefused as error:
+            # What the sweep met is for whoever reads the log: to end would only bring the next worker to it.
+            _log.error("a sweep failed: %s", error)
+            return Tick(0, 0, 0)
+        if any(outcome == b"swept" for outcome, *_ in replies):
+            return None
+        return Tick(*(sum(counts) for counts in list(zip(*replies, strict=True))[1:4]))
+
+    def tick_commands(self, progress: int) -> list[tuple[Argument, ...]]:
+        """Return the beats of `tick` as commands, for a connection that is not the loop's."""
+        ttl_ms, patience_ms = int(self.ttl_seconds * 1000), int(LOST_RING_PATIENCE_SECONDS * 1000)
+        beat = (self._worker_id, ttl_ms, progress, patience_ms, int(self._store.clock.monotonic() * 1000))
+        return [("FCALL", "deck_tick", 1, names.root, *beat) for names in self._store.all_shards]
+
+    async def leave(self) -> None:
+        """Hand everything back at once.  Idempotent."""
+        for names in self._store.all_shards:
+            while await self._store.function("deck_leave", (names.root,), self._worker_id) != ["left"]:
+                pass  # each call hands back a thousand things
+
+    def _register_commands(self) -> list[tuple[Argument, ...]]:
+        about = {**self._about, "clock_ms": str(to_millis(self._store.clock.machine()))}
+        facts = [part for item in about.items() for part in item]
+        worker = (self._worker_id, int(self.ttl_seconds * 1000), self._role)
+        return [
+            ("FCALL", "deck_register", 1, names.root, *worker, len(streams), *streams, *facts)
+            for names, streams in zip(self._store.all_shards, self._streams, strict=True)
+        ]
+
+    async def _ask(self, commands: Callable[[], list[tuple[Argument, ...]]]) -> list[Any]:
+        """Send commands whose replies end with the store's time, and see that it is still the same store."""
+        clock, connection = self._store.clock, self._store.connection
+
+        async def ask() -> list[Any]:
+            sent = clock.monotonic()
+            *replies, generation = await connection.call_many([*commands(), ("HGET", STORE, "generation")])
+            self._store.compare_generation(generation)
+            self._slowest_seconds = max(clock.monotonic() - sent, SLOWNESS_KEPT * self._slowest_seconds)
+            if isinstance(replies[0][-1], int):
+                clock.agree(replies[0][-1], sent=sent)
+            return replies
+
+        return await self._store.persist(ask)
+
+
+async def members(store: Store) -> list[Member]:
+    """Return the workers of the first shard, the longest silent first."""
+    names = store.all_shards[0]
+    commands = [("FCALL", "deck_now", 1, names.root), ("ZRANGE", names.workers, 0, -1, "WITHSCORES")]
+    (_, now_ms), flat = await store.persist(lambda: store.connection.call_many(commands))
+    found = []
+    for worker, deadline in zip(flat[::2], flat[1::2], strict=True):
+        worker_id = worker.decode(errors="backslashreplace")
+        pairs = await store.persist(lambda: store.connection.call("HGETALL", names.about(worker_id)))  # noqa: B023
+        about = texts_by_name(pairs)
+        deadline_ms = max(-LATEST_MS, min(float(deadline), LATEST_MS))
+        found.append(Member(worker_id, about.get("role", ""), (deadline_ms - now_ms) / 1000, about))
+    return found
+
+
+async def silent_roles(store: Store) -> list[str]:
+    """Return for which roles no worker has beaten in the last minute."""
+    heard = {member.role for member in await members(store) if member.left_seconds > -SILENT_SECONDS}
+    return [role for role in ROLES if role not in heard]

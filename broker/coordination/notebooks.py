@@ -1,0 +1,80 @@
+"""The notebooks of a store: notes by tenant, user and project.
+
+Holds: a notebook has at most `MAX_NOTES` notes, however many conversations write at once; writing and forgetting may
+be repeated. Who calls it has masked what is written.
+Keys: `deck:{0}:notes:<tenant>/<user>/<project>`, `deck:{0}:notebooks`.
+"""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from broker.contract.notes import MAX_NOTES, Note, Notebook, in_order
+from broker.runtime.errors import UsageError
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
+
+FULL = "The notebook is full: it holds {limit} notes."
+FULL_REMEDY = "Forget notes that are out of date, or write several as one."
+
+
+class Notebooks:
+    """The notebooks of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keys = ShardKeys(0)
+
+    async def notes(self, notebook: Notebook) -> tuple[Note, ...]:
+        """Return the notes in the order in which they were written; what a newer version wrote is left out."""
+        flat = await self._store.persist(lambda: self._store.connection.call("HGETALL", self._of(notebook)))
+        found = []
+        for text in flat[1::2]:
+            try:
+                found.append(Note.model_validate_json(text))
+            except ValidationError:
+                continue
+        return in_order(found)
+
+    async def write(self, notebook: Notebook, note: Note) -> None:
+        """Add a note, or replace the one with its id.  Idempotent.
+
+        Raises:
+            UsageError: the notebook is full.
+        """
+        key, name = self._of(notebook), _name(notebook)
+        commands = [
+            ("SADD", self._keys.notebooks, name),
+            ("HSET", key, note.id, note.model_dump_json()),
+            ("HLEN", key),
+        ]
+        *_, count = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        if int(count) > MAX_NOTES:  # taken back by whoever was one too many
+            await self.forget(notebook, note.id)
+            raise UsageError(FULL.format(limit=MAX_NOTES), remedy=FULL_REMEDY)
+
+    async def forget(self, notebook: Notebook, note_id: str) -> bool:
+        """Remove a note; False when there is none with this id."""
+        key = self._of(notebook)
+        return bool(await self._store.persist(lambda: self._store.connection.call("HDEL", key, note_id)))
+
+    async def erase(self, notebook: Notebook) -> None:
+        """Remove all notes and the notebook itself.  Idempotent."""
+        key, name = self._of(notebook), _name(notebook)
+        commands = [("DEL", key), ("SREM", self._keys.notebooks, name)]
+        await self._store.persist(lambda: self._store.connection.call_many(commands))
+
+    async def all(self) -> dict[Notebook, int]:
+        """Return every notebook and how many notes it holds, sorted."""
+        names = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", self._keys.notebooks))
+        books = sorted(Notebook(*name.decode().split("/")) for name in names)
+        commands = [("HLEN", self._of(book)) for book in books]
+        counts = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        return {book: int(count) for book, count in zip(books, counts, strict=True)}
+
+    def _of(self, notebook: Notebook) -> str:
+        return self._keys.notes(_name(notebook))
+
+
+def _name(notebook: Notebook) -> str:
+    return f"{notebook.tenant}/{notebook.user}/{notebook.project}"

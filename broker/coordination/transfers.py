@@ -1,0 +1,166 @@
+"""Transfers: files of a workspace brought in and out, by a tool worker of the node that has the workspace.
+
+The request lies in the store; an order in the node's action stream names it; the answer is written beside it. The files
+travel as a parcel: a tar file, compressed with zstd.
+
+Holds: a request that is carried out twice leaves the same behind; what nobody fetches is gone after ten minutes.
+Does not: speak of it in the log.
+Keys: `deck:{k}:c:<id>:transfer:<token>`, parcels, and the node's action stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from broker.coordination.file_pieces import Parcels
+from broker.runtime.errors import DeckhandsError, UsageError
+from broker.runtime.ids import new_key
+from broker.store.store import Store
+
+TTL_SECONDS = 600.0
+ANSWER_LIMIT_SECONDS = 120.0
+_POLL_SECONDS = 0.05
+
+
+class TransferRequest(BaseModel):
+    """What is to be carried.
+
+    Attributes:
+        what: `download` and `upload` a file or directory; `diff` is a patch of what was changed since the beginning;
+            `checkpoint` saves the workspace where its node saves them.
+        path: relative to the workspace.
+        is_inside: of an upload: the path is a directory into which it goes, also if it is not there.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    what: Literal["download", "upload", "diff", "checkpoint"]
+    path: str = "."
+    is_inside: bool = False
+
+
+class TransferAnswer(BaseModel):
+    """What came of it.
+
+    Attributes:
+        files: entries of every kind that were carried.
+        error: why nothing was, or empty.
+        code: the class of the error.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    files: int = 0
+    size_bytes: int = 0
+    error: str = ""
+    remedy: str = ""
+    code: str = ""
+
+
+class TransferFailed(DeckhandsError):
+    """The files were not carried; the text says why."""
+
+    code = "transfer_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a transfer brought."""
+
+    answer: TransferAnswer
+    content: bytes
+
+
+class Transfers:
+    """The transfers of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._parcels = Parcels(store)
+
+    async def ask(
+        self,
+        conversation_id: str,
+        request: TransferRequest,
+        content: bytes = b"",
+        *,
+        limit_seconds: float = ANSWER_LIMIT_SECONDS,
+    ) -> Carried:
+        """Have files carried, and wait until they are.
+
+        Args:
+            content: of an upload.
+
+        Raises:
+            UsageError: the conversation has no workspace yet, or the content is too large.
+            TransferFailed: the tool worker could not, or did not within the limit.
+        """
+        names, call = self._store.keys(conversation_id), self._store.connection.call
+        node = await self._store.persist(lambda: call("HGET", names.meta, "node"))
+        if node is None:
+            raise UsageError(
+                f"The conversation {conversation_id} has no workspace yet.",
+                remedy="It gets one with its first action; try again then.",
+            )
+        token = new_key()
+        key = names.transfer(token)
+        if content:
+            await self._parcels.put(conversation_id, token, content, ttl_seconds=TTL_SECONDS)
+        await self._write(key, "request", request.model_dump_json())
+        stream = names.shard.actions(f"node:{node.decode()}")
+        order = ("c", conversation_id, "a", 0, "x", "transfer", "t", token)
+        await self._store.persist(lambda: call("XADD", stream, "*", *order))
+        try:
+            async with asyncio.timeout(limit_seconds):
+                while not (told := await self._store.persist(lambda: call("HGET", key, "answer"))):  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_SECONDS)  # rare, and by hand: not worth a connection that blocks
+        except TimeoutError as error:
+            raise TransferFailed(
+                f"The node {node.decode()}, which has the workspace, did not answer for {limit_seconds:g} seconds.",
+                remedy="Is a tool worker running there?",
+            ) from error
+        answer = TransferAnswer.model_validate_json(told)
+        if answer.error:
+            failure = TransferFailed(answer.error, remedy=answer.remedy)
+            failure.code = answer.code
+            raise failure
+        brought = b""
+        if request.what in ("download", "diff"):
+            brought = await self._parcels.fetch(conversation_id, f"{token}-back")
+            await self._parcels.drop(conversation_id, f"{token}-back")
+        return Carried(answer, brought)
+
+    async def request(self, conversation_id: str, token: str) -> TransferRequest | None:
+        """Return what is asked, as the tool worker; None: it was answered, or nobody waits any more."""
+        key, call = self._store.keys(conversation_id).transfer(token), self._store.connection.call
+        asked, answer = await self._store.persist(lambda: call("HMGET", key, "request", "answer"))
+        if asked is None or answer is not None:
+            return None
+        try:
+            return TransferRequest.model_validate_json(asked)
+        except ValueError:
+            return None  # nobody of ours has written it
+
+    async def content(self, conversation_id: str, token: str) -> bytes:
+        """Return what is to be uploaded; raises what `Parcels.fetch` does."""
+        return await self._parcels.fetch(conversation_id, token)
+
+    async def answer(self, conversation_id: str, token: str, answer: TransferAnswer, content: bytes | None) -> None:
+        """Answer a request, as the tool worker.  Idempotent.
+
+        Args:
+            content: what it brings; None: nothing.
+        """
+        key = self._store.keys(conversation_id).transfer(token)
+        if content is not None:
+            await self._parcels.put(conversation_id, f"{token}-back", content, ttl_seconds=TTL_SECONDS)
+        await self._parcels.drop(conversation_id, token)
+        await self._write(key, "answer", answer.model_dump_json())
+
+    async def _write(self, key: str, field: str, text: str) -> None:
+        commands = [("HSET", key, field, text), ("PEXPIRE", key, int(TTL_SECONDS * 1000))]
+        await self._store.persist(lambda: self._store.connection.call_many(commands))

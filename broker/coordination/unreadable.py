@@ -1,0 +1,92 @@
+"""What cannot be read: entries without their fields, or with bytes that are no text, and keys of another type.
+
+Whatever reads a stream puts an entry that it cannot use aside, here, and reads the next one; so do the functions, which
+also move a key of another type out of the way, to `<key>:unreadable`.
+
+Holds: an entry is noted with its first bytes before it is acknowledged; the latest thousand or so are kept.
+Keys: `deck:{k}:unreadable`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from broker.runtime.errors import CorruptEntry, StoreRefused, UsageError
+from broker.runtime.ids import check_conversation_id
+from broker.store.connection import Argument, Connection, texts_by_name
+from broker.store.keys import ConversationKeys, ShardKeys
+from broker.store.store import Store
+
+CANNOT_BE_READ = (LookupError, ValueError, UsageError, CorruptEntry)
+"""What reading the fields of an entry raises."""
+KEPT = 1_000
+SHOWN_BYTES = 1_000
+WHY_CHARS = 200
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableEntry:
+    """Something that was put aside.
+
+    Attributes:
+        entry_id: of a stream's entry, or the member of a set; empty for a whole key.
+        held: the beginning of what it held.
+    """
+
+    key: str
+    entry_id: str
+    why: str
+    held: str
+
+
+class Unreadable:
+    """What was put aside in a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def put_aside(
+        self, names: ShardKeys, key: str, entry_id: str, fields: Sequence[bytes], error: Exception, *, group: str = ""
+    ) -> None:
+        """Note an entry that cannot be read, and acknowledge it.
+
+        Args:
+            group: the consumer group that it was delivered to; empty: none.
+        """
+        why = f"it has no field {error}" if isinstance(error, LookupError) else " ".join(str(error).split())[:WHY_CHARS]
+        _log.warning("entry %s of %s cannot be read and was put aside: %s", entry_id, key, ascii(why))
+        held = b" ".join(part[:SHOWN_BYTES] for part in fields[:16])[:SHOWN_BYTES]
+        note = ("key", key, "id", entry_id, "why", why, "held", held)
+        commands: list[tuple[Argument, ...]] = [("XADD", names.unreadable, "MAXLEN", "~", KEPT, "*", *note)]
+        commands += [("XACK", key, group, entry_id)] if group else []
+        with suppress(StoreRefused):  # it is in the log; this very key may just have been overwritten
+            await self._store.persist(lambda: self._store.connection.call_many(commands))
+
+    async def all(self) -> list[UnreadableEntry]:
+        """Return what was put aside, the oldest first within a shard."""
+        return await self._store.persist(lambda: entries_aside(self._store.connection, self._store.all_shards))
+
+
+async def entries_aside(connection: Connection, shards: Sequence[ShardKeys]) -> list[UnreadableEntry]:
+    """Return what was put aside, for whoever only looks at a store; see `Unreadable.all`."""
+    replies = await connection.call_many([("XRANGE", names.unreadable, "-", "+") for names in shards])
+    found = [texts_by_name(flat) for entries in replies for _, flat in entries]
+    return [UnreadableEntry(*(fields.get(name, "") for name in ("key", "id", "why", "held"))) for fields in found]
+
+
+def conversation_of(store: Store, names: ShardKeys, conversation_id: bytes) -> ConversationKeys:
+    """Return the keys of the conversation that an entry of this shard names.
+
+    Raises:
+        ValueError: it is no text, or belongs to another shard, where nobody could acknowledge the entry.
+        UsageError: it cannot be the id of a conversation.
+    """
+    found = store.keys(check_conversation_id(conversation_id.decode()))
+    if found.shard != names:
+        raise ValueError(f"the conversation {found.conversation_id!r} is not of this shard")
+    return found

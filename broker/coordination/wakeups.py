@@ -1,0 +1,117 @@
+"""How a controller worker hears of news: its shard's ready stream, and its own mailbox; and how others ring it.
+
+Holds: a ring is a hint; the log is the truth. Lost, late and repeated rings cost time, never events.
+Keys: `deck:{k}:ready` (group `controllers`), `deck:{k}:worker:<w>:mail`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
+from broker.runtime.errors import StoreRefused
+from broker.store.group_reader import BLOCK_SECONDS, HEARTBEAT_SECONDS, MADE_WITH_THE_NEXT_BEAT, GroupReader
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
+
+BATCH = 256
+TRIM_MAILBOX_EVERY = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+class ReadyStream:
+    """The conversations of one shard that nobody owns and that have news."""
+
+    def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
+        self._store, self._names = store, names
+        self._unreadable = Unreadable(store)
+        self._reader = GroupReader(store, "controllers", worker_id, [names.ready])
+
+    async def read(self, *, limit: int) -> list[tuple[str, str]]:
+        """Wait up to two seconds and return up to `limit` pairs of conversation id and entry id.
+
+        The entry is acknowledged by the claim it leads to.
+        """
+        rung = []
+        for _, entry, fields in await self._reader.read(limit=min(limit, BATCH)):
+            entry_id = entry.decode()
+            try:
+                rung.append((_conversation_in(self._store, self._names, fields), entry_id))
+            except CANNOT_BE_READ as error:
+                await self._unreadable.put_aside(
+                    self._names, self._names.ready, entry_id, fields, error, group="controllers"
+                )
+        return rung
+
+    async def aclose(self) -> None:
+        """Close its connection."""
+        await self._reader.aclose()
+
+
+class Mailbox:
+    """The rings of one shard for the conversations a worker owns."""
+
+    def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
+        self._store, self._names = store, names
+        self._unreadable = Unreadable(store)
+        self._key = names.mail(worker_id)
+        self._after = "0-0"
+        self._read_since_trim = 0
+        self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
+
+    async def read(self) -> list[str]:
+        """Wait up to two seconds and return the ids of conversations that have news, each once."""
+        entries = await self._entries()
+        if entries:
+            self._after = entries[-1][0].decode()
+            self._read_since_trim += len(entries)
+            if self._read_since_trim >= TRIM_MAILBOX_EVERY:
+                self._read_since_trim = 0
+                await self._store.persist(lambda: self._store.connection.call("XTRIM", self._key, "MINID", self._after))
+        rung: dict[str, None] = {}
+        for entry_id, fields in entries:
+            try:
+                rung[_conversation_in(self._store, self._names, fields)] = None
+            except CANNOT_BE_READ as error:
+                await self._unreadable.put_aside(self._names, self._key, entry_id.decode(), fields, error)
+        return list(rung)
+
+    async def _entries(self) -> list[Any]:
+        command = ("XREAD", "COUNT", BATCH, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._key, self._after)
+        try:
+            found = await self._store.persist(lambda: self._connection.call(*command))
+        except StoreRefused as error:
+            if not error.message.startswith(MADE_WITH_THE_NEXT_BEAT):
+                raise
+            self._after = "0-0"
+            await asyncio.sleep(HEARTBEAT_SECONDS)  # by then it has been moved out of the way
+            return []
+        return found[0][1] if found else []
+
+    async def aclose(self) -> None:
+        """Close its connection."""
+        await self._connection.aclose()
+
+
+def _conversation_in(store: Store, names: ShardKeys, fields: list[bytes]) -> str:
+    about = dict(zip(fields[::2], fields[1::2], strict=True))
+    return conversation_of(store, names, about[b"c"]).conversation_id
+
+
+async def wake(store: Store, conversation_ids: Iterable[str]) -> None:
+    """Ring conversations whose logs have not grown: what they wait for has come.
+
+    One that cannot be rung, for what is wrong with its keys, is logged: whoever makes room for it is not to blame.
+    """
+    calls = []
+    for conversation_id in conversation_ids:
+        names = store.keys(conversation_id)
+        calls.append(("FCALL", "deck_wake", 2, names.root, names.shard.root, conversation_id))
+    try:
+        await store.persist(lambda: store.connection.call_many(calls))
+    except StoreRefused as error:
+        _log.warning("a conversation could not be rung: %s", error)

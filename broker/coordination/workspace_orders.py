@@ -1,0 +1,73 @@
+"""Orders about a conversation's workspace that are no events: they change nothing that the log speaks of.
+
+Keys: `deck:{k}:act:node:<id>`, the action stream of the workspace's node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.store.store import Store
+
+_POLL_SECONDS = 0.02
+_LOOK_AHEAD = 1_000
+
+
+class WorkspaceOrders:
+    """Gives orders to the tool workers of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def end_sessions(self, conversation_id: str, *, limit_seconds: float) -> bool:
+        """End the processes of a workspace; its files stay, and a later action starts a new session.  Idempotent.
+
+        Args:
+            limit_seconds: how long to wait for a tool worker of the node to have done it.
+
+        Returns:
+            Whether none of them is left. If False they end when a tool worker gets to it, or when nobody has used
+            them for their time to live.
+        """
+        names = self._store.keys(conversation_id)
+        call = self._store.connection.call
+        node = await self._store.persist(lambda: call("HGET", names.meta, "node"))
+        if node is None:
+            return True
+        stream = names.shard.actions(f"node:{node.decode()}")
+        order = ("c", conversation_id, "a", 0, "x", "close")
+        entry = (await self._store.persist(lambda: call("XADD", stream, "*", *order))).decode()
+        try:
+            async with asyncio.timeout(limit_seconds):
+                while carrier := await self._carrier(stream, entry, conversation_id):
+                    entry = carrier
+                    await asyncio.sleep(_POLL_SECONDS)  # an acknowledgement rings nobody
+        except TimeoutError:
+            return False
+        return True
+
+    async def _carrier(self, stream: str, entry: str, conversation_id: str) -> str | None:
+        """Return the entry that carries the order now, None when it was carried out.
+
+        The copy that is made when a worker dies with the entry is looked for last, so that it is not missed.
+        """
+        groups, pending, later = await self._store.persist(
+            lambda: self._store.connection.call_many(
+                [
+                    ("XINFO", "GROUPS", stream),
+                    ("XPENDING", stream, "tools", entry, entry, 1),
+                    ("XRANGE", stream, f"({entry}", "+", "COUNT", _LOOK_AHEAD),
+                ]
+            )
+        )
+        for entry_id, fields in later:
+            if fields[1::2] == [conversation_id.encode(), b"0", b"close"]:
+                carrier: str = entry_id.decode()
+                return carrier
+        delivered = {flat[i]: flat[i + 1] for flat in groups for i in range(0, len(flat), 2)}[b"last-delivered-id"]
+        return entry if pending or _parts(delivered.decode()) < _parts(entry) else None
+
+
+def _parts(entry: str) -> tuple[int, int]:
+    millis, _, number = entry.partition("-")
+    return int(millis), int(number)

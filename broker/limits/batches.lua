@@ -1,0 +1,209 @@
+#!lua name=deckhands_batches
+-- Model calls on their way through a provider's batch API: who waits, what was sent together, what came back.
+--
+-- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
+--   :batch:lanes                   hash  lane -> what a worker needs to serve it
+--   :batch:queue:<lane>            sorted set of conversations, by the time they came
+--   :batch:call:<conversation>     hash  step, seen, lane, batch, body, bytes, result
+--   :batch:open                    sorted set of batches that are not over, by the time of the next look
+--   :batch:about:<batch>           hash  lane, state, worker, until, …; further fields are the workers'
+--   :batch:calls:<batch>           hash  number -> '<conversation> <step>'
+--   :batch:known                   sorted set of the providers' ids of batches, by the time they became known
+--   :workers
+-- A conversation has one call at most; `step` says which: '<iteration>.<attempt>'. Times are milliseconds.
+--
+-- A batch is recorded, with the calls that are in it, before it is sent: whoever finds one that was sent by a worker
+-- that is dead looks for it at the provider before it sends it again. One live worker at most has the lease of a batch.
+
+local LANES, OPEN, KNOWN = ':batch:lanes', ':batch:open', ':batch:known'
+local KNOWN_MS = 7 * 86400000
+
+local function call_key(shard, cid) return shard .. ':batch:call:' .. cid end
+
+local function queue_key(shard, lane) return shard .. ':batch:queue:' .. lane end
+
+local function about_key(shard, batch) return shard .. ':batch:about:' .. batch end
+
+local function calls_key(shard, batch) return shard .. ':batch:calls:' .. batch end
+
+-- Whether a worker may work on a batch: nobody else does, or whoever did is dead or has taken too long.
+local function is_free(shard, batch, worker, now)
+  local about = about_key(shard, batch)
+  local holder = get(about, 'worker')
+  if not holder or holder == '' or holder == worker or not alive(shard, holder) then return true end
+  return now >= (tonumber(get(about, 'until')) or 0)
+end
+
+local function holds(shard, batch, worker)
+  return get(about_key(shard, batch), 'worker') == worker
+end
+
+-- deck_batch_ask: how a conversation's call stands.  ARGV cid, step
+-- returns {'none'} {'waiting', seen} {'sent', seen, batch} {'done', seen, result}
+local function ask(keys, args)
+  local call = call_key(keys[1], args[1])
+  if get(call, 'step') ~= args[2] then return {'none'} end
+  local seen, result, batch = get(call, 'seen'), get(call, 'result'), get(call, 'batch')
+  if result then return {'done', seen, result} end
+  if batch then return {'sent', seen, batch} end
+  return {'waiting', seen}
+end
+
+local function forget(shard, cid)
+  local call = call_key(shard, cid)
+  local lane = get(call, 'lane')
+  if lane then redis.call('ZREM', queue_key(shard, lane), cid) end
+  redis.call('DEL', call)
+end
+
+-- deck_batch_put: let a call wait for a batch; a call of an earlier step is forgotten.
+-- ARGV cid, step, seen, lane, about the lane, body, bytes.  returns {'put'}
+local function put(keys, args)
+  local shard, cid = keys[1], args[1]
+  local call = call_key(shard, cid)
+  if get(call, 'step') == args[2] then return {'put'} end
+  forget(shard, cid)
+  redis.call('HSET', shard .. LANES, args[4], args[5])
+  redis.call('HSET', call, 'step', args[2], 'seen', args[3], 'lane', args[4], 'body', args[6], 'bytes', args[7])
+  redis.call('ZADD', queue_key(shard, args[4]), now_ms(shard), cid)
+  return {'put'}
+end
+
+-- deck_batch_drop: a conversation does no longer want its call, or has what came of it.  ARGV cid, step or '' for any
+-- returns {'none'} {'waiting'} {'sent'} {'done'}
+local function drop(keys, args)
+  local shard, cid = keys[1], args[1]
+  local call = call_key(shard, cid)
+  local step = get(call, 'step')
+  if not step or (args[2] ~= '' and args[2] ~= step) then return {'none'} end
+  local stood = get(call, 'result') and 'done' or (get(call, 'batch') and 'sent' or 'waiting')
+  forget(shard, cid)
+  return {stood}
+end
+
+-- How large a call is that waits; nil when it is none.
+local function size_of(shard, cid)
+  local call = call_key(shard, cid)
+  return get(call, 'step') and tonumber(get(call, 'bytes'))
+end
+
+-- deck_batch_seal: make a batch of those that wait, if there are enough of them or the first has waited long enough.
+-- ARGV lane, batch, worker, lease ms, most calls, most bytes, longest wait in ms
+-- returns {'sealed', how many} {'early', in how many ms}; an empty queue is {'early', -1}
+local function seal(keys, args)
+  local shard, lane, batch, worker, now = keys[1], args[1], args[2], args[3], now_ms(keys[1])
+  local queue, most, most_bytes = queue_key(shard, lane), tonumber(args[5]), tonumber(args[6])
+  local waiting = redis.call('ZRANGE', queue, 0, most - 1)
+  if #waiting == 0 then return {'early', -1} end
+  local chosen, bytes, is_full = {}, 0, #waiting == most
+  for _, cid in ipairs(waiting) do
+    local size = attempt(shard, call_key(shard, cid), cid, size_of, shard, cid)
+    if not size then
+      redis.call('ZREM', queue, cid)
+    elseif bytes + size > most_bytes and #chosen > 0 then
+      is_full = true
+      break
+    else
+      bytes = bytes + size
+      chosen[#chosen + 1] = cid
+    end
+  end
+  if #chosen == 0 then return {'early', 0} end
+  local left = tonumber(redis.call('ZSCORE', queue, waiting[1])) + tonumber(args[7]) - now
+  if not is_full and left > 0 then return {'early', left} end
+  for number, cid in ipairs(chosen) do
+    local call = call_key(shard, cid)
+    redis.call('ZREM', queue, cid)
+    redis.call('HSET', call, 'batch', batch)
+    redis.call('HSET', calls_key(shard, batch), number, cid .. ' ' .. get(call, 'step'))
+  end
+  redis.call('HSET', about_key(shard, batch), 'lane', lane, 'state', 'sealed', 'count', #chosen, 'worker', worker,
+    'until', now + tonumber(args[4]))
+  redis.call('ZADD', shard .. OPEN, now, batch)
+  return {'sealed', #chosen}
+end
+
+-- deck_batch_due: which batches somebody should look after now.  ARGV how many at most.  returns {'due', batch …}
+local function due(keys, args)
+  local open, now = keys[1] .. OPEN, now_ms(keys[1])
+  return {'due', unpack(redis.call('ZRANGEBYSCORE', open, '-inf', now, 'LIMIT', 0, args[1]))}
+end
+
+-- deck_batch_lease: take a batch in hand.  ARGV batch, worker, lease ms.  returns {'leased', field, value …} {'busy'}
+--   field 'waited_ms': since it was noted as being sent
+local function lease(keys, args)
+  local shard, batch, now = keys[1], args[1], now_ms(keys[1])
+  if not redis.call('ZSCORE', shard .. OPEN, batch) or not is_free(shard, batch, args[2], now) then return {'busy'} end
+  local about = about_key(shard, batch)
+  redis.call('HSET', about, 'worker', args[2], 'until', now + tonumber(args[3]))
+  local answer = redis.call('HGETALL', about)
+  table.insert(answer, 1, 'leased')
+  answer[#answer + 1] = 'waited_ms'
+  answer[#answer + 1] = string.format('%.0f', now - tonumber(get(about, 'sent_at') or now))
+  return answer
+end
+
+-- deck_batch_note: write down how a batch stands, by whoever has its lease, which ends with it if there is a time.
+-- ARGV batch, worker, ms until the next look or '' to go on, field, value …; an empty value takes the field away.
+-- The field `provider` is the provider's id of it: it has been sent, and what was sent is no longer needed.
+-- returns {'noted'} {'lost'}
+local function note(keys, args)
+  local shard, batch, now = keys[1], args[1], now_ms(keys[1])
+  if not holds(shard, batch, args[2]) then return {'lost'} end
+  local about = about_key(shard, batch)
+  for i = 4, #args, 2 do
+    if args[i + 1] == '' then
+      redis.call('HDEL', about, args[i])
+    else
+      redis.call('HSET', about, args[i], args[i + 1])
+    end
+    if args[i] == 'sent_ms' then redis.call('HSET', about, 'sent_at', now) end
+    if args[i] == 'provider' and args[i + 1] ~= '' then
+      redis.call('ZADD', shard .. KNOWN, now, args[i + 1])
+      redis.call('ZREMRANGEBYSCORE', shard .. KNOWN, '-inf', now - KNOWN_MS)
+      local flat = redis.call('HGETALL', calls_key(shard, batch))
+      for n = 2, #flat, 2 do
+        local call = call_key(shard, string.match(flat[n], '^(%S+) ') or '')
+        if get(call, 'batch') == batch then redis.call('HDEL', call, 'body') end
+      end
+    end
+  end
+  if args[3] ~= '' then
+    redis.call('HSET', about, 'worker', '')
+    redis.call('ZADD', shard .. OPEN, now + tonumber(args[3]), batch)
+  end
+  return {'noted'}
+end
+
+-- deck_batch_deliver: keep what came of a call, the first time it is told.  ARGV batch, number, result
+-- returns {'delivered', cid} {'unwanted'}
+local function deliver(keys, args)
+  local shard, batch = keys[1], args[1]
+  local cid, step = string.match(get(calls_key(shard, batch), args[2]) or '', '^(%S+) (%S+)$')
+  if not cid then return {'unwanted'} end
+  local call = call_key(shard, cid)
+  if get(call, 'batch') ~= batch or get(call, 'step') ~= step then return {'unwanted'} end
+  redis.call('HSETNX', call, 'result', args[3])
+  redis.call('HDEL', call, 'body')
+  return {'delivered', cid}
+end
+
+-- deck_batch_close: a batch is over.  ARGV batch, worker.  returns {'closed'} {'lost'}
+local function close(keys, args)
+  local shard, batch = keys[1], args[1]
+  if not holds(shard, batch, args[2]) then return {'lost'} end
+  redis.call('DEL', about_key(shard, batch))
+  redis.call('DEL', calls_key(shard, batch))
+  redis.call('ZREM', shard .. OPEN, batch)
+  return {'closed'}
+end
+
+redis.register_function('deck_batch_ask', ask)
+redis.register_function('deck_batch_put', put)
+redis.register_function('deck_batch_drop', drop)
+redis.register_function('deck_batch_seal', seal)
+redis.register_function('deck_batch_due', due)
+redis.register_function('deck_batch_lease', lease)
+redis.register_function('deck_batch_note', note)
+redis.register_function('deck_batch_deliver', deliver)
+redis.register_function('deck_batch_close', close)

@@ -1,0 +1,218 @@
+"""Model calls that wait for a batch of the provider's, and the batches they are in.
+
+A call waits in the queue of its lane: one provider, address, key and model. A worker seals what waits there into a
+batch, records it, sends it, and later brings what came of each call to its conversation; see `controller_worker`.
+
+Holds: a conversation has one call at most, and what came of it is told once; a batch is recorded with its calls before
+it is sent; at most one live worker has a batch in hand.
+Does not: know providers; what a call and a result look like is text to it.
+Keys: `deck:{0}:batch:…`, see batches.lua.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from broker.runtime.ids import new_key
+from broker.store.connection import texts_by_name
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
+
+COMPRESSION = 1
+OPEN_AT_ONCE = 64
+
+
+class CallStands(StrEnum):
+    """How far a call has come."""
+
+    NONE = "none"
+    WAITING = "waiting"
+    SENT = "sent"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a conversation.
+
+    Attributes:
+        seen_id: the last event that its prompt was made from.
+        result: what came of it, once it is done.
+    """
+
+    stands: CallStands
+    seen_id: int = 0
+    result: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch that this worker has in hand.
+
+    Attributes:
+        provider: its id there; empty when that is not known.
+        sent_ms: when sending it began for the last time, by the shared time; 0 for never.
+        waited_seconds: how long ago that was.
+        further: what workers have written down besides.
+    """
+
+    batch_id: str
+    lane: str
+    count: int
+    provider: str
+    sent_ms: int
+    waited_seconds: float
+    further: Mapping[str, str]
+
+
+class Batches:
+    """The batches of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._shard = ShardKeys(0)
+
+    async def ask(self, conversation_id: str, step: str) -> Call:
+        """Return how a call stands."""
+        outcome, *rest = await self._call("deck_batch_ask", conversation_id, step)
+        stands = CallStands(outcome)
+        if stands is CallStands.NONE:
+            return Call(stands)
+        result = zlib.decompress(rest[1]) if stands is CallStands.DONE else b""
+        return Call(stands, int(rest[0]), result)
+
+    async def put(
+        self, conversation_id: str, step: str, *, seen_id: int, lane: str, about_lane: str, body: bytes
+    ) -> None:
+        """Let a call wait for a batch.  Idempotent: the same step is put once.
+
+        Args:
+            about_lane: what a worker needs to know to serve the lane.
+            body: what the provider is to be sent.
+        """
+        packed = zlib.compress(body, COMPRESSION)
+        await self._call("deck_batch_put", conversation_id, step, seen_id, lane, about_lane, packed, len(body))
+
+    async def drop(self, conversation_id: str, step: str = "") -> CallStands:
+        """Forget a call, or that of one step only.  Idempotent.
+
+        Returns:
+            How it stood: one that was sent is paid for all the same.
+        """
+        (outcome, *_) = await self._call("deck_batch_drop", conversation_id, step)
+        return CallStands(outcome)
+
+    async def lanes(self) -> dict[str, str]:
+        """Return what was said about each lane, by lane."""
+        return texts_by_name(await self._read("HGETALL", f"{self._root}:lanes"))
+
+    async def seal(
+        self,
+        lane: str,
+        worker_id: str,
+        *,
+        lease_seconds: float,
+        max_calls: int,
+        max_bytes: int,
+        gather_seconds: float,
+    ) -> tuple[str, float]:
+        """Make a batch of those that wait in a lane and take it in hand, if it is time.
+
+        Returns:
+            The new batch's id; or an empty one, and in how many seconds it is time, -1 for nobody waits.
+        """
+        batch_id = new_key()
+        limits = (round(lease_seconds * 1000), max_calls, max_bytes, round(gather_seconds * 1000))
+        outcome, number = await self._call("deck_batch_seal", lane, batch_id, worker_id, *limits)
+        return (batch_id, 0.0) if outcome == "sealed" else ("", -1.0 if number < 0 else number / 1000)
+
+    async def due(self) -> list[str]:
+        """Return the batches that somebody should look after now."""
+        _, *found = await self._call("deck_batch_due", OPEN_AT_ONCE)
+        return [batch.decode() for batch in found]
+
+    async def lease(self, batch_id: str, worker_id: str, *, lease_seconds: float) -> Batch | None:
+        """Take a batch in hand; None while another live worker has it, or when it is over."""
+        outcome, *flat = await self._call("deck_batch_lease", batch_id, worker_id, round(lease_seconds * 1000))
+        if outcome == "busy":
+            return None
+        found = texts_by_name(flat)
+        return Batch(
+            batch_id=batch_id,
+            lane=found["lane"],
+            count=int(found["count"]),
+            provider=found.get("provider", ""),
+            sent_ms=int(found.get("sent_ms", 0)),
+            waited_seconds=int(found.get("waited_ms", 0)) / 1000,
+            further=found,
+        )
+
+    async def note(
+        self, batch: Batch, worker_id: str, *, look_again_seconds: float | None = None, **fields: str | int
+    ) -> bool:
+        """Write down how a batch stands.
+
+        Args:
+            look_again_seconds: gives it out of hand until then; None keeps it.
+            fields: `provider` is the provider's id; an empty value takes a field away.
+
+        Returns:
+            False when another worker has it in hand now: nothing was written, and nothing more is to be done.
+        """
+        told = [part for item in fields.items() for part in item]
+        again = "" if look_again_seconds is None else round(look_again_seconds * 1000)
+        (outcome, *_) = await self._call("deck_batch_note", batch.batch_id, worker_id, again, *told)
+        return bool(outcome == "noted")
+
+    async def bodies(self, batch: Batch) -> dict[str, bytes]:
+        """Return what is to be sent, by the number of each call; calls that are no longer wanted are left out."""
+        calls = await self._calls(batch)
+        names = [f"{self._root}:call:{calls[number].partition(' ')[0]}" for number in calls]
+        commands = [("HMGET", name, "body", "batch", "step") for name in names]
+        found = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        wanted = {}
+        for number, (body, at, step) in zip(calls, found, strict=True):
+            is_same = body is not None and at == batch.batch_id.encode() and step.decode() == calls[number].split()[1]
+            if is_same:
+                wanted[number] = zlib.decompress(body)
+        return wanted
+
+    async def numbers(self, batch: Batch) -> list[str]:
+        """Return the numbers of a batch's calls, in order."""
+        return sorted(await self._calls(batch), key=int)
+
+    async def deliver(self, batch: Batch, number: str, result: bytes) -> str | None:
+        """Keep what came of a call, unless that is known.  Idempotent.
+
+        Returns:
+            The conversation to be woken; None when nobody waits for it any more.
+        """
+        packed = zlib.compress(result, COMPRESSION)
+        outcome, *cid = await self._call("deck_batch_deliver", batch.batch_id, number, packed)
+        return cid[0].decode() if outcome == "delivered" else None
+
+    async def close(self, batch: Batch, worker_id: str) -> None:
+        """Forget a batch whose calls are all delivered.  Idempotent."""
+        await self._call("deck_batch_close", batch.batch_id, worker_id)
+
+    async def known(self) -> set[str]:
+        """Return the providers' ids of the batches of the last days."""
+        found = await self._read("ZRANGE", f"{self._root}:known", 0, -1)
+        return {provider.decode(errors="backslashreplace") for provider in found}
+
+    async def _calls(self, batch: Batch) -> dict[str, str]:
+        return texts_by_name(await self._read("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
+
+    @property
+    def _root(self) -> str:
+        return f"{self._shard.root}:batch"
+
+    async def _read(self, *command: str | int) -> Any:
+        return await self._store.persist(lambda: self._store.connection.call(*command))
+
+    async def _call(self, function: str, *arguments: Any) -> list[Any]:
+        return await self._store.function(function, (self._shard.root,), *arguments)

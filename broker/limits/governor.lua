@@ -1,0 +1,448 @@
+#!lua name=deckhands_governor
+-- The quotas of models: who may call now, who waits, who is next. One pool is one model with all its API keys.
+--
+-- Every function takes KEYS pool base, shard base (one hash slot) and derives the real keys from them:
+--   pool base  deck:{0}:quota:<pool>   :limits :level:<key> :warm:<key> :held :called :about :waiting:<priority>
+--                                      :shares:<priority> :state
+--   shard base deck:{0}                :workers
+-- Priority 0 is interactive, 1 is batch. Amounts are {requests, input, output, tokens}. Times are milliseconds.
+--
+-- A key's levels are token buckets that fill by the minute. A bucket holds `burst` seconds' worth and fills so much
+-- slower that no sixty seconds ever see more than the limit. What a call really used is settled after it, and may leave
+-- a debt. Within a priority the queue is fair by start-time fair queueing: a place is a virtual time, which advances for
+-- a tenant by 1/weight with each call.
+
+local MINUTELY = {'requests', 'input', 'output', 'tokens'}
+local PATIENCE_MS = 3000       -- how long what was granted to a conversation is kept for it after it was called
+local MAX_CALLS = 3            -- how often a conversation is called that does not come
+local SWEEP_MS = 500
+local PUMP_MS = 500            -- how long one worker sees to the timely waking for all
+local WARM_MS = 300000         -- how long providers keep a prompt in their caches
+local WARM_WAIT_MS = 2000      -- how long to wait for a key whose cache is warm while another one is free
+local LEAST_FACTOR, DECREASE, INCREASE_PER_MS = 0.1, 0.8, 0.00002
+local NO_RETRY_AFTER_MS = 1000
+local MAX_GRANTS, MAX_SCAN = 64, 64
+local KINDS = {limits = 'hash', held = 'hash', called = 'zset', about = 'hash', state = 'hash',
+  ['waiting:0'] = 'zset', ['waiting:1'] = 'zset', ['shares:0'] = 'hash', ['shares:1'] = 'hash'}
+
+-- How much a bucket holds, and how much flows into it each millisecond.
+local function size_of(key, what)
+  return math.max(1, key.limits[what] * key.limits.burst / 60)
+end
+
+local function flow_of(key, what)
+  local rest = key.limits[what] - size_of(key, what)
+  if rest <= 0 then rest = key.limits[what] end
+  return rest * key.level.factor / 60000
+end
+
+local function day_of(key, now)
+  return math.floor((now - key.limits.day_start * 1000) / 86400000)
+end
+
+-- Read a pool, with its levels as they are now. Returns nil when its limits were never published.
+local function open(base, now)
+  local published = pairs_of(redis.call('HGETALL', base .. ':limits'))
+  if not published['keys'] then return nil end
+  local pool = {base = base, now = now, keys = {}, by_name = {}, state = pairs_of(redis.call('HGETALL', base .. ':state'))}
+  for name in string.gmatch(published['keys'], '%S+') do
+    local key = {name = name, limits = {}, level = {}}
+    if not published[name] then return nil end
+    for what, value in string.gmatch(published[name], '([%w_]+)=([%d.]+)') do key.limits[what] = tonumber(value) end
+    -- Limits that nobody of ours has written are as good as none: they are published again.
+    if not (key.limits.burst and key.limits.day_start) then return nil end
+    for what, value in pairs(pairs_of(redis.call('HGETALL', base .. ':level:' .. name))) do
+      key.level[what] = tonumber(value)
+    end
+    local level = key.level
+    level.in_flight, level.took, level.blocked = level.in_flight or 0, level.took or 1000, level.blocked or 0
+    level.factor, level.cut = level.factor or 1, level.cut or 0
+    local passed = math.max(0, now - (level.at or now))
+    local unblocked = math.max(0, now - math.max(level.at or now, level.blocked))
+    level.factor = math.min(1, level.factor + unblocked * INCREASE_PER_MS)
+    for _, what in ipairs(MINUTELY) do
+      if key.limits[what] then
+        local size = size_of(key, what)
+        level[what] = math.min(size, (level[what] or size) + passed * flow_of(key, what))
+      end
+    end
+    local day = day_of(key, now)
+    if level.day ~= day or not level.day_requests or not level.day_tokens then level.day, level.day_requests, level.day_tokens = day, 0, 0 end
+    level.at = now
+    pool.keys[#pool.keys + 1] = key
+    pool.by_name[name] = key
+  end
+  return pool
+end
+
+local function number_text(value)
+  if value == math.floor(value) then return string.format('%.0f', value) end
+  return string.format('%.6f', value)
+end
+
+local function save(pool)
+  for _, key in ipairs(pool.keys) do
+    local update = {}
+    for what, value in pairs(key.level) do
+      update[#update + 1] = what
+      update[#update + 1] = number_text(value)
+    end
+    redis.call('HSET', pool.base .. ':level:' .. key.name, unpack(update))
+  end
+  local update = {}
+  for what, value in pairs(pool.state) do
+    update[#update + 1] = what
+    update[#update + 1] = tostring(value)
+  end
+  if #update > 0 then redis.call('HSET', pool.base .. ':state', unpack(update)) end
+end
+
+local function amounts(input, output)
+  return {requests = 1, input = input, output = output, tokens = input + output}
+end
+
+-- For how many milliseconds a key cannot serve a call; 0 when it can now.
+local function wait_of(key, wanted, now)
+  local limits, level = key.limits, key.level
+  local wait = math.max(0, level.blocked - now)
+  for _, what in ipairs(MINUTELY) do
+    if limits[what] then
+      -- A call larger than the bucket goes when the bucket is full, and leaves a debt.
+      local lacking = math.min(wanted[what], size_of(key, what)) - level[what]
+      if lacking > 0 then wait = math.max(wait, math.ceil(lacking / flow_of(key, what))) end
+    end
+  end
+  if limits.concurrency and level.in_flight >= math.max(1, math.floor(limits.concurrency * level.factor)) then
+    wait = math.max(wait, math.ceil(level.took / limits.concurrency), 1)
+  end
+  local is_day_over = (limits.day_requests and level.day_requests >= limits.day_requests)
+    or (limits.day_tokens and level.day_tokens >= limits.day_tokens)
+  if is_day_over then
+    wait = math.max(wait, (level.day + 1) * 86400000 + limits.day_start * 1000 - now)
+  end
+  return wait
+end
+
+-- Milliseconds between two such calls when nothing stands still.
+local function interval_of(key, wanted)
+  local interval = 0
+  for _, what in ipairs(MINUTELY) do
+    if key.limits[what] then interval = math.max(interval, wanted[what] / flow_of(key, what)) end
+  end
+  if key.limits.concurrency then interval = math.max(interval, key.level.took / key.limits.concurrency) end
+  return interval
+end
+
+local function add(key, wanted, sign)
+  local level = key.level
+  for _, what in ipairs(MINUTELY) do
+    if key.limits[what] then level[what] = math.min(size_of(key, what), level[what] + sign * wanted[what]) end
+  end
+  level.day_requests = math.max(0, level.day_requests - sign * wanted.requests)
+  level.day_tokens = math.max(0, level.day_tokens - sign * wanted.tokens)
+end
+
+-- Choose the key for a conversation. Returns it, or nil, how long to wait, and whether only this conversation has to.
+local function choose(pool, cid, wanted)
+  local best, least, home, home_wait
+  for _, key in ipairs(pool.keys) do
+    local wait = wait_of(key, wanted, pool.now)
+    if #pool.keys > 1 then
+      local used = redis.call('ZSCORE', pool.base .. ':warm:' .. key.name, cid)
+      if used and pool.now - tonumber(used) < WARM_MS then home, home_wait = key, wait end
+    end
+    if not least or wait < least then least = wait end
+    if wait == 0 and (not best or key.level.in_flight < best.level.in_flight) then best = key end
+  end
+  if home and home_wait == 0 then return home end
+  if home and best and home_wait <= WARM_WAIT_MS then return nil, home_wait, true end
+  return best, least, false
+end
+
+local function queue(pool, priority)
+  return pool.base .. ':waiting:' .. priority
+end
+
+-- held: '<key> <worker or -> <input> <output> <since>'
+local function held_by(pool, cid)
+  local text = get(pool.base .. ':held', cid)
+  if not text then return nil end
+  local key, worker, input, output, since = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
+  if not (tonumber(input) and tonumber(output) and tonumber(since)) then
+    redis.call('HDEL', pool.base .. ':held', cid)
+    return nil
+  end
+  return {key = pool.by_name[key], name = key, worker = worker, since = tonumber(since),
+    wanted = amounts(tonumber(input), tonumber(output))}
+end
+
+local function hold(pool, cid, key, worker, wanted)
+  redis.call('HSET', pool.base .. ':held', cid,
+    table.concat({key, worker, number_text(wanted.input), number_text(wanted.output), number_text(pool.now)}, ' '))
+end
+
+local function free(pool, cid, held)
+  redis.call('HDEL', pool.base .. ':held', cid)
+  redis.call('ZREM', pool.base .. ':called', cid)
+  if held.key then held.key.level.in_flight = math.max(0, held.key.level.in_flight - 1) end
+end
+
+-- about: '<priority> <place> <input> <output> <calls>'
+local function about(pool, cid)
+  local text = get(pool.base .. ':about', cid)
+  if not text then return nil end
+  local priority, place, input, output, calls = string.match(text, '^([01]) (%S+) (%S+) (%S+) (%d+)$')
+  if not (tonumber(place) and tonumber(input) and tonumber(output)) then
+    redis.call('HDEL', pool.base .. ':about', cid)
+    return nil
+  end
+  return {priority = priority, place = place, calls = tonumber(calls),
+    wanted = amounts(tonumber(input), tonumber(output))}
+end
+
+local function queue_up(pool, cid, waiter)
+  redis.call('HSET', pool.base .. ':about', cid, table.concat({waiter.priority, waiter.place,
+    number_text(waiter.wanted.input), number_text(waiter.wanted.output), waiter.calls}, ' '))
+  redis.call('ZADD', queue(pool, waiter.priority), waiter.place, cid)
+end
+
+local function forget(pool, cid)
+  redis.call('HDEL', pool.base .. ':about', cid)
+  for priority = 0, 1 do redis.call('ZREM', queue(pool, priority), cid) end
+end
+
+-- Whoever was called and did not come loses what was kept for it, and is called again in its old place, but not for ever.
+local function take_back(pool)
+  local late = redis.call('ZRANGEBYSCORE', pool.base .. ':called', '-inf', pool.now, 'LIMIT', 0, MAX_GRANTS)
+  for _, cid in ipairs(late) do
+    local held, waiter = held_by(pool, cid), about(pool, cid)
+    if held then
+      free(pool, cid, held)
+      if held.key then add(held.key, held.wanted, 1) end
+    end
+    redis.call('ZREM', pool.base .. ':called', cid)
+    if waiter and waiter.calls < MAX_CALLS then queue_up(pool, cid, waiter) else forget(pool, cid) end
+  end
+end
+
+-- What dead workers held is free again; their calls may have been made, so only the places come back.
+local function sweep(pool, shard)
+  if pool.now - (tonumber(pool.state.swept) or 0) < SWEEP_MS then return end
+  pool.state.swept = number_text(pool.now)
+  local is_alive, flat = {['-'] = true}, redis.call('HGETALL', pool.base .. ':held')
+  for _, key in ipairs(pool.keys) do key.level.in_flight = 0 end
+  for i = 1, #flat, 2 do
+    local held = held_by(pool, flat[i])
+    if held then
+      if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
+      if held.key then held.key.level.in_flight = held.key.level.in_flight + 1 end
+      if not is_alive[held.worker] then free(pool, flat[i], held) end
+    end
+  end
+  for _, key in ipairs(pool.keys) do
+    redis.call('ZREMRANGEBYSCORE', pool.base .. ':warm:' .. key.name, '-inf', pool.now - WARM_MS)
+  end
+end
+
+-- Grant what can be granted, in order. Returns who is to be woken, and in how many milliseconds somebody is next; nil
+-- when nobody waits.
+local function pump(pool, shard)
+  take_back(pool)
+  sweep(pool, shard)
+  local woken, next_ms = {}, nil
+  for priority = 0, 1 do
+    local waiting = redis.call('ZRANGE', queue(pool, priority), 0, MAX_SCAN - 1)
+    for _, cid in ipairs(waiting) do
+      local waiter = about(pool, cid)
+      local key, wait, is_alone
+      if waiter then key, wait, is_alone = choose(pool, cid, waiter.wanted) end
+      if not waiter then
+        forget(pool, cid)
+      elseif key then
+        add(key, waiter.wanted, -1)
+        key.level.in_flight = key.level.in_flight + 1
+        hold(pool, cid, key.name, '-', waiter.wanted)
+        pool.state['at' .. priority] = waiter.place
+        waiter.calls = waiter.calls + 1
+        queue_up(pool, cid, waiter)
+        redis.call('ZREM', queue(pool, priority), cid)
+        redis.call('ZADD', pool.base .. ':called', pool.now + PATIENCE_MS, cid)
+        woken[#woken + 1] = cid
+      else
+        next_ms = math.min(next_ms or wait, wait)
+        if not is_alone then
+          -- Nobody overtakes: a smaller call behind this one would let it wait for ever.
+          return woken, next_ms
+        end
+      end
+    end
+    if #waiting == MAX_SCAN then return woken, next_ms or 0 end
+    if #waiting == 0 and redis.call('ZCARD', pool.base .. ':called') == 0 then
+      redis.call('DEL', pool.base .. ':shares:' .. priority)
+      pool.state['at' .. priority] = '0'
+    end
+  end
+  return woken, next_ms
+end
+
+-- Only one worker is told the exact time, so that a thousand do not come for one place.
+local function next_for(pool, worker, next_ms)
+  local waiting = redis.call('ZCARD', pool.base .. ':called')
+  if not next_ms then
+    if waiting > 0 then return PUMP_MS end
+    return -1
+  end
+  if pool.state.pump ~= worker and pool.now < (tonumber(pool.state.pump_ms) or 0) then return PUMP_MS end
+  pool.state.pump, pool.state.pump_ms = worker, number_text(pool.now + PUMP_MS)
+  return next_ms
+end
+
+local function reply(pool, worker, outcome, woken, next_ms)
+  local answer = {outcome[1], next_for(pool, worker, next_ms), outcome[2] or '', outcome[3] or 0}
+  save(pool)
+  for _, cid in ipairs(woken) do answer[#answer + 1] = cid end
+  return answer
+end
+
+-- deck_quota_publish: set the limits of a pool.  ARGV key, limits as 'name=number …', key, limits …
+-- returns {'published'}
+local function publish(keys, args)
+  local limits, names = keys[1] .. ':limits', {}
+  redis.call('DEL', limits)
+  for i = 1, #args, 2 do
+    names[#names + 1] = args[i]
+    redis.call('HSET', limits, args[i], args[i + 1])
+  end
+  redis.call('HSET', limits, 'keys', table.concat(names, ' '))
+  return {'published'}
+end
+
+local function enter(pool, cid, args)
+  local priority, tenant, weight = args[5], args[6], tonumber(args[7])
+  local shares = pool.base .. ':shares:' .. priority
+  local place = math.max(tonumber(pool.state['at' .. priority]) or 0, tonumber(get(shares, tenant)) or 0)
+  redis.call('HSET', shares, tenant, string.format('%.6f', place + 1 / weight))
+  queue_up(pool, cid, {priority = priority, place = string.format('%.6f', place), calls = 0,
+    wanted = amounts(tonumber(args[3]), tonumber(args[4]))})
+end
+
+-- deck_quota_reserve: may this conversation call now? If not, it has its place in the queue and is woken in its turn.
+-- ARGV cid, worker, input tokens, output tokens, priority, tenant, weight
+-- returns {'granted', next_ms, key, 0, woken …} {'waiting', next_ms, '', for about how many ms, woken …} {'unknown'}
+local function reserve(keys, args)
+  local pool = open(keys[1], now_ms(keys[2]))
+  if not pool then return {'unknown'} end
+  local shard, cid, worker = keys[2], args[1], args[2]
+  local held = held_by(pool, cid)
+  if held and held.worker ~= worker and held.worker ~= '-' then
+    free(pool, cid, held)  -- its former owner's, who may have called
+    held = nil
+  end
+  local waiter = about(pool, cid)
+  if not held and not waiter then enter(pool, cid, args) end
+  local woken, next_ms = pump(pool, shard)
+  held = held_by(pool, cid)
+  if held then
+    hold(pool, cid, held.name, worker, held.wanted)
+    redis.call('ZREM', pool.base .. ':called', cid)
+    forget(pool, cid)
+    local others = {}
+    for _, other in ipairs(woken) do if other ~= cid then others[#others + 1] = other end end
+    return reply(pool, worker, {'granted', held.name}, others, next_ms)
+  end
+  waiter = about(pool, cid)
+  local ahead = redis.call('ZRANK', queue(pool, waiter.priority), cid) or 0
+  if waiter.priority == '1' then ahead = ahead + redis.call('ZCARD', queue(pool, 0)) end
+  local first, pace = nil, 0
+  for _, key in ipairs(pool.keys) do
+    local wait = wait_of(key, waiter.wanted, pool.now)
+    if not first or wait < first then first = wait end
+    pace = pace + 1 / math.max(interval_of(key, waiter.wanted), 0.001)
+  end
+  return reply(pool, worker, {'waiting', '', math.ceil(first + ahead / pace)}, woken, next_ms)
+end
+
+-- deck_quota_settle: give a place back and say what became of the call.
+-- ARGV cid, worker, outcome, input tokens, output tokens, what the provider asks us to wait in ms or '', took_ms
+--   outcome 'ok': used so much; 'failed': the same, no reply; 'limited': refused for the quota; 'unsent': never sent
+-- returns {'settled', next_ms, key, 0, woken …} {'gone', next_ms, '', 0, woken …} {'unknown'}
+local function settle(keys, args)
+  local pool = open(keys[1], now_ms(keys[2]))
+  if not pool then return {'unknown'} end
+  local shard, cid, worker, outcome = keys[2], args[1], args[2], args[3]
+  local held, result = held_by(pool, cid), {'gone'}
+  if held and held.worker == worker then
+    result = {'settled', held.name}
+    free(pool, cid, held)
+    local key = held.key
+    if key then
+      local level = key.level
+      if outcome == 'unsent' then
+        add(key, held.wanted, 1)
+      else
+        -- The difference at once: what was given back first would be cut off where the bucket is full.
+        local used = amounts(tonumber(args[4]), tonumber(args[5]))
+        for what, amount in pairs(held.wanted) do used[what] = amount - used[what] end
+        add(key, used, 1)
+      end
+      if outcome == 'ok' then
+        level.took = level.took + (tonumber(args[7]) - level.took) / 8
+        if #pool.keys > 1 then redis.call('ZADD', pool.base .. ':warm:' .. key.name, pool.now, cid) end
+      elseif outcome == 'limited' then
+        -- Calls that were under way together are refused together: that is one sign, not many.
+        if held.since > level.cut then
+          level.factor, level.cut = math.max(LEAST_FACTOR, level.factor * DECREASE), pool.now
+        end
+        local asked = args[6] == '' and NO_RETRY_AFTER_MS or tonumber(args[6])
+        level.blocked = math.max(level.blocked, pool.now + asked)
+      end
+    end
+  end
+  local woken, next_ms = pump(pool, shard)
+  return reply(pool, worker, result, woken, next_ms)
+end
+
+-- deck_quota_told: obey what a provider's headers say is left.  ARGV key, worker, what, left, what, left …
+-- returns {'told', next_ms, '', 0, woken …} {'unknown'}
+local function told(keys, args)
+  local pool = open(keys[1], now_ms(keys[2]))
+  if not pool then return {'unknown'} end
+  local key = pool.by_name[args[1]]
+  for i = 3, #args, 2 do
+    local what, left = args[i], tonumber(args[i + 1])
+    if key and key.limits[what] then key.level[what] = math.min(key.level[what], left) end
+  end
+  local woken, next_ms = pump(pool, keys[2])
+  return reply(pool, args[2], {'told'}, woken, next_ms)
+end
+
+-- deck_quota_withdraw: a conversation that waits does no longer want to call.  ARGV cid, worker
+-- returns {'withdrawn', next_ms, '', 0, woken …} {'unknown'}
+local function withdraw(keys, args)
+  local pool = open(keys[1], now_ms(keys[2]))
+  if not pool then return {'unknown'} end
+  local held = held_by(pool, args[1])
+  if held and held.worker == '-' then
+    free(pool, args[1], held)
+    if held.key then add(held.key, held.wanted, 1) end
+  end
+  forget(pool, args[1])
+  local woken, next_ms = pump(pool, keys[2])
+  return reply(pool, args[2], {'withdrawn'}, woken, next_ms)
+end
+
+-- deck_quota_pump: wake whose turn it is.  ARGV worker.  returns {'pumped', next_ms, '', 0, woken …} {'unknown'}
+local function pump_for(keys, args)
+  for name, kind in pairs(KINDS) do is_there(keys[2], keys[1] .. ':' .. name, kind) end
+  local pool = open(keys[1], now_ms(keys[2]))
+  if not pool then return {'unknown'} end
+  local woken, next_ms = pump(pool, keys[2])
+  return reply(pool, args[1], {'pumped'}, woken, next_ms)
+end
+
+redis.register_function('deck_quota_publish', publish)
+redis.register_function('deck_quota_reserve', reserve)
+redis.register_function('deck_quota_settle', settle)
+redis.register_function('deck_quota_told', told)
+redis.register_function('deck_quota_withdraw', withdraw)
+redis.register_function('deck_quota_pump', pump_for)

@@ -1,0 +1,362 @@
+#!lua name=deckhands_ledger
+-- Budgets: what a call may cost at worst is reserved before it, what it did cost is charged after it.
+--
+-- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
+--   :budget:<account>    hash  limit, spent, reserved, lost, lost_calls, calls, own, parent, change
+--   :budget:<account>:children|waiting|wanted     :budgets    :ledger:held|lost|swept|crowded    :workers
+-- An account is 'conversation:<id>', 'experiment:<tenant>/<name>' or 'tenant:<name>'; each has at most one parent, and
+-- what is spent in one counts in all above it. Amounts are nano-USD: whole numbers, so that sums are exact.
+--
+-- A conversation is charged by the sum of its whole log, so a repeated or a late charge adds nothing. `own` is that sum;
+-- `spent` counts its delegates too. What was reserved for a call whose worker died, or whose reply was cut off, is
+-- `lost`: the provider may bill it, so it counts against the limit, but it is not `spent`. What is reserved for a call
+-- that is on its way through a batch of the provider's is nobody's: its worker is '-', and it ends with the reply.
+--
+-- Who waits for an account is served in the order in which it came, and whoever comes later stands behind it: nobody
+-- overtakes, not even a smaller call, or a large one would wait for ever. Room that is there is kept for whom it woke,
+-- but not for long: somebody that was woken and does not come keeps its place for a while and holds nobody up.
+
+local SWEEP_MS, MAX_DEPTH = 500, 24
+local PATIENCE_MS = 3000       -- how long room is kept for a conversation that was woken, and when it is woken again
+local MAX_WAKES = 3            -- how often a conversation is woken that does not come
+local MAX_SCAN = 64            -- how many of a queue are looked at: as many are served at once, later ones behind them
+
+local function budget(shard, account) return shard .. ':budget:' .. account end
+
+local function number(key, field) return tonumber(get(key, field)) or 0 end
+
+local function add(shard, chain, field, amount)
+  if amount == 0 then return end
+  for _, account in ipairs(chain) do
+    redis.call('HINCRBY', budget(shard, account), field, string.format('%.0f', amount))
+  end
+end
+
+-- An account and all above it.
+local function chain_of(shard, account)
+  local chain = {}
+  while account and #chain < MAX_DEPTH do
+    chain[#chain + 1] = account
+    account = get(budget(shard, account), 'parent')
+  end
+  return chain
+end
+
+-- Make the accounts known, each as a child of the next.
+local function enroll(shard, accounts)
+  for i, account in ipairs(accounts) do
+    if redis.call('EXISTS', budget(shard, account)) == 0 then redis.call('HSET', budget(shard, account), 'spent', 0) end
+    local parent = accounts[i + 1]
+    if parent and redis.call('HSETNX', budget(shard, account), 'parent', parent) == 1 then
+      redis.call('SADD', budget(shard, parent) .. ':children', account)
+    end
+    if string.sub(account, 1, 13) ~= 'conversation:' then redis.call('SADD', shard .. ':budgets', account) end
+  end
+end
+
+local function accounts_from(args, first)
+  local accounts = {}
+  for i = first, #args do accounts[#accounts + 1] = args[i] end
+  return accounts
+end
+
+-- held, lost: '<amount> <worker> <token> <account>'
+local function reserved_for(shard, cid, where)
+  local text = get(shard .. ':ledger:' .. where, cid)
+  if not text then return nil end
+  local amount, worker, token, account = string.match(text, '^(%S+) (%S+) (%S+) (.+)$')
+  if not (tonumber(amount) and tonumber(token)) then
+    redis.call('HDEL', shard .. ':ledger:' .. where, cid)
+    note_unreadable(shard, shard .. ':ledger:' .. where, cid, 'not what is written for a call', text)
+    return nil
+  end
+  return {amount = tonumber(amount), worker = worker, token = tonumber(token), account = account, text = text}
+end
+
+local function give_back(shard, cid, held)
+  redis.call('HDEL', shard .. ':ledger:held', cid)
+  add(shard, chain_of(shard, held.account), 'reserved', -held.amount)
+end
+
+local function lose(shard, cid, held)
+  give_back(shard, cid, held)
+  local chain = chain_of(shard, held.account)
+  add(shard, chain, 'lost', held.amount)
+  add(shard, chain, 'lost_calls', 1)
+  redis.call('HSET', shard .. ':ledger:lost', cid, held.text)
+end
+
+-- Charge what the log of a conversation has come to. A reply that is in the log after all was not lost. An older token
+-- than the caller's is a former owner's: its call is over.
+local function charge(shard, cid, account, token, total)
+  local chain = chain_of(shard, account)
+  local delta = total - number(budget(shard, account), 'own')
+  local has_news = delta > 0
+  if has_news then
+    redis.call('HSET', budget(shard, account), 'own', string.format('%.0f', total))
+    add(shard, chain, 'spent', delta)
+    add(shard, chain, 'calls', 1)
+  end
+  local lost = reserved_for(shard, cid, 'lost')
+  if lost then
+    redis.call('HDEL', shard .. ':ledger:lost', cid)
+    if has_news then
+      add(shard, chain_of(shard, lost.account), 'lost', -lost.amount)
+      add(shard, chain_of(shard, lost.account), 'lost_calls', -1)
+    end
+  end
+  local held = reserved_for(shard, cid, 'held')
+  if held and held.worker == '-' then
+    if has_news then give_back(shard, cid, held) end
+  elseif held and held.token < token then
+    if has_news then give_back(shard, cid, held) else lose(shard, cid, held) end
+    redis.call('HDEL', shard .. ':ledger:lost', cid)
+  end
+end
+
+-- What an account has left, as it stands. nil without a limit.
+local function room_of(shard, account)
+  local key = budget(shard, account)
+  local limit = get(key, 'limit')
+  if not limit then return nil end
+  limit = tonumber(limit) or 0  -- a limit that is no number lets nothing pass
+  local reserved = number(key, 'reserved')
+  return {limit = limit, reserved = reserved, committed = number(key, 'spent') + number(key, 'lost') + reserved}
+end
+
+-- Whether there is room for an amount. The last call may pass the limit, if it is the only one under way.
+local function fits(room, amount)
+  if not room then return true end
+  if room.committed >= room.limit then return false end
+  return room.committed + amount <= room.limit or room.reserved == 0
+end
+
+local function set_aside(room, amount)
+  if not room then return end
+  room.reserved, room.committed = room.reserved + amount, room.committed + amount
+end
+
+-- wanted: conversation → '<amount> <when it was last woken> <how often>'
+local function waiter_of(key, cid)
+  local amount, at, wakes = string.match(get(key .. ':wanted', cid) or '', '^(%S+) (%S+) ?(%d*)$')
+  if not (tonumber(amount) and tonumber(at)) then return nil end
+  return {amount = tonumber(amount), at = tonumber(at), wakes = tonumber(wakes) or 0}
+end
+
+local function note(key, cid, waiter)
+  redis.call('HSET', key .. ':wanted', cid, string.format('%.0f %.0f %d', waiter.amount, waiter.at, waiter.wakes))
+end
+
+local function leave(key, cid)
+  redis.call('ZREM', key .. ':waiting', cid)
+  redis.call('HDEL', key .. ':wanted', cid)
+end
+
+-- Go through those who wait for an account, in order, and set aside what they are to have.
+-- Returns who may call now, whether the end of the queue was reached, and what is left then (nil without a limit).
+local function served(shard, account, now)
+  local key, room, turn = budget(shard, account), room_of(shard, account), {}
+  local queue = redis.call('ZRANGE', key .. ':waiting', 0, MAX_SCAN - 1)
+  for _, cid in ipairs(queue) do
+    local waiter = waiter_of(key, cid)
+    if not waiter then leave(key, cid) end  -- it asks again, if it is one
+    waiter = waiter or {amount = 0, at = now, wakes = 2}
+    local is_late = waiter.wakes > 1 or (waiter.wakes == 1 and now - waiter.at >= PATIENCE_MS)
+    if fits(room, waiter.amount) then
+      turn[#turn + 1] = cid
+      turn[cid] = true
+      if not is_late then set_aside(room, waiter.amount) end
+    elseif not is_late then
+      return turn, false
+    end
+  end
+  return turn, #queue < MAX_SCAN, room
+end
+
+-- Since when a conversation waits for one of these accounts; nil when it does not.
+local function waits_since(shard, chain, cid)
+  for _, account in ipairs(chain) do
+    local since = redis.call('ZSCORE', budget(shard, account) .. ':waiting', cid)
+    if since then return since end
+  end
+  return nil
+end
+
+-- The time at which somebody comes; not that of the one before it, or their names would decide who is first.
+local function next_time(shard, account, now)
+  local key = budget(shard, account) .. ':waiting'
+  local last = redis.call('ZREVRANGE', key, 0, 0)[1]
+  if not last then return now end
+  return math.max(now, tonumber(redis.call('ZSCORE', key, last)) + 1)
+end
+
+local function stand(shard, account, cid, amount, since)
+  local key = budget(shard, account)
+  redis.call('ZADD', key .. ':waiting', since, cid)
+  redis.call('SADD', shard .. ':ledger:crowded', account)
+  note(key, cid, {amount = amount, at = 0, wakes = 0})
+end
+
+-- Whether it is the turn of this conversation in an account; of one that has waited for another account by its time.
+local function may_spend(shard, account, cid, amount, since, now)
+  if since then
+    stand(shard, account, cid, amount, since)
+    local turn = served(shard, account, now)
+    return turn[cid] or false
+  end
+  if redis.call('ZCARD', budget(shard, account) .. ':waiting') == 0 then return fits(room_of(shard, account), amount) end
+  local _, is_open, left = served(shard, account, now)
+  return is_open and fits(left, amount)
+end
+
+local function stop_waiting(shard, chain, cid)
+  for _, account in ipairs(chain) do leave(budget(shard, account), cid) end
+end
+
+-- Wake those whose turn it is in one of these accounts, unless they were woken a moment ago.
+local function wake_of(shard, account, now, woken)
+  local key = budget(shard, account)
+  for _, cid in ipairs(served(shard, account, now)) do
+    local waiter = waiter_of(key, cid)
+    if waiter and (waiter.wakes == 0 or now - waiter.at >= PATIENCE_MS) then
+      if waiter.wakes >= MAX_WAKES then
+        leave(key, cid)
+      else
+        waiter.at, waiter.wakes = now, waiter.wakes + 1
+        note(key, cid, waiter)
+        woken[#woken + 1] = cid
+      end
+    end
+  end
+  if redis.call('ZCARD', key .. ':waiting') == 0 then redis.call('SREM', shard .. ':ledger:crowded', account) end
+end
+
+local function wake(shard, chain, now)
+  local woken = {}
+  for _, account in ipairs(chain) do attempt(shard, budget(shard, account), '', wake_of, shard, account, now, woken) end
+  return woken
+end
+
+local function extend(list, others)
+  for _, other in ipairs(others) do list[#list + 1] = other end
+  return list
+end
+
+-- What dead workers had reserved is lost, not blocked; and whom somebody kept waiting that does not come is woken.
+local function sweep(shard, now)
+  local swept = tonumber(redis.call('GET', shard .. ':ledger:swept') or 0) or 0
+  if now - swept < SWEEP_MS then return {} end
+  redis.call('SET', shard .. ':ledger:swept', string.format('%.0f', now))
+  local is_alive, flat = {['-'] = true}, redis.call('HGETALL', shard .. ':ledger:held')
+  for i = 1, #flat, 2 do
+    local held = reserved_for(shard, flat[i], 'held')
+    if held then
+      if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
+      if not is_alive[held.worker] then
+        attempt(shard, shard .. ':ledger:held', flat[i], lose, shard, flat[i], held)
+        redis.call('HDEL', shard .. ':ledger:held', flat[i])
+      end
+    end
+  end
+  return wake(shard, redis.call('SMEMBERS', shard .. ':ledger:crowded'), now)
+end
+
+local function reply(outcome, detail, woken)
+  local answer = {outcome, detail}
+  for _, cid in ipairs(woken) do answer[#answer + 1] = cid end
+  return answer
+end
+
+-- deck_budget_reserve: may this conversation spend so much? If not, it is woken when there is room.
+-- ARGV cid, worker, token, amount, sum of its log, account, parent account …
+-- returns {'reserved', '', woken …} {'exhausted', account, woken …} {'fenced', '', woken …}
+local function reserve(keys, args)
+  local shard, cid, worker, token, amount, now = keys[1], args[1], args[2], args[3], tonumber(args[4]), now_ms(keys[1])
+  local accounts = accounts_from(args, 6)
+  enroll(shard, accounts)
+  charge(shard, cid, accounts[1], tonumber(token), tonumber(args[5]))
+  local woken = sweep(shard, now)
+  local held = reserved_for(shard, cid, 'held')
+  if held then
+    local is_own = held.worker == '-' or held.token == tonumber(token)
+    return reply(is_own and 'reserved' or 'fenced', '', woken)
+  end
+  local chain = chain_of(shard, accounts[1])
+  local since = waits_since(shard, chain, cid)
+  for _, account in ipairs(chain) do
+    if not may_spend(shard, account, cid, amount, since, now) then
+      stop_waiting(shard, chain, cid)
+      stand(shard, account, cid, amount, since or next_time(shard, account, now))
+      return reply('exhausted', account, extend(woken, wake(shard, chain, now)))
+    end
+  end
+  stop_waiting(shard, chain, cid)
+  add(shard, chain, 'reserved', amount)
+  redis.call('HSET', shard .. ':ledger:held', cid, table.concat({args[4], worker, token, accounts[1]}, ' '))
+  return reply('reserved', '', extend(woken, wake(shard, chain, now)))
+end
+
+-- deck_budget_settle: charge what the log has come to, and end the reservation.
+-- ARGV cid, token, outcome, sum of its log, account, parent …
+--   outcome 'done', or 'lost': the call may be billed and brought no reply
+-- returns {'settled', '', woken …}
+local function settle(keys, args)
+  local shard, cid, token, now = keys[1], args[1], tonumber(args[2]), now_ms(keys[1])
+  local accounts = accounts_from(args, 5)
+  enroll(shard, accounts)
+  charge(shard, cid, accounts[1], token, tonumber(args[4]))
+  local held = reserved_for(shard, cid, 'held')
+  if held and (held.worker == '-' or held.token == token) then
+    if args[3] == 'lost' then
+      lose(shard, cid, held)
+      redis.call('HDEL', shard .. ':ledger:lost', cid)
+    else
+      give_back(shard, cid, held)
+    end
+  end
+  local woken = sweep(shard, now)
+  return reply('settled', '', extend(woken, wake(shard, chain_of(shard, accounts[1]), now)))
+end
+
+-- deck_budget_withdraw: a conversation does no longer wait for its budget.  ARGV cid, account
+-- returns {'withdrawn', '', woken …}
+local function withdraw(keys, args)
+  local chain = chain_of(keys[1], args[2])
+  stop_waiting(keys[1], chain, args[1])
+  return reply('withdrawn', '', wake(keys[1], chain, now_ms(keys[1])))
+end
+
+-- deck_budget_sweep: see after what dead workers had reserved.  returns {'swept', '', woken …}
+local function sweep_now(keys)
+  for name, kind in pairs({held = 'hash', lost = 'hash', crowded = 'set', swept = 'string'}) do
+    is_there(keys[1], keys[1] .. ':ledger:' .. name, kind)
+  end
+  return reply('swept', '', sweep(keys[1], now_ms(keys[1])))
+end
+
+-- deck_budget_limit: set a limit, or change it by an amount.
+-- ARGV key of this very change, 'set' or 'add', amount or '' for no limit, account, parent …
+-- returns {'changed', limit or '', woken …}
+local function change_limit(keys, args)
+  local shard, accounts = keys[1], accounts_from(args, 4)
+  enroll(shard, accounts)
+  local key = budget(shard, accounts[1])
+  if get(key, 'change') ~= args[1] then
+    redis.call('HSET', key, 'change', args[1])
+    if args[3] == '' then
+      redis.call('HDEL', key, 'limit')
+    elseif args[2] == 'add' then
+      redis.call('HINCRBY', key, 'limit', args[3])
+    else
+      redis.call('HSET', key, 'limit', args[3])
+    end
+  end
+  redis.call('SADD', shard .. ':budgets', accounts[1])
+  return reply('changed', get(key, 'limit') or '', wake(shard, chain_of(shard, accounts[1]), now_ms(keys[1])))
+end
+
+redis.register_function('deck_budget_reserve', reserve)
+redis.register_function('deck_budget_settle', settle)
+redis.register_function('deck_budget_withdraw', withdraw)
+redis.register_function('deck_budget_sweep', sweep_now)
+redis.register_function('deck_budget_limit', change_limit)

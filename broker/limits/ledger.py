@@ -1,0 +1,253 @@
+"""The ledger: budgets of tenants, experiments, conversations and their delegates, in USD.
+
+What a call may cost at worst is reserved before it in every account above the conversation; what its log has come to is
+charged after it. A conversation whose budget is exhausted waits, and is woken by a top-up or by room that others leave.
+
+Holds: an account never passes its limit by more than one call; `spent` is the sum over the events of its conversations,
+however often workers die; a reservation of a dead worker is free again once its heartbeat has lapsed; who waits is
+served in the order of coming, before whoever comes later.
+Does not: know prices. Where none is known nothing can be reserved, and the limit counts what is charged later.
+Keys: `deck:{0}:budget:…`, `deck:{0}:budgets`, `deck:{0}:ledger:…`, see ledger.lua.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from broker.coordination.wakeups import wake
+from broker.log.fencing import Ownership
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import new_key
+from broker.store.connection import texts_by_name
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
+
+NANO = 1_000_000_000
+LARGEST_USD = 1_000_000
+
+_ACCOUNT = re.compile(
+    r"(tenant:[A-Za-z0-9_.-]{1,64}|experiment:[A-Za-z0-9_.-]{0,64}/[A-Za-z0-9_.-]{1,64}|conversation:.+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One account, as it stands.
+
+    Attributes:
+        limit_usd: None for none.
+        spent_usd: the sum over the events of all conversations below.
+        reserved_usd: for calls under way.
+        lost_usd: reserved for calls that brought no reply, which the provider may bill; counts against the limit.
+        calls: how many calls were charged.
+        waiting: how many conversations wait for room in it.
+    """
+
+    name: str
+    parent: str
+    limit_usd: float | None
+    spent_usd: float
+    reserved_usd: float
+    lost_usd: float
+    calls: int
+    lost_calls: int
+    waiting: int
+
+    @property
+    def left_usd(self) -> float | None:
+        """What may still be committed; None without a limit."""
+        if self.limit_usd is None:
+            return None
+        return max(0.0, self.limit_usd - self.spent_usd - self.lost_usd - self.reserved_usd)
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """There is no room for the call in this account now."""
+
+    account: str
+
+
+def tenant_account(tenant: str) -> str:
+    """Name a tenant's account."""
+    return f"tenant:{tenant}"
+
+
+def experiment_account(tenant: str, experiment: str) -> str:
+    """Name an experiment's account; experiments of different tenants are different."""
+    return f"experiment:{tenant}/{experiment}"
+
+
+def conversation_account(conversation_id: str) -> str:
+    """Name a conversation's account."""
+    return f"conversation:{conversation_id}"
+
+
+def accounts_of(
+    conversation_id: str, *, tenant: str = "", experiment: str = "", parent_id: str | None = None
+) -> list[str]:
+    """Return a conversation's account and those above it; empty when nobody keeps a budget for it.
+
+    Args:
+        parent_id: of a delegate: the conversation that it works for, whose accounts stand above it.
+    """
+    if not tenant and not experiment:
+        return []
+    chain = [conversation_account(conversation_id)]
+    if parent_id is not None:
+        return [*chain, conversation_account(parent_id)]
+    if experiment:
+        chain.append(experiment_account(tenant, experiment))
+    if tenant:
+        chain.append(tenant_account(tenant))
+    return chain
+
+
+def account_path(account: str) -> list[str]:
+    """Return an account and what its name says of those above it.
+
+    Raises:
+        UsageError: it names no account.
+    """
+    if not _ACCOUNT.fullmatch(account):
+        raise UsageError(
+            f"{account!r} is no account.", remedy="Write tenant:NAME, experiment:TENANT/NAME or conversation:ID."
+        )
+    kind, _, name = account.partition(":")
+    tenant = name.partition("/")[0]
+    return [account, tenant_account(tenant)] if kind == "experiment" and tenant else [account]
+
+
+def nano(usd: float) -> int:
+    """Turn USD into the ledger's whole numbers, rounded to the nearest billionth."""
+    return round(Decimal(usd) * NANO)
+
+
+class Ledger:
+    """The budgets of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._shard = ShardKeys(0)
+
+    async def reserve(
+        self,
+        ownership: Ownership,
+        accounts: Sequence[str],
+        *,
+        worst_usd: float,
+        total_usd: float,
+        is_batched: bool = False,
+    ) -> Exhausted | None:
+        """Reserve the worst case of one call in all accounts, and charge what the log has come to.
+
+        Idempotent: a conversation has one reservation; a newer owner's call ends that of a former one.
+
+        Args:
+            accounts: see `accounts_of`.
+            worst_usd: 0 where no price is known.
+            total_usd: the sum over the conversation's log.
+            is_batched: the call outlives its owner; what is reserved ends with a reply in the log, or by `settle`.
+
+        Returns:
+            None when it is reserved, or whose budget has no room; the conversation is then woken when there is.
+        """
+        outcome, account = await self._call(
+            "deck_budget_reserve",
+            *(ownership.conversation_id, "-" if is_batched else ownership.worker_id, ownership.token),
+            *(nano(worst_usd), nano(total_usd), *accounts),
+        )
+        return Exhausted(account) if outcome == "exhausted" else None
+
+    async def settle(
+        self, ownership: Ownership, accounts: Sequence[str], *, total_usd: float, is_lost: bool = False
+    ) -> None:
+        """Charge what the log has come to and end the reservation.  Idempotent.
+
+        Args:
+            is_lost: the call may be billed and brought nothing into the log.
+        """
+        outcome = "lost" if is_lost else "done"
+        arguments = (ownership.conversation_id, ownership.token, outcome, nano(total_usd), *accounts)
+        await self._call("deck_budget_settle", *arguments)
+
+    async def withdraw(self, conversation_id: str, accounts: Sequence[str]) -> None:
+        """Wait no longer.  Idempotent."""
+        await self._call("deck_budget_withdraw", conversation_id, accounts[0])
+
+    async def sweep(self) -> None:
+        """See after what dead workers had reserved; twice a second at most, whoever asks."""
+        await self._call("deck_budget_sweep")
+
+    async def set_limit(self, account: str, limit_usd: float | None) -> Account:
+        """Set the limit of an account, which need not exist yet; None takes it away.
+
+        Raises:
+            UsageError: it names no account, or the amount cannot be used.
+        """
+        await self._change(account, "set", "" if limit_usd is None else nano(_checked(limit_usd)))
+        return await self.account(account)
+
+    async def top_up(self, account: str, amount_usd: float) -> Account:
+        """Raise the limit of an account and wake whoever waits for it; raises what `set_limit` does."""
+        await self._change(account, "add", nano(_checked(amount_usd)))
+        return await self.account(account)
+
+    async def account(self, account: str) -> Account:
+        """Return an account as it stands; one that nobody has used is empty."""
+        key = self._shard.budget(account_path(account)[0])
+        flat, waiting = await self._store.persist(
+            lambda: self._store.connection.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
+        )
+        fields = texts_by_name(flat)
+        return Account(
+            name=account,
+            parent=fields.get("parent", ""),
+            limit_usd=int(fields["limit"]) / NANO if "limit" in fields else None,
+            spent_usd=int(fields.get("spent", 0)) / NANO,
+            reserved_usd=int(fields.get("reserved", 0)) / NANO,
+            lost_usd=int(fields.get("lost", 0)) / NANO,
+            calls=int(fields.get("calls", 0)),
+            lost_calls=int(fields.get("lost_calls", 0)),
+            waiting=waiting,
+        )
+
+    async def accounts(self) -> list[Account]:
+        """Return the accounts of tenants and experiments, and conversations that were given a limit, by name."""
+        names = await self._members(self._shard.budgets)
+        return [await self.account(name) for name in names]
+
+    async def conversation_ids(self, account: str) -> list[str]:
+        """Return the conversations that are charged to an account, by id."""
+        found: list[str] = []
+        below = [account]
+        while below:
+            name = below.pop()
+            kind, _, conversation_id = name.partition(":")
+            if kind == "conversation":
+                found.append(conversation_id)
+            below += await self._members(f"{self._shard.budget(name)}:children")
+        return sorted(found)
+
+    async def _change(self, account: str, how: str, amount: int | str) -> None:
+        await self._call("deck_budget_limit", new_key(), how, amount, *account_path(account))
+
+    async def _members(self, key: str) -> list[str]:
+        members = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", key))
+        return sorted(member.decode(errors="backslashreplace") for member in members)
+
+    async def _call(self, function: str, *arguments: Any) -> tuple[str, str]:
+        outcome, detail, *woken = await self._store.function(function, (self._shard.root,), *arguments)
+        if woken:
+            await wake(self._store, dict.fromkeys(cid.decode(errors="backslashreplace") for cid in woken))
+        return outcome, detail.decode()
+
+
+def _checked(usd: float) -> float:
+    if not 0 <= usd <= LARGEST_USD:  # NaN fails too
+        raise UsageError(f"{usd:g} USD cannot be a budget.", remedy=f"Use 0 to {LARGEST_USD:,} USD.")
+    return usd

@@ -1,0 +1,198 @@
+"""The quota table: what each provider lets us call, as a person has written it down in TOML.
+
+Holds: a table that cannot be used is refused when it is read, with the place named; a model that no entry names has no
+quota and costs nothing.
+Does not: hold API keys, only the names of the environment variables they are in.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from broker.runtime.errors import UsageError
+
+OWN_KEY = "own"
+"""How an entry without `key_env` is called: the key that the worker is configured with anyway."""
+
+_FLAT = re.compile(r"[^A-Za-z0-9_.-]+")
+
+Amount = Annotated[int, Field(ge=1)]
+
+
+class Quota(BaseModel):
+    """What one key of one model may use. None means no limit.
+
+    Attributes:
+        model: as conversations name it; `*` and `?` match, and one entry is one quota for all that it matches.
+        key_env: the environment variable of controller workers that holds the key; None: their usual key.
+        tokens_per_minute: in and out together, for providers that count so.
+        requests_per_day, tokens_per_day: from `day_starts_hour_utc` to the same hour of the next day.
+        burst_seconds: how many seconds' worth may be used at once after a quiet time.
+        cached_input_counts: whether tokens read from the provider's cache count as input.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)
+    key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    requests_per_minute: Amount | None = None
+    input_tokens_per_minute: Amount | None = None
+    output_tokens_per_minute: Amount | None = None
+    tokens_per_minute: Amount | None = None
+    concurrency: Amount | None = None
+    requests_per_day: Amount | None = None
+    tokens_per_day: Amount | None = None
+    day_starts_hour_utc: int = Field(default=0, ge=0, le=23)
+    burst_seconds: float = Field(default=1.0, gt=0, le=60)
+    cached_input_counts: bool = True
+
+    @property
+    def key(self) -> str:
+        """The name of its key."""
+        return self.key_env or OWN_KEY
+
+    @property
+    def per_minute(self) -> Mapping[str, int | None]:
+        """The limits by the minute, as providers' headers are read too: `requests`, `input`, `output`, `tokens`."""
+        return {
+            "requests": self.requests_per_minute,
+            "input": self.input_tokens_per_minute,
+            "output": self.output_tokens_per_minute,
+            "tokens": self.tokens_per_minute,
+        }
+
+    def is_short(self, left: Mapping[str, int]) -> bool:
+        """Say whether less is left of something than may be used at once, which is then to be obeyed."""
+        limits = self.per_minute
+        return any((limits.get(what) or 0) * self.burst_seconds / 60 > amount for what, amount in left.items())
+
+    def limits(self) -> str:
+        """Return the limits as the store's functions read them."""
+        values = {
+            **self.per_minute,
+            "concurrency": self.concurrency,
+            "day_requests": self.requests_per_day,
+            "day_tokens": self.tokens_per_day,
+            "day_start": self.day_starts_hour_utc * 3600,
+            "burst": f"{self.burst_seconds:.6f}",
+        }
+        return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
+class Pool(BaseModel):
+    """The keys of one model, which share one queue."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    quotas: tuple[Quota, ...]
+
+    @property
+    def name(self) -> str:
+        """What its keys in the store are called after."""
+        return _FLAT.sub("_", self.model.replace("*", "-any-").replace("?", "-one-"))
+
+    def quota(self, key: str) -> Quota:
+        """Return the quota of one of its keys."""
+        return next(quota for quota in self.quotas if quota.key == key)
+
+
+class QuotaTable(BaseModel):
+    """All quotas, and how much of them each tenant gets when there is not enough.
+
+    Attributes:
+        pools: in the order of the file; the first that matches a model counts.
+        weights: tenant → share; 1 for those that are not named.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    pools: tuple[Pool, ...] = ()
+    weights: Mapping[str, float] = Field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a table.
+
+        Raises:
+            UsageError: it is no TOML, or an entry cannot be used.
+        """
+        try:
+            entries = _File.model_validate(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise UsageError(f"The quota table is no TOML: {error}.") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            complaint = str(first["msg"]).removeprefix("Value error, ")
+            raise UsageError(f"The quota table cannot be used: {where}: {complaint}.") from None
+        by_model: dict[str, list[Quota]] = {}
+        for quota in entries.quota:
+            by_model.setdefault(quota.model, []).append(quota)
+        pools = tuple(Pool(model=model, quotas=tuple(quotas)) for model, quotas in by_model.items())
+        return cls(pools=pools, weights=entries.tenants)
+
+    @classmethod
+    def of_setting(cls, setting: str) -> Self:
+        """Read what DECKHANDS_QUOTAS says: nothing, the path of a file, or the table itself.
+
+        Raises:
+            UsageError: the file cannot be read, or the table cannot be used.
+        """
+        if not setting.strip():
+            return cls()
+        if setting.lstrip().startswith("["):
+            return cls.parse(setting)
+        try:
+            return cls.parse(Path(setting).expanduser().read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"The quota table {setting!r} cannot be read: {error}.",
+                remedy="DECKHANDS_QUOTAS is the path of a TOML file, or the table itself.",
+            ) from None
+
+    def pool_of(self, model: str) -> Pool | None:
+        """Return the pool a model belongs to, or None if it has no quota."""
+        for pool in self.pools:
+            if fnmatch.fnmatchcase(model, pool.model):
+                return pool
+        return None
+
+    def weight_of(self, tenant: str) -> float:
+        """Return a tenant's share."""
+        return self.weights.get(tenant, 1.0)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    quota: tuple[Quota, ...] = ()
+    tenants: dict[str, Annotated[float, Field(ge=0.001, le=1000)]] = Field(default_factory=dict)
+
+    @field_validator("quota")
+    @classmethod
+    def _keys_are_named_once(cls, quotas: tuple[Quota, ...]) -> tuple[Quota, ...]:
+        named: set[tuple[str, str]] = set()
+        for quota in quotas:
+            if (quota.model, quota.key) in named:
+                raise ValueError(f"{quota.model!r} has two entries for {quota.key_env or 'its usual key'}")
+            named.add((quota.model, quota.key))
+        return quotas
+
+    @field_validator("tenants", mode="before")
+    @classmethod
+    def _weights(cls, tenants: Any) -> Any:
+        """Take `[tenants.acme] weight = 3` as well as `acme = 3`."""
+        if not isinstance(tenants, dict):
+            return tenants
+        return {
+            name: value["weight"] if isinstance(value, dict) and set(value) == {"weight"} else value
+            for name, value in tenants.items()
+        }

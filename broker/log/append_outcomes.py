@@ -1,0 +1,81 @@
+"""What an append to a log has come to, as types.
+
+Does not: know the third thing, a lost reply; `event_log` repeats the call until it has an outcome.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.runtime.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Written, under the ids first to last; `checksum` is the last one's, see `codec.checksum_of`."""
+
+    first_id: int
+    last_id: int
+    checksum: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """Written by an earlier call with the same key, under the ids first to last."""
+
+    first_id: int
+    last_id: int
+    checksum: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Refused: another worker has taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Refused: the log has grown since the decision was made; read on from there and decide again."""
+
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Refused: the conversation takes no more events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Refused: the log, which ends at `last_id`, does not hold the event that the writer goes by."""
+
+    last_id: int
+
+
+Outcome = Appended | Duplicate | Fenced | Conflict | Closed | Lost
+
+
+def outcome_of(reply: Any, checksum: str = "") -> Outcome:
+    """Return what a reply of the function `append` says.
+
+    Args:
+        checksum: of the last event to be written.
+
+    Raises:
+        StoreError: nothing that it ever says.
+    """
+    match reply:
+        case ["appended", first, last]:
+            return Appended(first, last, checksum)
+        case ["duplicate", first, last]:
+            return Duplicate(first, last, checksum)
+        case ["fenced"]:
+            return Fenced()
+        case ["conflict", last]:
+            return Conflict(last)
+        case ["closed"]:
+            return Closed()
+        case ["lost", last]:
+            return Lost(last)
+    raise StoreError(f"The function append answered {reply!r}.")

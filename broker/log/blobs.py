@@ -1,0 +1,48 @@
+"""Large texts kept beside the log, addressed by the SHA-256 of their content.
+
+Holds: a blob is written before the event that refers to it; what is read is checked against its address.
+Keys: `deck:{k}:c:<id>:blob:<sha256>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker.contract import codec
+from broker.contract.events import EventT
+from broker.store.store import Store
+
+
+class Blobs:
+    """The blobs of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def keep(self, conversation_id: str, contents: Mapping[str, bytes]) -> None:
+        """Store texts under their addresses.  Idempotent."""
+        names = self._store.keys(conversation_id)
+        commands = [("SET", names.blob(sha256), content) for sha256, content in contents.items()]
+        await self._store.persist(lambda: self._store.connection.call_many(commands))
+
+    async def fetch(self, conversation_id: str, addresses: list[str]) -> dict[str, bytes]:
+        """Return the blobs there are, by address."""
+        names = self._store.keys(conversation_id)
+        found = await self._store.persist(
+            lambda: self._store.connection.call_many([("GET", names.blob(sha256)) for sha256 in addresses])
+        )
+        return {sha256: content for sha256, content in zip(addresses, found, strict=True) if content is not None}
+
+    async def whole(self, conversation_id: str, event: EventT) -> EventT:
+        """Return the event with its shortened fields whole again.
+
+        Raises:
+            CorruptEntry: a blob is missing or damaged.
+        """
+        if not event.blobs:
+            return event
+        contents = await self.fetch(conversation_id, [ref.sha256 for ref in event.blobs.values()])
+        wire = codec.restore(event.wire(), contents)
+        whole = codec.event_from_wire(wire, event.id)
+        assert isinstance(whole, type(event))
+        return whole

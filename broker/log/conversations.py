@@ -1,0 +1,144 @@
+"""The index of conversations: what a listing shows, closing, dead letters, the record of takeovers.
+
+Does not: say anything that the log does not; the index is written along with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from broker.runtime.clock import from_millis
+from broker.runtime.errors import UnknownConversation
+from broker.store.connection import texts_by_name
+from broker.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRow:
+    """A conversation as a listing shows it.
+
+    Attributes:
+        state: the agent's state, see `AgentState`.
+        wait_reason: why it waits, or empty.
+        owner: the worker that works on it, or empty.
+        fields: everything else its owner shows: iterations, cost_usd, prompt_tokens, …
+    """
+
+    conversation_id: str
+    title: str
+    state: str
+    wait_reason: str
+    last_event_id: int
+    created: datetime
+    updated: datetime
+    owner: str
+    node: str
+    is_closed: bool
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """One conversation, or one action of it, taken over from a dead worker."""
+
+    conversation_id: str
+    action_id: int | None
+    from_worker: str
+    to_worker: str
+    at: datetime
+
+
+class Conversations:
+    """The index of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def recent(self, *, limit: int = 50) -> list[ConversationRow]:
+        """Return up to `limit` conversations, the newest first."""
+        commands = [("ZREVRANGE", names.index, 0, limit - 1, "WITHSCORES") for names in self._store.all_shards]
+        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        scored = [(float(flat[i + 1]), flat[i]) for flat in replies for i in range(0, len(flat), 2)]
+        ids = [cid.decode(errors="backslashreplace") for _, cid in sorted(scored, reverse=True)[:limit]]
+        return [row for row in await self._rows(ids) if row is not None]
+
+    async def row(self, conversation_id: str) -> ConversationRow:
+        """Return one conversation.
+
+        Raises:
+            UnknownConversation: no such conversation.
+        """
+        (row,) = await self._rows([conversation_id])
+        if row is None:
+            raise UnknownConversation(conversation_id)
+        return row
+
+    async def close(self, conversation_id: str) -> None:
+        """Refuse every further event and end the workspace's processes.  Idempotent."""
+        await self._call("deck_close", conversation_id)
+
+    async def requeue(self, conversation_id: str) -> None:
+        """Give a dead letter another chance.  Idempotent."""
+        await self._call("deck_requeue", conversation_id)
+
+    async def dead_letters(self) -> list[str]:
+        """Return the conversations that crashed three workers in a row, the oldest first."""
+        commands = [("ZRANGE", names.dead, 0, -1) for names in self._store.all_shards]
+        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        return [cid.decode(errors="backslashreplace") for reply in replies for cid in reply]
+
+    async def takeovers(self) -> list[Takeover]:
+        """Return the latest takeovers, at most about 10,000 a shard, in order within a shard."""
+        found = []
+        for names in self._store.all_shards:
+            key = names.takeovers
+            entries = await self._store.persist(lambda: self._store.connection.call("XRANGE", key, "-", "+"))  # noqa: B023
+            for _, flat in entries:
+                fields = texts_by_name(flat)
+                action = fields.get("a")
+                found.append(
+                    Takeover(
+                        conversation_id=fields["c"],
+                        action_id=int(action) if action else None,
+                        from_worker=fields["from"],
+                        to_worker=fields["to"],
+                        at=from_millis(int(float(fields["at"]))),
+                    )
+                )
+        return found
+
+    async def _call(self, function: str, conversation_id: str) -> None:
+        names = self._store.keys(conversation_id)
+        reply = await self._store.function(function, (names.root, names.shard.root), conversation_id)
+        if reply[0] == "missing":
+            raise UnknownConversation(conversation_id)
+
+    async def _rows(self, ids: list[str]) -> list[ConversationRow | None]:
+        commands = [("HGETALL", self._store.keys(cid).meta) for cid in ids]
+        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        return [_row(cid, flat) for cid, flat in zip(ids, replies, strict=True)]
+
+
+_KNOWN = {"title", "state", "wait_reason", "last_id", "created_ms", "updated_ms", "owner", "node", "closed"}
+_INTERNAL = {"token", "rung", "ready_id", "append_key", "append_ids", "mark", "orphan_of", "workspace", "gap"}
+
+
+def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
+    meta = texts_by_name(flat)
+    if "last_id" not in meta:
+        return None
+    return ConversationRow(
+        conversation_id=conversation_id,
+        title=meta.get("title", ""),
+        state=meta.get("state", ""),
+        wait_reason=meta.get("wait_reason", ""),
+        last_event_id=int(meta["last_id"]),
+        created=from_millis(int(meta.get("created_ms", "0"))),
+        updated=from_millis(int(meta.get("updated_ms", "0"))),
+        owner=meta.get("owner", ""),
+        node=meta.get("node", ""),
+        is_closed="closed" in meta,
+        fields={key: value for key, value in meta.items() if key not in _KNOWN | _INTERNAL},
+    )

@@ -1,0 +1,400 @@
+"""The log of each conversation: append, read, tail, fork.
+
+Holds: event ids are 1, 2, 3 … without gaps; everything goes through the function `append`, whose outcomes are types
+(`append_outcomes`); an append whose reply is lost is repeated until its outcome is known, and is not written twice.
+An event is known by its id and its checksum: a store that lost a log's end gives the ids to others (`lost_tails`).
+Does not: trim a live log.
+Keys: `deck:{k}:c:<id>:events`, and the conversation's blobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from broker.contract import codec
+from broker.contract.events import ConversationCreated, Event, replace_surrogates
+from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (whoever appends gets them from here)
+from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
+from broker.log.append_outcomes import Conflict as Conflict  # noqa: PLC0414
+from broker.log.append_outcomes import Duplicate as Duplicate  # noqa: PLC0414
+from broker.log.append_outcomes import Fenced as Fenced  # noqa: PLC0414
+from broker.log.append_outcomes import Lost as Lost  # noqa: PLC0414
+from broker.log.append_outcomes import Outcome as Outcome  # noqa: PLC0414
+from broker.log.append_outcomes import outcome_of
+from broker.log.blobs import Blobs
+from broker.log.entries import decoded, is_at
+from broker.log.fencing import Ownership
+from broker.log.follower import Follower
+from broker.log.status import listed
+from broker.runtime.errors import CorruptEntry, EventsLost, UnknownConversation, UsageError
+from broker.runtime.ids import check_conversation_id, new_key
+from broker.secrets.masking import Masker
+from broker.secrets.secrets import Secrets
+from broker.store.connection import Argument
+from broker.store.store import Store
+
+NOTHING_TO_HIDE = Masker()
+READ_BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What an owner finds who has been rung.
+
+    Attributes:
+        is_watched: somebody looks on while replies are written; see `live_text`.
+        checksum: of the last event there is.
+    """
+
+    events: list[Event]
+    is_watched: bool
+    checksum: str
+
+
+class EventLog:
+    """The logs of a store; `secrets` are hidden before anything is written, None: for a reader."""
+
+    def __init__(self, store: Store, secrets: Secrets | None = None) -> None:
+        self.store = store
+        self.secrets = secrets
+        self.blobs = Blobs(store)
+
+    async def hide(self, conversation_id: str, events: Sequence[Event]) -> list[Event]:
+        """Return events as they would be written, for an owner who goes on from them before they are."""
+        masker = await self.masker(conversation_id)
+        if not masker:
+            return list(events)
+        wires = await asyncio.to_thread(lambda: [masker.wire(event.wire()) for event in events])
+        return [codec.event_from_wire(wire, event.id) for wire, event in zip(wires, events, strict=True)]
+
+    async def masker(self, conversation_id: str) -> Masker:
+        """Return what hides the conversation's secrets in what is written of it."""
+        return await self.secrets.masker(conversation_id) if self.secrets is not None else NOTHING_TO_HIDE
+
+    async def create(
+        self, created: ConversationCreated, events: Sequence[Event] = (), *, key: str | None = None, node: str = ""
+    ) -> Appended | Duplicate:
+        """Begin a conversation.
+
+        Args:
+            created: its first event.
+            events: what follows at once, usually the first message.
+            key: idempotency key; the same key for the same id is a `Duplicate`.
+            node: where its workspace is to be; empty: wherever its first action is taken up.
+
+        Raises:
+            UsageError: the id cannot be used, or is taken by another conversation.
+        """
+        return await self._create([created, *events], key=key or new_key(), answers={}, node=node)
+
+    async def _create(
+        self,
+        events: Sequence[Event],
+        *,
+        key: str,
+        answers: Mapping[int, int],
+        node: str = "",
+        fields: Mapping[str, str | int | float] | None = None,
+    ) -> Appended | Duplicate:
+        created = events[0]
+        assert isinstance(created, ConversationCreated)
+        cid = check_conversation_id(created.conversation_id)
+        shown = {
+            "title": created.title,
+            "agent": created.agent.name,
+            "state": "loading",
+            "workspace": created.workspace.model_dump_json(),
+        } | ({"node": node} if node else {})
+        outcome = await self._append(
+            cid,
+            ("create", key, created.workspace.pool, ""),
+            events,
+            answers=answers,
+            fields={**shown, **(fields or {})},
+        )
+        if outcome is None:
+            raise UsageError(f"There is a conversation with the id {cid!r} already.", remedy="Choose another id.")
+        assert isinstance(outcome, Appended | Duplicate)
+        return outcome
+
+    async def append(
+        self,
+        conversation_id: str,
+        events: Sequence[Event],
+        *,
+        key: str | None = None,
+        quiet: bool = False,
+        fields: Mapping[str, str | int | float] | None = None,
+    ) -> Appended | Duplicate | Closed:
+        """Append as a producer: a person, a client, another conversation.
+
+        Args:
+            conversation_id: an existing conversation.
+            events: at least one; appended together.
+            key: idempotency key; without one, a new one is made, which makes this call repeatable but no other.
+            quiet: ring nobody.
+            fields: what the index remembers along with them.
+
+        Raises:
+            UnknownConversation: no such conversation.
+        """
+        guard = ("producer", key or new_key(), "", "")
+        outcome = await self._append(conversation_id, guard, events, flags="quiet" if quiet else "", fields=fields)
+        assert isinstance(outcome, Appended | Duplicate | Closed)
+        return outcome
+
+    async def append_observation(
+        self, conversation_id: str, observation: Event, *, worker_id: str, place: str = "", checksum: str = ""
+    ) -> Appended | Duplicate | Closed:
+        """Append the one observation of the action `observation.cause`, as a tool worker.
+
+        Args:
+            place: the action's entry, `<stream>|<entry>`, acknowledged in the same step whatever the outcome.
+            checksum: of the action that was carried out; empty: whatever the log has under its number.
+
+        Raises:
+            EventsLost: the log does not hold that action.
+        """
+        cause = observation.cause
+        assert cause is not None
+        guard = ("tool", worker_id, str(cause), place)
+        outcome = await self._append(conversation_id, guard, [observation], answers={0: cause}, flags=checksum)
+        if isinstance(outcome, Lost):
+            raise EventsLost(conversation_id, outcome.last_id, cause, checksum)
+        assert isinstance(outcome, Appended | Duplicate | Closed)
+        return outcome
+
+    async def append_as_owner(
+        self,
+        ownership: Ownership,
+        events: Sequence[Event],
+        *,
+        expected_last_id: int,
+        checksum: str = "",
+        dispatch: Iterable[int] = (),
+        answers: Mapping[int, int] | None = None,
+        cancels: Sequence[int] = (),
+        fields: Mapping[str, str | int | float] | None = None,
+    ) -> Outcome:
+        """Append what the owner decided on the ground of the log up to `expected_last_id`.
+
+        Args:
+            checksum: of the event `expected_last_id`; empty: whatever the log has under its number.
+            dispatch: positions in `events` of actions to be put on their action stream at once.
+            answers: position in `events` → the runnable action that this observation settles.
+            cancels: ids of running actions to be stopped; 0: all programs of the workspace.
+            fields: what a listing shows of the conversation.
+
+        Raises:
+            EventsLost: the log ends before `expected_last_id`, or holds another event under that number.
+        """
+        guard = ("owner", ownership.worker_id, ownership.token, str(expected_last_id))
+        outcome = await self._append(
+            ownership.conversation_id,
+            guard,
+            events,
+            flags=new_key() + checksum,
+            dispatch=frozenset(dispatch),
+            answers=answers or {},
+            cancels=cancels,
+            fields=fields or {},
+        )
+        assert outcome is not None
+        if isinstance(outcome, Lost) or (isinstance(outcome, Conflict) and outcome.last_id < expected_last_id):
+            raise EventsLost(ownership.conversation_id, outcome.last_id, expected_last_id, checksum)
+        return outcome
+
+    async def read(
+        self, conversation_id: str, *, after: int = 0, until: int | None = None, decode: codec.Decoder = codec.decode
+    ) -> list[Event]:
+        """Return the events with ids above `after`, up to and including `until`, in order.
+
+        Args:
+            decode: `decode_any` for those who only show them.
+
+        Raises:
+            CorruptEntry: an entry is damaged or missing; names the event.
+            UnknownConversation: no such conversation.
+        """
+        events: list[Event] = []
+        stream = self.store.keys(conversation_id).events
+        end = "+" if until is None else f"{until}-0"
+        while True:
+            start = f"{after + len(events) + 1}-0"
+            batch = await self.store.persist(
+                lambda start=start: self.store.connection.call(  # type: ignore[misc]
+                    "XRANGE", stream, start, end, "COUNT", READ_BATCH
+                )
+            )
+            for entry_id, fields in batch:
+                events.append(decoded(entry_id, fields, after + len(events) + 1, decode))
+            if len(batch) < READ_BATCH:
+                break
+        if not events and after == 0:
+            await self.last_id(conversation_id)
+        return events
+
+    async def news(self, ownership: Ownership, *, after: int, checksum: str = "") -> News:
+        """Return the events above `after`, as the owner who has been rung: later appends ring again.
+
+        Args:
+            checksum: of the event `after`; empty: whatever the log has under its number.
+
+        Raises:
+            EventsLost: the log does not hold that event.
+        """
+        names = self.store.keys(ownership.conversation_id)
+        _, batch, is_watched = await self.store.persist(
+            lambda: self.store.connection.call_many(
+                [
+                    ("HDEL", names.meta, "rung"),
+                    ("XRANGE", names.events, f"{max(after, 1)}-0", "+", "COUNT", READ_BATCH),
+                    ("EXISTS", names.watched),
+                ]
+            )
+        )
+        if after and not is_at(batch[:1], after, checksum):
+            last_id = await self.last_id(ownership.conversation_id)
+            raise EventsLost(ownership.conversation_id, last_id, after, checksum)
+        new = batch[1:] if after else batch
+        events = [decoded(entry_id, fields, after + n) for n, (entry_id, fields) in enumerate(new, 1)]
+        checksum = codec.checksum_of(batch[-1][1][-1]) if batch else ""
+        if len(batch) < READ_BATCH:
+            return News(events, bool(is_watched), checksum)
+        more = await self.news(ownership, after=after + len(events), checksum=checksum)
+        return replace(more, events=[*events, *more.events])
+
+    async def tail(
+        self, conversation_id: str, *, after: int = 0, decode: codec.Decoder = codec.decode
+    ) -> AsyncIterator[Event]:
+        """Yield the events above `after`, then each new one as it is appended; never ends by itself; see `read`.
+
+        Raises:
+            UnknownConversation: no such conversation, or no longer.
+            EventsLost: the log ends before `after`, or does not hold an event that has been yielded.
+        """
+        follower = Follower(self.store, conversation_id, after)
+        try:
+            await follower.begin()
+            while True:
+                for entry_id, fields in await follower.read():
+                    after += 1
+                    yield decoded(entry_id, fields, after, decode)
+        finally:
+            await follower.aclose()
+
+    async def last_id(self, conversation_id: str) -> int:
+        """Return the id of the last event.
+
+        Raises:
+            UnknownConversation: no such conversation.
+        """
+        meta = self.store.keys(conversation_id).meta
+        found = await self.store.persist(lambda: self.store.connection.call("HGET", meta, "last_id"))
+        if found is None:
+            raise UnknownConversation(conversation_id)
+        return int(found)
+
+    async def moves(self, conversation_id: str) -> int:
+        """Return how often the workspace was taken off a lost node."""
+        meta = self.store.keys(conversation_id).meta
+        return int(await self.store.persist(lambda: self.store.connection.call("HGET", meta, "moves")) or 0)
+
+    async def is_answered(self, conversation_id: str, action_id: int) -> bool:
+        """Say whether an action has its observation, or never will because its conversation is gone."""
+        names = self.store.keys(conversation_id)
+        commands = [("HGET", names.once, f"o:{action_id}"), ("HGET", names.meta, "last_id")]
+        answer, last_id = await self.store.persist(lambda: self.store.connection.call_many(commands))
+        return answer is not None or last_id is None
+
+    async def entry(self, conversation_id: str, event_id: int) -> bytes:
+        """Return the stored bytes of one event.
+
+        Raises:
+            CorruptEntry: there is no such event.
+        """
+        stream, name = self.store.keys(conversation_id).events, f"{event_id}-0"
+        found = await self.store.persist(lambda: self.store.connection.call("XRANGE", stream, name, name))
+        if not found:
+            raise CorruptEntry(f"Event {event_id} is missing from the log.")
+        entry: bytes = found[0][1][1]
+        return entry
+
+    async def fork(self, source_id: str, target: ConversationCreated, *, at: int) -> Appended | Duplicate:
+        """Begin a conversation with the events 2 to `at` of another; `target` takes the place of the first.
+
+        Idempotent: the same target id and point give the same conversation.
+
+        Raises:
+            UsageError: `at` is not an event of the source.
+        """
+        events = await self.read(source_id, until=at)
+        if len(events) != at:
+            raise UsageError(
+                f"The conversation {source_id!r} has {len(events)} events; it cannot be forked at {at}.",
+                remedy=f"Choose an event from 1 to {len(events)}.",
+            )
+        whole = [await self.blobs.whole(source_id, event) for event in events[1:]]
+        return await self.adopt(target, whole, key=f"fork:{source_id}@{at}")
+
+    async def adopt(self, created: ConversationCreated, events: Sequence[Event], *, key: str) -> Appended | Duplicate:
+        """Begin a conversation with events that another log has, in this store or elsewhere.
+
+        Idempotent: the same id and key give the same conversation.
+
+        Args:
+            events: whole, in order, with the ids from 2 on.
+
+        Raises:
+            UsageError: the id cannot be used, or is taken by another conversation.
+        """
+        runnable = {event.id for event in events if event.runnable}
+        # What has run there must not run again here.
+        answers = {n: event.cause for n, event in enumerate(events, 1) if event.cause in runnable}
+        return await self._create([created, *events], key=key, answers=answers, fields=listed(events))
+
+    async def _append(
+        self,
+        conversation_id: str,
+        guard: tuple[str, str, str, str],
+        events: Sequence[Event],
+        *,
+        flags: str = "",
+        dispatch: frozenset[int] = frozenset(),
+        answers: Mapping[int, int] | None = None,
+        cancels: Sequence[int] = (),
+        fields: Mapping[str, str | int | float] | None = None,
+    ) -> Outcome | None:
+        names = self.store.keys(conversation_id)
+        masker = await self.masker(conversation_id)
+        arguments: list[Argument] = [conversation_id, *guard, flags, len(fields or {})]
+        for field, value in (fields or {}).items():
+            arguments += (field, replace_surrogates(masker.wire(value)))
+        arguments += (len(cancels), *cancels, len(events))
+        entry = b""
+        for position, event in enumerate(events):
+            entry = await self._entry(conversation_id, event, masker)
+            answered = (answers or {}).get(position, "")
+            arguments += (entry, _route(event) if position in dispatch else "", answered)
+        reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)
+        if reply == ["missing"]:
+            raise UnknownConversation(conversation_id)
+        return None if reply == ["exists"] else outcome_of(reply, codec.checksum_of(entry))
+
+    async def _entry(self, conversation_id: str, event: Event, masker: Masker) -> bytes:
+        wire = event.wire()
+        if masker:
+            # A megabyte takes a tenth of a second, in which other conversations go on.
+            wire = await asyncio.to_thread(masker.wire, wire)
+        if event.timestamp is None:
+            wire["timestamp"] = self.store.clock.now().isoformat()
+        entry, contents = codec.to_entry(wire)
+        if contents:
+            await self.blobs.keep(conversation_id, contents)
+        return entry
+
+
+def _route(event: Event) -> str:
+    return f"pool:{event.pool_wanted}" if event.pool_wanted else "1"

@@ -1,0 +1,55 @@
+"""A log as text: one event a line, as `deckhands export` writes it and a replay reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from broker.contract.codec import event_from_wire
+from broker.contract.events import Event
+from broker.runtime.errors import CorruptEntry, UnknownKind
+
+
+def event_line(event: Event) -> str:
+    """Return an event as one line of JSON in ASCII."""
+    return json.dumps(event.export())
+
+
+def event_from_export(fields: Any) -> Event:
+    """Turn the object that `Event.export` made back into the event.
+
+    Raises:
+        CorruptEntry: fields are missing or do not fit.
+        UnknownKind: this version does not know the kind.
+    """
+    if not isinstance(fields, dict) or not isinstance(fields.get("id"), int):
+        raise CorruptEntry("It is no object with an id.")
+    wire = dict(fields)
+    event_id = wire.pop("id")
+    wire["cause"] = wire.pop("cause_id", None)
+    return event_from_wire({name: value for name, value in wire.items() if value is not None}, event_id)
+
+
+def events_from_lines(lines: Iterable[str], *, source: str) -> list[Event]:
+    """Read a log; lines that hold a summary, as `run --json` ends with, are left out.
+
+    Args:
+        source: what the lines are of, for errors.
+
+    Raises:
+        CorruptEntry: a line is no event, or not the next one; names it.
+    """
+    events: list[Event] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            fields = json.loads(line) if line.strip() else {"summary": True}
+            if isinstance(fields, dict) and fields.get("summary") is True:
+                continue
+            event = event_from_export(fields)
+        except (ValueError, CorruptEntry, UnknownKind) as error:
+            raise CorruptEntry(f"Line {number} of {source} is not an event: {error}") from error
+        if event.id != len(events) + 1:
+            raise CorruptEntry(f"Line {number} of {source} holds event {event.id} where {len(events) + 1} belongs.")
+        events.append(event)
+    return events

@@ -1,0 +1,82 @@
+"""Reading a log as it grows, and noticing when it is no longer the log that was read.
+
+Holds: between two entries that are handed out none is missing, and what was handed out before is still in the log. A
+store can lose the end of a log only while nobody is connected, so that is looked at after each new connection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.contract.codec import checksum_of
+from broker.log.entries import is_at
+from broker.runtime.errors import EventsLost, UnknownConversation
+from broker.store.connection import Argument
+from broker.store.store import Store
+
+BLOCK_SECONDS = 5.0
+BATCH = 100
+
+
+class Follower:
+    """One reader of one log.
+
+    Args:
+        after: the last event that the reader knows.
+    """
+
+    def __init__(self, store: Store, conversation_id: str, after: int) -> None:
+        self._store = store
+        self._conversation_id = conversation_id
+        self._after = after
+        self._checksum = ""
+        self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
+        self._connects = 0
+
+    async def begin(self) -> None:
+        """Make sure that the log goes as far as the reader knows; raises what `read` does."""
+        await check_remembered(self._store, self._conversation_id, self._after)
+
+    async def read(self) -> list[tuple[bytes, list[Any]]]:
+        """Wait up to five seconds and return the next entries with their ids, in order; none if there are none.
+
+        Raises:
+            UnknownConversation: no such conversation, or no longer.
+            EventsLost: the log does not hold the last event that was handed out, or ends before `after`.
+        """
+        stream = self._store.keys(self._conversation_id).events
+        command: tuple[Argument, ...] = ("XREAD", "COUNT", BATCH, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS")
+        found = await self._store.persist(lambda: self._connection.call(*command, stream, f"{self._after}-0"))
+        if not found or self._connection.connects != self._connects:  # an emptied store has no news either
+            connects = self._connection.connects
+            await check_remembered(self._store, self._conversation_id, self._after, self._checksum)
+            self._connects = connects
+        entries: list[tuple[bytes, list[Any]]] = found[0][1] if found else []
+        if entries:
+            self._after += len(entries)
+            self._checksum = checksum_of(entries[-1][1][-1])
+        return entries
+
+    async def aclose(self) -> None:
+        """Close its connection."""
+        await self._connection.aclose()
+
+
+async def check_remembered(store: Store, conversation_id: str, known_id: int, checksum: str = "") -> None:
+    """Make sure that the log still holds an event.
+
+    Args:
+        checksum: of its entry, see `codec.checksum_of`; empty: only its number is known.
+
+    Raises:
+        EventsLost: it does not.
+        UnknownConversation: no such conversation, or no longer.
+    """
+    names = store.keys(conversation_id)
+    entry_id = f"{known_id}-0"
+    commands = [("HGET", names.meta, "last_id"), ("XRANGE", names.events, entry_id, entry_id)]
+    last_id, found = await store.persist(lambda: store.connection.call_many(commands))
+    if last_id is None:
+        raise UnknownConversation(conversation_id)
+    if known_id and not is_at(found, known_id, checksum):
+        raise EventsLost(conversation_id, int(last_id), known_id, checksum)

@@ -1,0 +1,739 @@
+#!lua name=deckhands
+-- The atomic operations of the store. Loaded once at deploy; roles call them with FCALL and need no EVAL.
+--
+-- Every function takes base names as KEYS (all in one hash slot) and derives the real keys from them:
+--   conversation base  deck:{k}:c:<id>   :events :meta :once :snapshot
+--   shard base         deck:{k}          :ready :unread :parked :workers :index :takeovers :dead :unreadable
+--                                        :worker:<id>:owned|mail|about   :act:<route>   :nodes
+-- Replies are arrays whose first element names the outcome. Times are milliseconds of the shard's time, which the beats
+-- keep and no jump of a clock moves; only what `ls` shows is the server's clock.
+-- Nothing here decides by a clock whether a write is allowed; clocks only decide when to take over.
+
+local CONTROLLERS, TOOLS = 'controllers', 'tools'
+local NODE_PATIENCE_MS = 120000
+local USUAL_TTL_MS = 1700       -- how long a heartbeat holds where the store is fast
+local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may differ that are both thought to be right
+-- What everybody needs of a shard: a key of another type among these is moved out of the way.
+local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
+  workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash'}
+
+-- What the server says of a consumer group; nil when there is none.
+local function group_of(shard, stream, name)
+  if not is_there(shard, stream, 'stream') then return nil end
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local group = pairs_of(flat)
+    if group['name'] == name then return group end
+  end
+  return nil
+end
+
+local function make_group(shard, stream, name)
+  if not group_of(shard, stream, name) then redis.call('XGROUP', 'CREATE', stream, name, '0', 'MKSTREAM') end
+end
+
+-- Tell whoever must know that a conversation has news: its owner's mailbox, or the ready stream when nobody owns it.
+-- Coalesced: nothing is added while an earlier ring has not been answered (meta.rung).
+local function ring_unless(rung, owner, shard, meta, cid, now)
+  if rung then return end
+  if owner then
+    redis.call('XADD', shard .. ':worker:' .. owner .. ':mail', '*', 'c', cid)
+    redis.call('HSET', meta, 'rung', '1')
+  else
+    local entry = redis.call('XADD', shard .. ':ready', '*', 'c', cid)
+    redis.call('HSET', meta, 'rung', '1', 'ready_id', entry)
+    redis.call('ZADD', shard .. ':unread', now, cid)
+  end
+end
+
+local function ring(shard, meta, cid, now)
+  local found = redis.call('HMGET', meta, 'rung', 'owner')
+  ring_unless(found[1], found[2], shard, meta, cid, now)
+end
+
+local function ring_anew(shard, meta, cid, now)
+  redis.call('HDEL', meta, 'rung')
+  ring(shard, meta, cid, now)
+end
+
+local function is_owner(meta, worker, token)
+  return get(meta, 'owner') == worker and get(meta, 'token') == token
+end
+
+-- Whether no tool worker of a node has beaten for so long that its workspaces go on elsewhere. One that was never seen
+-- is given the time that others have.
+local function is_lost(shard, node)
+  local now, deadline = now_ms(shard), redis.call('ZSCORE', shard .. ':nodes', node)
+  if deadline then return tonumber(deadline) < now end
+  redis.call('ZADD', shard .. ':nodes', now + NODE_PATIENCE_MS, node)
+  return false
+end
+
+-- Take a conversation off its node; a directory that somebody gave us is where it is, and nowhere else.
+local function unbind(meta)
+  if not string.find(get(meta, 'workspace') or '', '"path":null', 1, true) then return false end
+  redis.call('HDEL', meta, 'node')
+  redis.call('HINCRBY', meta, 'moves', 1)
+  return true
+end
+
+-- Where an action of the conversation goes, and the workspace that it is for.
+local function route_of(shard, meta)
+  local node, pool, workspace = unpack(redis.call('HMGET', meta, 'node', 'pool', 'workspace'))
+  local is_bound = node and not (is_lost(shard, node) and unbind(meta))
+  return is_bound and 'node:' .. node or 'pool:' .. (pool or 'bash'), workspace or ''
+end
+
+-- Put an action on the action stream of its conversation's node, or of its pool while it has none. One that wants a
+-- pool of its own ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p').
+local function enqueue(shard, meta, once, cid, action, bytes, wanted)
+  local route, workspace
+  if wanted then route, workspace = wanted, get(meta, 'workspace') or ''
+  else route, workspace = route_of(shard, meta) end
+  local stream = shard .. ':act:' .. route
+  local fields = {'c', cid, 'a', action, 'e', bytes, 'w', workspace}
+  if wanted then
+    fields[#fields + 1] = 'p'
+    fields[#fields + 1] = '1'
+  end
+  local entry = redis.call('XADD', stream, '*', unpack(fields))
+  redis.call('HSET', once, 'q:' .. action, stream .. '|' .. entry)
+end
+
+-- Acknowledge an action's entry, given as '<stream>|<entry>'.
+local function acknowledge(place)
+  local stream, entry = string.match(place, '^(.*)|(.*)$')
+  if stream then redis.call('XACK', stream, TOOLS, entry) end
+end
+
+local function id_parts(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+
+local function id_after(a, b)
+  local a_ms, a_seq = id_parts(a)
+  local b_ms, b_seq = id_parts(b)
+  if a_ms ~= b_ms then return a_ms > b_ms end
+  return a_seq > b_seq
+end
+
+-- Whether an entry still waits to be delivered to a group ('queued'), was delivered to a live worker ('delivered'),
+-- or is in nobody's hands ('lost').
+local function whereabouts(shard, stream, group, entry)
+  if not id_parts(entry) or redis.call('EXISTS', stream) == 0 then return 'lost' end
+  if #redis.call('XRANGE', stream, entry, entry) == 0 then return 'lost' end
+  local found = group_of(shard, stream, group)
+  if not found or id_after(entry, found['last-delivered-id']) then return 'queued' end
+  local pending = redis.call('XPENDING', stream, group, entry, entry, 1)
+  if #pending == 1 and alive(shard, pending[1][2]) then return 'delivered' end
+  return 'lost'
+end
+
+-- The outcome of an append that an earlier call has made, from '<first>:<last>'.
+local function written_before(range)
+  local first, last = string.match(range, '(%d+):(%d+)')
+  return {'duplicate', tonumber(first), tonumber(last)}
+end
+
+-- Whether the log still has an event as a caller remembers it: by its id and its checksum, eight hex digits ('' or nil:
+-- unchecked). A store that lost its tail gives the numbers of lost events to others.
+local function remembers(base, id, checksum)
+  if not checksum or checksum == '' then return true end
+  local found = redis.call('XRANGE', base .. ':events', id .. '-0', id .. '-0')
+  return #found == 1 and string.format('%02x%02x%02x%02x', string.byte(found[1][2][2], 3, 6)) == checksum
+end
+
+-- append: the only way into a log.
+-- KEYS  conversation base, shard base
+-- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
+--   guard 'create'    a: creation key, b: pool                             the conversation must not exist
+--   guard 'producer'  a: idempotency key
+--   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
+--   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
+--   flags 'quiet': ring nobody; of an owner: key of this very call, the same when it is repeated, 24 characters.
+--   Behind the key of an owner, and as the flags of a tool: the checksum of the event c or of the action, see remembers.
+--   fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
+--   dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's; '': neither.
+--   answers: the action id an observation settles, or ''.
+-- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
+--          {'exists'} {'lost', last}: the log does not hold what the writer remembers
+local function append(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
+  local cid, guard, a, b, c, flags = args[1], args[2], args[3], args[4], args[5], args[6]
+  local now, wall = times_ms(shard)
+  -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
+  local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
+    'append_ids', 'crashes', 'mark')
+  local last, closed, node, owner, token, rung, append_key, append_ids, crashes, mark = unpack(found)
+  last = last and tonumber(last)
+
+  local remember
+  if guard == 'create' then
+    remember = 'create:' .. a
+    if last then
+      local range = get(once, remember)
+      if not range then return {'exists'} end
+      return written_before(range)
+    end
+    last = 0
+    redis.call('HSET', meta, 'created_ms', wall, 'pool', b)
+    redis.call('ZADD', shard .. ':index', wall, cid)
+  elseif not last then
+    return {'missing'}
+  elseif guard == 'owner' then
+    if owner ~= a or token ~= b then return {'fenced'} end
+    if append_key == b .. ':' .. c .. ':' .. flags then return written_before(append_ids) end
+    if not remembers(base, c, string.sub(flags, 25)) then return {'lost', last} end
+    if tonumber(c) ~= last then return {'conflict', last} end
+  else
+    remember = guard == 'tool' and 'o:' .. b or 'p:' .. a
+    if guard == 'tool' and not remembers(base, b, flags) then
+      if c ~= '' then acknowledge(c) end
+      return {'lost', last}
+    end
+    local range = get(once, remember)
+    if range or closed then
+      if guard == 'tool' and c ~= '' then acknowledge(c) end
+      return range and written_before(range) or {'closed'}
+    end
+  end
+  if closed then return {'closed'} end
+
+  local at = 7
+  local update = {'updated_ms', wall}
+  for _ = 1, tonumber(args[at]) do
+    update[#update + 1] = args[at + 1]
+    update[#update + 1] = args[at + 2]
+    at = at + 2
+  end
+  at = at + 1
+  for _ = 1, tonumber(args[at]) do
+    if node then
+      local order = args[at + 1] == '0' and 'close' or 'cancel'
+      redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', args[at + 1], 'x', order)
+    end
+    at = at + 1
+  end
+  at = at + 1
+  local first, n = last + 1, tonumber(args[at])
+  for _ = 1, n do
+    local bytes, dispatch, answers = args[at + 1], args[at + 2], args[at + 3]
+    last = last + 1
+    redis.call('XADD', events, last .. '-0', 'e', bytes)
+    if dispatch == '1' then enqueue(shard, meta, once, cid, last, bytes)
+    elseif dispatch ~= '' then enqueue(shard, meta, once, cid, last, bytes, dispatch) end
+    if answers ~= '' then
+      redis.call('HSET', once, 'o:' .. answers, last .. ':' .. last)
+      redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers)
+    end
+    at = at + 3
+  end
+  local ids = first .. ':' .. last
+  update[#update + 1] = 'last_id'
+  update[#update + 1] = last
+  if guard == 'owner' then
+    -- An append without events leaves the last id where it was: it must not pass for the append that moves it.
+    if n > 0 then
+      for _, value in ipairs({'append_key', b .. ':' .. c .. ':' .. flags, 'append_ids', ids}) do
+        update[#update + 1] = value
+      end
+    end
+  elseif guard ~= 'tool' then  -- a tool's append is remembered by the action that it answers
+    redis.call('HSET', once, remember, ids)
+    redis.call('ZREM', shard .. ':dead', cid)
+  end
+  redis.call('HSET', meta, unpack(update))
+  if guard == 'owner' then
+    if crashes or mark then redis.call('HDEL', meta, 'crashes', 'mark') end
+  else
+    if guard == 'tool' and c ~= '' then acknowledge(c) end
+    if flags ~= 'quiet' then ring_unless(rung, owner, shard, meta, cid, now) end
+  end
+  return {'appended', first, last}
+end
+
+-- claim: become the owner of a conversation nobody owns.
+-- ARGV  cid, worker, ready entry to acknowledge or ''
+-- returns  {'claimed', token, last, crashes, node or '', closed '1' or ''} {'yours'} {'owned'} {'missing'} {'swept'}
+local function claim(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, cid, worker, entry = base .. ':meta', args[1], args[2], args[3]
+  if not alive(shard, worker) then return {'swept'} end
+  if entry ~= '' then redis.call('XACK', shard .. ':ready', CONTROLLERS, entry) end
+  local last = tonumber(get(meta, 'last_id'))
+  if not last then
+    redis.call('ZREM', shard .. ':unread', cid)
+    return {'missing'}
+  end
+  local owner, now = get(meta, 'owner'), now_ms(shard)
+  if owner == worker then return {'yours'} end
+  if owner and alive(shard, owner) then
+    ring_anew(shard, meta, cid, now)
+    return {'owned'}
+  end
+  local before = tonumber(get(meta, 'token')) or 0
+  local token = before + 1
+  if now > token then token = now end
+  token = string.format('%.0f', token)
+  redis.call('HSET', meta, 'owner', worker, 'token', token)
+  redis.call('HDEL', meta, 'rung', 'ready_id', 'mark')
+  redis.call('ZREM', shard .. ':unread', cid)
+  redis.call('ZREM', shard .. ':parked', cid)
+  redis.call('SADD', shard .. ':worker:' .. worker .. ':owned', cid)
+  local from = get(meta, 'orphan_of')
+  if from then
+    redis.call('HDEL', meta, 'orphan_of')
+    redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'from', from, 'to', worker, 'at', now)
+  end
+  return {'claimed', token, last, tonumber(get(meta, 'crashes')) or 0, get(meta, 'node') or '',
+    get(meta, 'closed') or ''}
+end
+
+-- release: give a conversation up, unless it has news.
+-- ARGV  cid, worker, token, id of the last event seen, for how many ms to park it or '', checksum of that event
+-- returns  {'released'} {'news', last} {'fenced'} {'lost', last}
+local function release(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, cid, worker, token, seen, delay = base .. ':meta', args[1], args[2], args[3], args[4], args[5]
+  if not is_owner(meta, worker, token) then return {'fenced'} end
+  local last = get(meta, 'last_id')
+  if not remembers(base, seen, args[6]) then return {'lost', tonumber(last)} end
+  if last ~= seen then return {'news', tonumber(last)} end
+  redis.call('HDEL', meta, 'owner', 'rung', 'mark', 'crashes')
+  redis.call('SREM', shard .. ':worker:' .. worker .. ':owned', cid)
+  if delay ~= '' then redis.call('ZADD', shard .. ':parked', now_ms(shard) + tonumber(delay), cid) end
+  return {'released'}
+end
+
+-- mark: say that the conversation is being stepped ('1') or no longer ('0'); a worker that dies between is its victim.
+-- ARGV  worker, token, '1' or '0'.  returns {'marked'} {'fenced'}
+local function mark(keys, args)
+  local meta = keys[1] .. ':meta'
+  if not is_owner(meta, args[1], args[2]) then return {'fenced'} end
+  if args[3] == '1' then redis.call('HSET', meta, 'mark', '1') else redis.call('HDEL', meta, 'mark') end
+  return {'marked'}
+end
+
+-- snapshot: keep the owner's snapshot.  ARGV worker, token, bytes, id of the last event in it and its checksum
+-- returns {'kept'} {'fenced'} {'lost', last}
+local function snapshot(keys, args)
+  if not is_owner(keys[1] .. ':meta', args[1], args[2]) then return {'fenced'} end
+  if not remembers(keys[1], args[4], args[5]) then return {'lost', tonumber(get(keys[1] .. ':meta', 'last_id') or 0)} end
+  redis.call('SET', keys[1] .. ':snapshot', args[3])
+  return {'kept'}
+end
+
+-- close: refuse every further event.  ARGV cid.  returns {'closed'} {'missing'}
+local function close(keys, args)
+  local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
+  if not get(meta, 'last_id') then return {'missing'} end
+  redis.call('HSET', meta, 'closed', '1')
+  redis.call('ZREM', shard .. ':dead', cid)
+  local node = get(meta, 'node')
+  if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
+  return {'closed'}
+end
+
+-- requeue: forgive a dead letter its crashes and ring it.  ARGV cid.  returns {'requeued'} {'missing'}
+local function requeue(keys, args)
+  local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
+  if not get(meta, 'last_id') then return {'missing'} end
+  redis.call('HDEL', meta, 'crashes', 'mark')
+  redis.call('ZREM', shard .. ':dead', cid)
+  ring_anew(shard, meta, cid, now_ms(shard))
+  return {'requeued'}
+end
+
+-- wake: ring a conversation whose log has not grown: something it waits for has come.  ARGV cid.
+-- returns {'rung'} {'missing'}
+local function wake(keys, args)
+  local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
+  if not get(meta, 'last_id') then return {'missing'} end
+  ring(shard, meta, cid, now_ms(shard))
+  return {'rung'}
+end
+
+-- dispatch: see to it that an appended action reaches a tool worker; repeating it is harmless.
+-- ARGV  cid, worker, token, action id, bytes, 'pool:<name>' or ''
+-- returns  {'queued'} {'running', worker} {'settled'} {'enqueued'} {'fenced'}
+local function dispatch(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, once, cid, action = base .. ':meta', base .. ':once', args[1], args[4]
+  if not is_owner(meta, args[2], args[3]) then return {'fenced'} end
+  if get(once, 'o:' .. action) then return {'settled'} end
+  local claimer = get(once, 'w:' .. action)
+  local queued = get(once, 'q:' .. action)
+  if queued then
+    local stream, entry = string.match(queued, '^(.*)|(.*)$')
+    local where = stream and whereabouts(shard, stream, TOOLS, entry)
+    if where == 'queued' then return {'queued'} end
+    if where == 'delivered' then return {'running', claimer or ''} end
+  end
+  if claimer and alive(shard, claimer) then return {'running', claimer} end
+  enqueue(shard, meta, once, cid, action, args[5], args[6] ~= '' and args[6] or nil)
+  return {'enqueued'}
+end
+
+-- claim_action: take an action up before its side effect. The entry it is claimed with (q:<action>) carries it from
+-- then on; copies of it are dropped.
+-- ARGV  cid, action id, worker, node, stream, entry, '1' if any node may run it, which then is not bound by it
+-- returns  {'claimed', attempt, moves} {'reclaimed', attempt, previous worker, moves}   run it, or ask the journal first
+--          moves: how often the workspace was taken off a lost node
+--          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
+--          {'settled'} {'busy', worker} {'forwarded', node} {'missing'} {'closed'}   acknowledged; nothing to do
+--          {'swept'}   nothing was touched: the entry has been handed on
+local function claim_action(keys, args)
+  local base, shard = keys[1], keys[2]
+  local meta, once = base .. ':meta', base .. ':once'
+  local cid, action, worker, node, stream, entry, anywhere = unpack(args)
+  if not alive(shard, worker) then return {'swept'} end
+  local place, before = stream .. '|' .. entry, get(once, 'w:' .. action)
+  local idle
+  if not get(meta, 'last_id') then idle = {'missing'}
+  elseif get(once, 'o:' .. action) then idle = {'settled'}
+  elseif get(meta, 'closed') then idle = {'closed'}
+  elseif before and before ~= worker and alive(shard, before) then idle = {'busy', before} end
+  if idle then
+    acknowledge(place)
+    return idle
+  end
+  local bound = get(meta, 'node')
+  local is_elsewhere = bound and bound ~= node and anywhere ~= '1'
+  if is_elsewhere and is_lost(shard, bound) and unbind(meta) then bound = nil
+  elseif is_elsewhere then
+    local found = redis.call('XRANGE', stream, entry, entry)
+    if #found == 1 then enqueue(shard, meta, once, cid, action, pairs_of(found[1][2])['e']) end
+    acknowledge(place)
+    return {'forwarded', bound}
+  end
+  local copy = get(once, 'q:' .. action)
+  if before == worker and copy and copy ~= place then acknowledge(copy) end
+  if not bound and anywhere ~= '1' then redis.call('HSET', meta, 'node', node) end
+  redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, place)
+  local moves = tonumber(get(meta, 'moves')) or 0
+  if before == worker then return {'reclaimed', tonumber(get(once, 'n:' .. action)) or 1, worker, moves} end
+  if not before then return {'claimed', redis.call('HINCRBY', once, 'n:' .. action, 1), moves} end
+  -- The first worker that dies with it counts against it, and then only one that died while it acted.
+  local attempts = tonumber(get(once, 'n:' .. action)) or 0
+  if attempts < 2 or get(once, 'm:' .. action) then attempts = redis.call('HINCRBY', once, 'n:' .. action, 1) end
+  redis.call('HDEL', once, 'm:' .. action)
+  redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,
+    'to', worker, 'at', now_ms(shard))
+  return {'reclaimed', attempts, before, moves}
+end
+
+-- mark_action: say that an action on probation acts ('1') or only waits ('0'); a worker that dies between is its victim.
+-- ARGV  action id, worker, '1' or '0'.  returns {'marked'} {'lost'}
+local function mark_action(keys, args)
+  local once, action = keys[1] .. ':once', args[1]
+  if get(once, 'w:' .. action) ~= args[2] then return {'lost'} end
+  if args[3] == '1' then redis.call('HSET', once, 'm:' .. action, '1') else redis.call('HDEL', once, 'm:' .. action) end
+  return {'marked'}
+end
+
+-- Time in which nobody beat, because the store was away or its clock jumped, counts against nobody.
+local function spare_all(shard, passed)
+  for _, key in ipairs({shard .. ':workers', shard .. ':nodes'}) do
+    for _, name in ipairs(redis.call('ZRANGEBYSCORE', key, 1, '+inf')) do
+      redis.call('ZADD', key, tonumber(redis.call('ZSCORE', key, name)) + passed, name)
+    end
+  end
+end
+
+-- Keep the shard's time at a beat. A worker's monotonic clock cannot jump, so where it and the server's clock disagree
+-- about how long a gap between two beats was, it is right. What it says may have been long under way: `lead`, how far
+-- the shard's time is ahead of it, is the least that was seen. It creeps up, so that slow drift does not count.
+-- monotonic: the worker's, in ms; nil for nobody who could vouch.  is_believed: then the server's clock counts, but
+-- never back.
+local function keep_time(shard, worker, ttl, monotonic, is_believed)
+  local about, wall = shard .. ':worker:' .. worker .. ':about', wall_ms()
+  local said = number_of(get(about, 'ttl_ms')) or USUAL_TTL_MS
+  local kept, mine = redis.call('HMGET', shard .. ':clock', 'wall', 'now'), {}
+  if monotonic then mine = redis.call('HMGET', about, 'monotonic', 'lead') end
+  local seen, least, now = number_of(mine[1]), number_of(mine[2]), wall
+  if not seen then least = nil end
+  local crept = least and least + (monotonic - seen) / 10
+  local beat, before = number_of(kept[1]), number_of(kept[2])
+  if beat and before then
+    local step = wall - beat
+    local is_gap = step < 0 or step > BEAT_GAP_MS
+    now = before + step
+    if least then
+      if is_gap or now < monotonic + crept - BEAT_GAP_MS then now = monotonic + least end
+    elseif is_gap and not is_believed then
+      now = before
+    end
+    now = math.max(now, before)
+    -- After a jump the time comes back to the server's clock, by a twentieth of what passes.
+    local most = math.min(now - before, BEAT_GAP_MS) / 20
+    now = now + math.max(-most, math.min(most, wall - now))
+    -- By what this worker said before: its latest word may be a longer one, because the store has become slow for all.
+    if now - before > math.min(ttl, said) / 2 then spare_all(shard, math.floor(now - before)) end
+  end
+  if monotonic then
+    local lead = math.min(now - monotonic, crept or math.huge)
+    redis.call('HSET', about, 'monotonic', monotonic, 'lead', string.format('%.3f', lead))
+  end
+  redis.call('HSET', shard .. ':clock', 'wall', wall, 'now', string.format('%.3f', now))
+  return math.floor(now)
+end
+
+-- register: enter a new incarnation of a worker.
+-- KEYS shard base.  ARGV worker, ttl_ms, role, n_streams, action stream …, field, value …
+--   field 'clock_ms': the clock of its machine; if the server's is another, one of them is wrong
+-- returns {'registered', the shard's time}
+local function register(keys, args)
+  local shard, worker, ttl, role = keys[1], args[1], tonumber(args[2]), args[3]
+  local about = shard .. ':worker:' .. worker .. ':about'
+  for name, kind in pairs(KINDS) do is_there(shard, shard .. ':' .. name, kind) end
+  make_group(shard, shard .. ':ready', CONTROLLERS)
+  local n, streams = tonumber(args[4]), {}
+  for i = 1, n do
+    streams[i] = args[4 + i]
+    make_group(shard, streams[i], TOOLS)
+  end
+  redis.call('HSET', about, 'streams', table.concat(streams, ' '))
+  for i = 5 + n, #args, 2 do redis.call('HSET', about, args[i], args[i + 1]) end
+  local clock = number_of(get(about, 'clock_ms')) or wall_ms()
+  local now = keep_time(shard, worker, ttl, nil, math.abs(clock - wall_ms()) < CLOCKS_DIFFER_MS)
+  redis.call('ZADD', shard .. ':workers', now + ttl, worker)
+  redis.call('HSET', about, 'role', role, 'since_ms', now, 'ttl_ms', ttl)
+  return {'registered', now}
+end
+
+-- Put an entry that a dead worker held back at the end of its stream, unless what it carries is settled, answered, or
+-- carried by another entry.
+local function give_entry_back(shard, stream, group, entry, fields)
+  local about = pairs_of(fields)
+  if not about['c'] or (group == TOOLS and not about['a']) then
+    note_unreadable(shard, stream, entry, 'an entry without its fields', table.concat(fields, ' ', 1, math.min(#fields, 16)))
+    return
+  end
+  if about['x'] then
+    redis.call('XADD', stream, '*', unpack(fields))
+    return
+  end
+  local base, before = shard .. ':c:' .. about['c'], stream .. '|'
+  local key, field = base .. ':once', 'q:' .. (about['a'] or '')
+  if group == CONTROLLERS then key, field, before = base .. ':meta', 'ready_id', '' end
+  local carrier = get(key, field)
+  if not carrier then return end
+  if carrier ~= before .. entry then
+    local other, its_entry = string.match(carrier, '^(.*)|(.*)$')
+    if whereabouts(shard, other or stream, group, its_entry or carrier) ~= 'lost' then return end
+  end
+  redis.call('HSET', key, field, before .. redis.call('XADD', stream, '*', unpack(fields)))
+end
+
+-- Give back what a dead worker was handed and did not acknowledge. Returns whether nothing is left.
+local function give_back(shard, stream, group, worker, limit)
+  if not group_of(shard, stream, group) then return true end
+  local pending = redis.call('XPENDING', stream, group, '-', '+', limit, worker)
+  for _, item in ipairs(pending) do
+    local found = redis.call('XRANGE', stream, item[1], item[1])
+    if #found == 1 then
+      attempt(shard, stream, item[1], give_entry_back, shard, stream, group, item[1], found[1][2])
+    end
+    redis.call('XACK', stream, group, item[1])
+  end
+  if #pending == limit then return false end
+  redis.call('XGROUP', 'DELCONSUMER', stream, group, worker)
+  return true
+end
+
+-- The action streams that a worker said it reads. A hash that was forged must not have other keys tended as such.
+local function streams_of(shard, worker)
+  local found, root = {}, shard .. ':act:'
+  for stream in string.gmatch(get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
+    if string.sub(stream, 1, #root) == root then found[#found + 1] = stream end
+  end
+  return found
+end
+
+local function hand_back(shard, worker, cid, now, how)
+  local meta = shard .. ':c:' .. cid .. ':meta'
+  if get(meta, 'owner') ~= worker then return end
+  if how == 'crash' then
+    local crashes = tonumber(get(meta, 'crashes')) or 0
+    if crashes == 0 or get(meta, 'mark') then crashes = crashes + 1 end
+    redis.call('HSET', meta, 'crashes', crashes, 'orphan_of', worker)
+    if crashes >= 3 then redis.call('ZADD', shard .. ':dead', now, cid) end
+  end
+  redis.call('HDEL', meta, 'owner')
+  ring_anew(shard, meta, cid, now)
+end
+
+-- Hand back everything a worker had, at most `limit` things at a time. Returns whether it is done.
+-- how  'crash' counts against a conversation the first time, and after that only if the worker died while stepping it
+--      (meta.mark); 'leave' does not. What a burial began with is how it ends, whoever goes on with it.
+local function bury(shard, worker, now, limit, how)
+  local me = shard .. ':worker:' .. worker
+  redis.call('ZADD', shard .. ':workers', 0, worker)
+  is_there(shard, me .. ':about', 'hash')
+  redis.call('HSETNX', me .. ':about', 'end', how)
+  how = get(me .. ':about', 'end')
+  if is_there(shard, me .. ':owned', 'set') then
+    local owned = redis.call('SPOP', me .. ':owned', limit)
+    table.sort(owned)  -- so that a simulation repeats itself
+    for _, cid in ipairs(owned) do
+      attempt(shard, shard .. ':c:' .. cid .. ':meta', '', hand_back, shard, worker, cid, now, how)
+    end
+    if redis.call('SCARD', me .. ':owned') > 0 then return false end
+  end
+  if not give_back(shard, shard .. ':ready', CONTROLLERS, worker, limit) then return false end
+  for _, stream in ipairs(streams_of(shard, worker)) do
+    if not give_back(shard, stream, TOOLS, worker, limit) then return false end
+  end
+  redis.call('ZREM', shard .. ':workers', worker)
+  redis.call('DEL', me .. ':mail', me .. ':about', me .. ':owned')
+  return true
+end
+
+-- Look after a stream: make its group anew if it was lost, give back what a worker was handed after its burial (a
+-- server goes on serving the blocked read of a process that is stopped), drop entries that all have acknowledged.
+local function tend(shard, stream, group)
+  make_group(shard, stream, group)
+  local oldest = group_of(shard, stream, group)['last-delivered-id']
+  local pending = redis.call('XPENDING', stream, group)
+  if pending[1] > 0 then
+    oldest = pending[2]
+    for _, holder in ipairs(pending[4]) do
+      if not alive(shard, holder[1]) then give_back(shard, stream, group, holder[1], 256) end
+    end
+  end
+  redis.call('XTRIM', stream, 'MINID', oldest)
+end
+
+local function leave_with(shard, node, stream, entry, about)
+  local base = shard .. ':c:' .. about['c']
+  local meta, once, place = base .. ':meta', base .. ':once', stream .. '|' .. entry
+  local is_bound = get(meta, 'node') == node
+  if about['e'] and get(once, 'q:' .. about['a']) == place and (not is_bound or unbind(meta)) then
+    enqueue(shard, meta, once, about['c'], about['a'], about['e'])
+    acknowledge(place)
+  end
+  return true
+end
+
+-- Send what waits for a lost node to the pools of its conversations.
+local function leave_node(shard, node)
+  local stream = shard .. ':act:node:' .. node
+  if not is_there(shard, stream, 'stream') then return end
+  for _, item in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', 1000)) do
+    if not attempt(shard, stream, item[1], leave_with, shard, node, stream, item[1], pairs_of(item[2])) then
+      redis.call('XDEL', stream, item[1])  -- or it would be noted with every beat
+    end
+  end
+end
+
+-- A tool worker's beat is its node's; it sees to it that nothing waits for nodes that are lost.
+local function tend_nodes(shard, about, now)
+  local node = get(about, 'node')
+  if not node then return end
+  redis.call('ZADD', shard .. ':nodes', now + (tonumber(get(about, 'node_patience_ms')) or NODE_PATIENCE_MS), node)
+  for _, lost in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':nodes', '-inf', now - 1, 'LIMIT', 0, 64)) do
+    attempt(shard, shard .. ':nodes', lost, leave_node, shard, lost)
+  end
+end
+
+local function wake_parked(shard, cid, now)
+  local meta = shard .. ':c:' .. cid .. ':meta'
+  if get(meta, 'last_id') then ring_anew(shard, meta, cid, now) end
+end
+
+-- See after a ring that nobody has answered. Returns 'rung' when it was lost, and 'seen' otherwise.
+local function see_after_ring(shard, cid, now)
+  local meta = shard .. ':c:' .. cid .. ':meta'
+  local entry = get(meta, 'ready_id')
+  if get(meta, 'owner') or not get(meta, 'last_id') then
+    redis.call('ZREM', shard .. ':unread', cid)
+    return 'seen'
+  elseif entry and whereabouts(shard, shard .. ':ready', CONTROLLERS, entry) == 'queued' then
+    redis.call('ZADD', shard .. ':unread', now, cid)
+    return 'seen'
+  end
+  -- Lost, or delivered and not answered: its reader may never have seen the reply that delivered it.
+  if entry and id_parts(entry) then redis.call('XACK', shard .. ':ready', CONTROLLERS, entry) end
+  ring_anew(shard, meta, cid, now)
+  return 'rung'
+end
+
+-- tick: beat, and do what is due for everybody: bury the dead, wake the parked, ring again where a ring was lost.
+-- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker does), patience_ms,
+--      its monotonic clock in ms
+-- returns  {'alive', buried, woken, rung again, the shard's time} {'swept'}   swept: somebody has taken over all you had
+local function tick(keys, args)
+  local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
+  local workers, me = shard .. ':workers', shard .. ':worker:' .. worker
+  for name, kind in pairs(KINDS) do is_there(shard, shard .. ':' .. name, kind) end
+  if not alive(shard, worker) then return {'swept'} end
+  is_there(shard, me .. ':mail', 'stream')
+  if not is_there(shard, me .. ':about', 'hash') then  -- what it had is found by its burial
+    redis.call('ZADD', workers, now_ms(shard) + ttl, worker)
+    return {'swept'}
+  end
+  local monotonic = tonumber(args[5] or '')
+  local now = keep_time(shard, worker, ttl, monotonic, not monotonic)
+  redis.call('ZADD', workers, now + ttl, worker)
+  redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl)
+
+  local buried = 0
+  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
+    if attempt(shard, workers, dead, bury, shard, dead, now, 256, 'crash') then buried = buried + 1 end
+  end
+  -- A deadline further off than any beat can have set it comes from a clock that has been set back.
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', workers, now + 2 * ttl, '+inf', 'LIMIT', 0, 64)) do
+    local about = shard .. ':worker:' .. other .. ':about'
+    local theirs = is_there(shard, about, 'hash') and tonumber(get(about, 'ttl_ms')) or ttl
+    if tonumber(redis.call('ZSCORE', workers, other)) > now + theirs then
+      redis.call('ZADD', workers, now + theirs, other)
+    end
+  end
+
+  local due = redis.call('ZRANGEBYSCORE', shard .. ':parked', '-inf', now, 'LIMIT', 0, 256)
+  for _, cid in ipairs(due) do
+    redis.call('ZREM', shard .. ':parked', cid)
+    attempt(shard, shard .. ':parked', cid, wake_parked, shard, cid, now)
+  end
+
+  local rung = 0
+  for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':unread', '-inf', now - patience, 'LIMIT', 0, 64)) do
+    local found = attempt(shard, shard .. ':unread', cid, see_after_ring, shard, cid, now)
+    if found == 'rung' then rung = rung + 1 end
+    if not found then redis.call('ZREM', shard .. ':unread', cid) end
+  end
+
+  tend_nodes(shard, me .. ':about', now)
+  tend(shard, shard .. ':ready', CONTROLLERS)
+  for _, stream in ipairs(streams_of(shard, worker)) do tend(shard, stream, TOOLS) end
+  return {'alive', buried, #due, rung, now}
+end
+
+-- now: the shard's time.  KEYS shard base.  returns {'now', ms}
+local function now(keys)
+  return {'now', now_ms(keys[1])}
+end
+
+-- leave: a worker that ends in order hands back all it has, a thousand things at a time.
+-- KEYS shard base.  ARGV worker.  returns {'left'} {'leaving'}   leaving: call again
+local function leave(keys, args)
+  if bury(keys[1], args[1], now_ms(keys[1]), 1000, 'leave') then return {'left'} end
+  return {'leaving'}
+end
+
+redis.register_function('deck_append', append)
+redis.register_function('deck_claim', claim)
+redis.register_function('deck_release', release)
+redis.register_function('deck_mark', mark)
+redis.register_function('deck_snapshot', snapshot)
+redis.register_function('deck_close', close)
+redis.register_function('deck_requeue', requeue)
+redis.register_function('deck_wake', wake)
+redis.register_function('deck_dispatch', dispatch)
+redis.register_function('deck_claim_action', claim_action)
+redis.register_function('deck_mark_action', mark_action)
+redis.register_function('deck_register', register)
+redis.register_function('deck_tick', tick)
+redis.register_function('deck_leave', leave)
+redis.register_function('deck_now', now)

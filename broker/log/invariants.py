@@ -1,0 +1,135 @@
+"""What must be true of every log, whatever has died: the check behind the fault tests, the demo and `doctor`.
+
+Holds: pure functions of a log's events; a whole log gives no violations.
+Does not: look into the store, the workspaces or the workers; what they know is passed in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Event, Observation
+from broker.contract.observations import AgentStateChangedObservation
+from broker.log.status import Standing, standing
+
+TERMINAL = "I1"
+GAPLESS = "I2"
+DURABLE = "I3"
+ONE_OBSERVATION = "I4"
+
+_UNFINISHED_ACTIONS_ALLOWED = frozenset({AgentState.PAUSED, AgentState.AWAITING_USER_CONFIRMATION})
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken invariant.
+
+    Attributes:
+        invariant: its id: I1 (terminal or waiting), I2 (gapless), I3 (durable), I4 (one observation per action).
+        event_id: the event that shows it, 0 for the log as a whole.
+    """
+
+    invariant: str
+    event_id: int
+    text: str
+
+
+def violations(
+    events: Sequence[Event],
+    *,
+    conversation_id: str,
+    last_event_id: int | None = None,
+    seen: Sequence[Event] = (),
+    is_over: bool = True,
+) -> list[Violation]:
+    """Check a log.
+
+    Args:
+        events: the whole log in its order.
+        last_event_id: what the index says; None leaves that unchecked.
+        seen: events that were acknowledged to, or read by, somebody along the way.
+        is_over: the conversation has had its time; False for a log that is still being written.
+    """
+    stands = standing(events)
+    found = [*_gapless(events, conversation_id, last_event_id), *_durable(events, seen)]
+    found += _one_observation(events, must_be_settled=is_over and stands.state not in _UNFINISHED_ACTIONS_ALLOWED)
+    if is_over:
+        found += _terminal(stands)
+    return found
+
+
+def doubled_observations(events: Sequence[Event]) -> int:
+    """Return how many observations there are beyond the first of an action."""
+    return sum(count - 1 for count in _observations_by_cause(events).values())
+
+
+def lost_events(events: Sequence[Event], seen: Sequence[Event]) -> int:
+    """Return how many ids are missing below the last one, and how many events somebody has seen are not there."""
+    ids = {event.id for event in events}
+    return max(ids, default=0) - len(ids) + sum(1 for _ in _durable(events, seen))
+
+
+def _gapless(events: Sequence[Event], conversation_id: str, last_event_id: int | None) -> Iterator[Violation]:
+    for expected, event in enumerate(events, 1):
+        if event.id != expected:
+            yield Violation(GAPLESS, event.id, f"event {event.id} stands where event {expected} belongs")
+            return
+    first = events[0] if events else None
+    if not isinstance(first, ConversationCreated) or first.conversation_id != conversation_id:
+        yield Violation(GAPLESS, 1, f"the log does not begin with the creation of {conversation_id}")
+    for event in events[1:]:
+        if isinstance(event, ConversationCreated):
+            yield Violation(GAPLESS, event.id, "the conversation is created a second time")
+    if last_event_id is not None and last_event_id != len(events):
+        yield Violation(GAPLESS, 0, f"the log has {len(events)} events, the index says {last_event_id}")
+
+
+def _durable(events: Sequence[Event], seen: Sequence[Event]) -> Iterator[Violation]:
+    there = {event.id: event for event in events}
+    for event in seen:
+        if event.id not in there:
+            yield Violation(DURABLE, event.id, f"event {event.id} ({event.kind}) was seen and is not there")
+        elif there[event.id] != event:
+            yield Violation(DURABLE, event.id, f"event {event.id} is not what it was when it was seen")
+
+
+def _one_observation(events: Sequence[Event], *, must_be_settled: bool) -> Iterator[Violation]:
+    actions = {event.id: event for event in events if isinstance(event, Action)}
+    counts = _observations_by_cause(events)
+    for event in events:
+        cause = event.cause
+        if isinstance(event, Observation) and cause and (cause not in actions or cause > event.id):
+            yield Violation(ONE_OBSERVATION, event.id, f"event {event.id} answers {cause}, which is no earlier action")
+    for action_id, count in counts.items():
+        if count > 1:
+            yield Violation(ONE_OBSERVATION, action_id, f"action {action_id} has {count} observations")
+    if must_be_settled:
+        for action in actions.values():
+            if _wants_observation(action) and action.id not in counts:
+                yield Violation(ONE_OBSERVATION, action.id, f"action {action.id} ({action.kind}) has no observation")
+
+
+def _observations_by_cause(events: Sequence[Event]) -> Counter[int]:
+    return Counter(
+        event.cause
+        for event in events
+        if isinstance(event, Observation) and event.cause and not isinstance(event, AgentStateChangedObservation)
+    )
+
+
+def _wants_observation(action: Action) -> bool:
+    status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
+    # An action that waits for a confirmation is written again, under another id, when it is given or refused.
+    waits = status == ConfirmationStatus.AWAITING_CONFIRMATION
+    return isinstance(action, AgentDelegateAction) or (action.runnable and not waits)
+
+
+def _terminal(stands: Standing) -> Iterator[Violation]:
+    if stands.is_unanswered:
+        yield Violation(TERMINAL, 0, f"somebody spoke up and got no answer (the agent is {stands.state})")
+    elif not stands.is_settled and stands.state != AgentState.RATE_LIMITED:
+        yield Violation(TERMINAL, 0, f"the conversation came to rest as {stands.state}")

@@ -1,0 +1,101 @@
+"""What a model is writing right now, for whoever looks on: a small stream beside the log that forgets.
+
+Keys: `…:live` (stream) has the latest pieces, `…:watched` (string) says that somebody looks on; both expire.
+
+Holds: nothing here is ever needed: the whole reply comes in the log, once; a piece that is lost is not missed; nothing
+is written for a conversation that nobody watches.
+Does not: keep pieces longer than a minute, or promise that a watcher sees the first ones of a call that had begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
+from broker.store.store import Store
+
+WATCHED_SECONDS = 30.0
+KEPT_SECONDS = 60.0
+KEPT_PIECES = 512
+PIECE_LIMIT_CHARS = 16_384
+BLOCK_SECONDS = 5.0
+
+_READ = ("XREAD", "COUNT", KEPT_PIECES)
+_BLOCK_MS = int(BLOCK_SECONDS * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a reply that is on its way.
+
+    Attributes:
+        call: which call of which step: `<iteration>.<attempt>`, both from 1, then `.<n>` for the n-th fallback. A later
+            one takes the place of all before.
+        kind: `text`, `thinking` or `call`; `superseded` says that the call has failed and another model is asked.
+        text: what was added.
+    """
+
+    call: str
+    kind: str
+    text: str
+
+
+class LiveText:
+    """The pieces of one conversation."""
+
+    def __init__(self, store: Store, conversation_id: str) -> None:
+        keys = store.keys(conversation_id)
+        self._store = store
+        self._live, self._watched = keys.live, keys.watched
+        self._seen = b"0-0"
+
+    async def announce(self) -> None:
+        """Say that somebody looks on, for half a minute; `watch` goes on saying it."""
+        await self._store.connection.call("SET", self._watched, "1", "PX", int(WATCHED_SECONDS * 1000))
+
+    async def show(self, pieces: list[Piece]) -> None:
+        """Add pieces. What the store does not take is lost."""
+        commands = [("XADD", self._live, "MAXLEN", "~", KEPT_PIECES, "*", "p", _written(piece)) for piece in pieces]
+        with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+            await self._store.connection.call_many([*commands, ("PEXPIRE", self._live, int(KEPT_SECONDS * 1000))])
+
+    async def watch(self) -> AsyncGenerator[Piece]:
+        """Yield the pieces that are still kept, then those that come, without end.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: the store cannot be reached.
+        """
+        reader = self._store.connection.another(reply_timeout_seconds=2 * BLOCK_SECONDS)
+        try:
+            while True:
+                await self.announce()
+                for piece in self._taken(await reader.call(*_READ, "BLOCK", _BLOCK_MS, *self._unseen)):
+                    yield piece
+        finally:
+            await reader.aclose()
+
+    async def rest(self) -> list[Piece]:
+        """Return what `watch` has not come to: once the log has a reply, all its pieces are there.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: the store cannot be reached.
+        """
+        return list(self._taken(await self._store.connection.call(*_READ, *self._unseen)))
+
+    @property
+    def _unseen(self) -> tuple[str, str, bytes]:
+        return "STREAMS", self._live, self._seen
+
+    def _taken(self, found: Any) -> Iterator[Piece]:
+        for entry_id, fields in found[0][1] if found else ():
+            self._seen = entry_id
+            yield Piece(**json.loads(fields[1]))
+
+
+def _written(piece: Piece) -> bytes:
+    text = piece.text[-PIECE_LIMIT_CHARS:]
+    return json.dumps({"call": piece.call, "kind": piece.kind, "text": text}).encode()

@@ -1,0 +1,125 @@
+"""Where a conversation stands, read from its log alone.
+
+Holds: a value; the same events give the same standing everywhere; what was asked of the agent counts until the agent
+has taken notice of it, so nobody takes a log for settled that a worker is about to go on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction, RecallAction
+from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
+from broker.contract.events import DelegateEnded, Event, EventSource, ModelReply
+from broker.contract.loop_policy import STUCK_CODE
+from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
+
+REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})
+"""What a person may ask for; other requests change nothing."""
+
+ANSWERS = frozenset({AgentState.USER_CONFIRMED, AgentState.USER_REJECTED})
+"""What a person may answer while the agent asks for a confirmation."""
+
+RECOVERED_TO = {1: AgentState.AWAITING_USER_INPUT, 2: AgentState.RUNNING, 3: AgentState.STOPPED}
+"""Where each option of a loop's recovery leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a reader of the log knows of the agent.
+
+    Attributes:
+        state: its state after the last event.
+        reason: why it is in it, or empty.
+        requested: a state somebody asked for that it has not announced yet.
+        has_unread_message: a person's message has not led to anything yet.
+        asked_id: the action that a person is asked to confirm.
+        is_in_loop: the agent repeated itself, and a person may choose the way out, until the next message.
+        is_recovering: a way out was chosen and has not been taken yet.
+    """
+
+    state: AgentState = AgentState.LOADING
+    reason: str = ""
+    requested: AgentState | None = None
+    has_unread_message: bool = False
+    asked_id: int | None = None
+    is_in_loop: bool = False
+    is_recovering: bool = False
+
+    def after(self, event: Event) -> Standing:
+        """Return the standing after one more event."""
+        match event:
+            case AgentStateChangedObservation(agent_state=state):
+                # An error ends whatever was asked for; another state only what it answers.
+                is_answer = state in (self.requested, AgentState.ERROR)
+                is_answer = is_answer or (state in ANSWERS and self.requested in ANSWERS)  # an edit may be refused
+                is_stop = state is AgentState.STOPPED
+                return Standing(
+                    state,
+                    event.reason,
+                    None if is_answer else self.requested,
+                    asked_id=event.action_id,
+                    is_in_loop=event.code == STUCK_CODE or (self.is_in_loop and not is_stop),
+                    is_recovering=self.is_recovering and not is_stop,
+                )
+            case LoopDetectionObservation(is_over=is_over):
+                return replace(self, is_in_loop=not is_over, is_recovering=self.is_recovering and not is_over)
+            case LoopRecoveryAction(option=option) if self.is_in_loop and option in RECOVERED_TO:
+                return replace(self._asked_for(RECOVERED_TO[option]), is_recovering=True)
+            case MessageAction(source=EventSource.USER):
+                is_in_loop = self.is_in_loop and self.is_recovering
+                return replace(self._asked_for(AgentState.RUNNING), has_unread_message=True, is_in_loop=is_in_loop)
+            case RecallAction():
+                return replace(self, has_unread_message=False)
+            case ChangeAgentStateAction(agent_state=state) if state in REQUESTABLE_STATES:
+                return self._asked_for(state)
+            case ChangeAgentStateAction(agent_state=state) if self._is_answer(event):
+                return replace(self, requested=state)
+        return self
+
+    def _is_answer(self, request: ChangeAgentStateAction) -> bool:
+        is_asked = self.state is AgentState.AWAITING_USER_CONFIRMATION and self.requested is None
+        return is_asked and request.agent_state in ANSWERS and request.action_id in (None, self.asked_id)
+
+    def _asked_for(self, state: AgentState) -> Standing:
+        # To be asked for the state it is in is never acknowledged; it only takes back what was asked before.
+        return replace(self, requested=None if state is self.state else state)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether somebody spoke up and the agent has not taken notice yet."""
+        return self.has_unread_message or self.requested is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more happens until somebody speaks up."""
+        return is_settled(self.state) and not self.is_unanswered
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the conversation is over, unless a person goes on with it."""
+        return self.state in TERMINAL_STATES and not self.is_unanswered
+
+
+def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
+    """Return what an index shows of a whole log that nobody works on."""
+    replies = [event for event in events if isinstance(event, ModelReply)]
+    ends = [event for event in events if isinstance(event, DelegateEnded)]
+    usages = [reply.usage for reply in replies]
+    return {
+        "state": standing(events).state.value,
+        "iterations": sum(reply.service == "agent" for reply in replies),
+        "cost_usd": round(sum(r.cost_usd or 0.0 for r in replies) + sum(e.cost_usd for e in ends), 8),
+        "has_unknown_cost": int(any(r.cost_usd is None for r in replies) or any(e.has_unknown_cost for e in ends)),
+        "prompt_tokens": sum(u.prompt_tokens for u in usages) + sum(e.prompt_tokens for e in ends),
+        "completion_tokens": sum(u.completion_tokens for u in usages) + sum(e.completion_tokens for e in ends),
+    }
+
+
+def standing(events: Iterable[Event]) -> Standing:
+    """Return the standing after these events, which begin with the conversation's first."""
+    found = Standing()
+    for event in events:
+        found = found.after(event)
+    return found

@@ -1,0 +1,129 @@
+"""A child process that ends with its parent.
+
+Holds: the kernel sends the child a signal when its parent dies, however that died (see `parent_death`); the child
+leads its own session, so Ctrl-C at a terminal reaches only the parent, which decides what its children do.
+Does not: reach the child's own children. Linux only (PR_SET_PDEATHSIG, pidfd).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+LOG_LIMIT_BYTES = 10 * 1024 * 1024
+
+_PARENT_DEATH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("parent_death.py")))
+
+EXIT_STORE_REPLACED = 78
+"""A worker ends with this when its store was emptied or replaced; it must not be started again of itself."""
+
+
+class Child:
+    """A running or ended child process."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str | Path],
+        *,
+        log: Path,
+        env: Mapping[str, str] = MappingProxyType({}),
+        written_to_it: bytes = b"",
+        last_signal: signal.Signals = signal.SIGKILL,
+        inherited: Sequence[int] = (),
+        directory: Path | None = None,
+    ) -> Child:
+        """Start a child; to be called from a thread that lives as long as the child shall (the main thread).
+
+        Args:
+            command: program and arguments.
+            log: file its output is appended to.
+            env: its whole environment: nothing of ours gets to it by itself.
+            written_to_it: its standard input, at most a pipe's worth (64 KiB).
+            last_signal: what it gets when its parent dies.
+            inherited: file descriptors it gets besides the standard three.
+            directory: where it works; where we do, if None.
+
+        Raises:
+            OSError: no process can be started, or the log not be written. If the program is not there, the child ends
+                with status 1.
+        """
+        with log.open("ab") as output:
+            popen = subprocess.Popen(  # noqa: S603  (the caller's own command)
+                [*_PARENT_DEATH, str(os.getpid()), str(int(last_signal)), *(str(part) for part in command)],
+                stdin=subprocess.PIPE if written_to_it else subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                cwd=directory,
+                start_new_session=True,
+                pass_fds=inherited,
+            )
+        if popen.stdin is not None:
+            with popen.stdin:
+                popen.stdin.write(written_to_it)
+        return cls(popen)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        return self._popen.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        self._popen.send_signal(number)
+
+    async def wait(self) -> int:
+        """Wait until it ends and return its exit status."""
+        if (status := self._popen.poll()) is not None:
+            return status
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        watch = os.pidfd_open(self.pid)
+        loop.add_reader(watch, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(watch)
+            os.close(watch)
+        return self._popen.wait()
+
+    async def stop(self, *, grace_seconds: float) -> int:
+        """Ask it to end (SIGTERM), insist after `grace_seconds` (SIGKILL), and return its exit status.  Idempotent."""
+        self.send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_seconds):
+                return await self.wait()
+        except TimeoutError:
+            self.send(signal.SIGKILL)
+            return await self.wait()
+
+
+def rotate(log: Path) -> None:
+    """Move a log of more than 10 MiB aside, in the place of the one moved before."""
+    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
+        log.replace(log.with_name(log.name + ".1"))
+
+
+def last_lines(log: Path, *, after: int = 0, limit: int = 20) -> str:
+    """Return up to `limit` lines from the end of a log, none from before the offset `after`."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(after, end - 16 * 1024))
+        return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-limit:])

@@ -1,0 +1,104 @@
+"""The only caller of `time` in our packages (workspace hosts apart): wall and monotonic clocks, and one for tests.
+
+Holds: wall times are aware UTC; durations are float seconds from a monotonic clock.
+Does not: decide who owns a conversation. Safety rests on fencing tokens, never on a clock.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where a component reads the time."""
+
+    def now(self) -> datetime:
+        """Return the wall time, aware UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return seconds that never go backwards; only differences mean anything."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> datetime:
+        """Return the wall time, aware UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Return seconds that never go backwards; only differences mean anything."""
+        return time.monotonic()
+
+    def cpu(self) -> float:
+        """Return the CPU seconds this process has used."""
+        return time.process_time()
+
+
+class ManualClock:
+    """A clock that moves only when told to; wall and monotonic time move together."""
+
+    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
+        self._start = start
+        self._elapsed = 0.0
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks forward by `seconds` (≥ 0)."""
+        assert seconds >= 0
+        self._elapsed += seconds
+
+    def now(self) -> datetime:
+        """Return the wall time, aware UTC."""
+        return datetime.fromtimestamp(self._start.timestamp() + self._elapsed, UTC)
+
+    def monotonic(self) -> float:
+        """Return seconds since the clock was made."""
+        return self._elapsed
+
+
+class SharedClock:
+    """The time that all workers of a store share, whatever their own wall clocks say.
+
+    The store says at each beat what time it is. In between, this clock goes on by the machine's monotonic clock.
+    """
+
+    def __init__(self, own: Clock) -> None:
+        self._own = own
+        self._lead: float | None = None
+
+    def now(self) -> datetime:
+        """Return the shared time, aware UTC; that of the machine before the store has said anything."""
+        if self._lead is None:
+            return self._own.now()
+        return datetime.fromtimestamp(self._own.monotonic() + self._lead, UTC)
+
+    def monotonic(self) -> float:
+        """Return seconds that never go backwards; only differences mean anything."""
+        return self._own.monotonic()
+
+    def machine(self) -> datetime:
+        """Return the wall time of this machine, right or wrong."""
+        return self._own.now()
+
+    def agree(self, store_ms: int, *, sent: float) -> None:
+        """Take note of what the store said in reply to a call that was sent at `sent` (monotonic) and is answered now.
+
+        It said so at some moment in between: nothing changes while that can be true.
+        """
+        said = store_ms / 1000
+        least, most = said - self._own.monotonic(), said - sent
+        self._lead = (least + most) / 2 if self._lead is None else min(max(self._lead, least), most)
+
+
+def from_millis(millis: int) -> datetime:
+    """Turn the store's milliseconds since the epoch into an aware UTC time."""
+    return datetime.fromtimestamp(millis / 1000, UTC)
+
+
+def to_millis(moment: datetime) -> int:
+    """Turn an aware time into milliseconds since the epoch, rounded down."""
+    return int(moment.timestamp() * 1000)

@@ -1,0 +1,157 @@
+"""The exceptions of Deckhands.
+
+    DeckhandsError                 code, retryable, remedy
+    ├── UsageError                 bad input of a person or a producer: names the input and the remedy
+    │   ├── UnknownConversation
+    │   ├── UnknownKind            an event kind that this version does not know
+    │   └── EventUnfit             an event too large or too deep for the log
+    ├── StoreError
+    │   ├── StoreUnavailable       cannot connect, or the store refuses writes (disk full, loading)   [retryable]
+    │   ├── OutcomeUnknown         the connection was lost between command and reply                  [retryable]
+    │   ├── StoreRefused           the server refused one command: usually a key of another type
+    │   ├── StoreTooNew            written by a newer version of Deckhands
+    │   ├── StoreMisconfigured     evicts keys, lacks the functions
+    │   │   └── StoreReplaced      another store than before, or the same one emptied
+    │   ├── CorruptEntry           bytes that fail their checksum or their schema
+    │   └── EventsLost             the log does not hold an event that had been acknowledged
+    └── OwnershipLost              this process no longer owns what it was working on
+
+Holds: every expected failure derives from these and carries a stable `code` and `retryable`; one that concerns a single
+module (`SecretsLocked`, `ToolFailed`, `ModelError`, …) stands there.
+Does not: describe the outcomes of an append (`Fenced`, `Duplicate`, …); those are values, see `event_log`.
+"""
+
+from __future__ import annotations
+
+
+class DeckhandsError(Exception):
+    """An expected failure.
+
+    Attributes:
+        code: stable, machine-readable, lower_snake_case.
+        retryable: whether the same call may succeed later without anybody changing anything.
+        remedy: what the reader can do, one sentence, or empty.
+    """
+
+    code: str = "error"
+    retryable: bool = False
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".strip()
+
+
+class UsageError(DeckhandsError):
+    """Input that cannot be used as it is; the text names it and the remedy."""
+
+    code = "usage"
+
+
+class UnknownConversation(UsageError):
+    """No conversation with this id in the store."""
+
+    code = "unknown_conversation"
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"No conversation with the id {conversation_id!r} in this store.",
+            remedy="`deckhands ls` lists those there are.",
+        )
+
+
+class UnknownKind(UsageError):
+    """An event kind that this version does not know."""
+
+    code = "unknown_kind"
+
+
+class EventUnfit(UsageError):
+    """An event that the log cannot keep: too large even with its large texts moved out, or nested too deeply."""
+
+    code = "event_unfit"
+
+
+class StoreError(DeckhandsError):
+    """The store cannot serve the call."""
+
+    code = "store"
+
+
+class StoreUnavailable(StoreError):
+    """Nothing was written: no connection, or the store refuses writes for the moment."""
+
+    code = "store_unavailable"
+    retryable = True
+
+
+class OutcomeUnknown(StoreError):
+    """The connection was lost after the command was sent: it may have been executed or not.
+
+    Repeat the same idempotent call; its answer tells which.
+    """
+
+    code = "outcome_unknown"
+    retryable = True
+
+
+class StoreRefused(StoreError):
+    """The server refused a command for what a key holds; nothing is wrong with the store as a whole."""
+
+    code = "store_refused"
+
+
+class StoreTooNew(StoreError):
+    """The store or an entry was written by a newer version."""
+
+    code = "store_too_new"
+
+
+class StoreMisconfigured(StoreError):
+    """The store works but would lose or forge something; refused at start."""
+
+    code = "store_misconfigured"
+
+
+class StoreReplaced(StoreMisconfigured):
+    """Another store than the one that was opened, or the same one emptied: a worker stops and is not started again."""
+
+    code = "store_replaced"
+
+
+class CorruptEntry(StoreError):
+    """Bytes that fail their checksum, their bounds or their schema."""
+
+    code = "corrupt_entry"
+
+
+class EventsLost(StoreError):
+    """The log does not hold an event that had been acknowledged: the store was restored from an older state.
+
+    Attributes:
+        last_id: where the log ends now.
+        known_id: the event that is gone; another one may have its number by now.
+        checksum: of that event, see `codec.checksum_of`; empty if only its number is known.
+    """
+
+    code = "events_lost"
+
+    def __init__(self, conversation_id: str, last_id: int, known_id: int, checksum: str = "") -> None:
+        what = f"ends at event {last_id}" if last_id < known_id else f"holds another event {known_id}"
+        super().__init__(
+            f"The log of {conversation_id!r} {what}, but event {known_id} had been acknowledged.",
+            remedy="The store was restored from an older state. Follow it again from its beginning.",
+        )
+        self.conversation_id = conversation_id
+        self.last_id = last_id
+        self.known_id = known_id
+        self.checksum = checksum
+
+
+class OwnershipLost(DeckhandsError):
+    """Another worker has taken over; nothing of the refused call was written."""
+
+    code = "ownership_lost"

@@ -1,0 +1,73 @@
+"""How ids are made: the only place that draws random numbers for them.
+
+Holds: conversation ids are unguessable, URL-safe and sort by creation time; worker ids name one incarnation of one
+process, so a process that was swept and comes back is a new worker.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+
+from broker.runtime.clock import SystemClock, to_millis
+from broker.runtime.errors import UsageError
+
+_CONVERSATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{2,63}")
+
+
+def new_conversation_id() -> str:
+    """Make an id of 26 characters: 10 of time (milliseconds, base 32), 16 random (80 bits)."""
+    return _base32(to_millis(SystemClock().now()) << 80 | secrets.randbits(80), 26)
+
+
+def is_conversation_id(text: str) -> bool:
+    """Say whether a text can name a conversation."""
+    return _CONVERSATION_ID.fullmatch(text) is not None
+
+
+def check_conversation_id(conversation_id: str) -> str:
+    """Return the id if it can name a conversation.
+
+    Raises:
+        UsageError: not 3 to 64 letters, digits, `-` or `_`.
+    """
+    if not is_conversation_id(conversation_id):
+        raise UsageError(
+            f"The conversation id {conversation_id!r} cannot be used.",
+            remedy="Use 3 to 64 letters, digits, '-' or '_', beginning with a letter or digit.",
+        )
+    return conversation_id
+
+
+def new_worker_id(role: str) -> str:
+    """Name one incarnation of this process: `<role>-<host>-<pid>-<random>`."""
+    return f"{worker_id_prefix(role)}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def worker_id_prefix(role: str) -> str:
+    """Return how the ids of a role's workers on this host begin: `<role>-<host>-`."""
+    host = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:24] or "host"
+    return f"{role}-{host}-"
+
+
+def new_key() -> str:
+    """Make an idempotency key for a caller that gave none."""
+    return secrets.token_hex(12)
+
+
+def jitter() -> float:
+    """Draw a factor between 0.5 and 1.5 for a pause, so that many who wait do not return at once."""
+    return 0.5 + secrets.randbelow(1_000_000) / 1_000_000
+
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def _base32(value: int, length: int) -> str:
+    digits = []
+    for _ in range(length):
+        digits.append(_ALPHABET[value & 31])
+        value >>= 5
+    return "".join(reversed(digits))

@@ -1,0 +1,201 @@
+r"""Secrets written byte by byte or character by character: in dumps, with separators, as escapes.
+
+There are too many such forms to look for each of them. So a text is normalised instead, in place: what only separates,
+numbers or repeats is blanked, an escape becomes its character and fillers, and nothing moves. Without fillers it is
+then searched, and what is found there is mapped back.
+
+    digits      `xxd`, `xxd -p`, `od`, `hexdump`, arrays of bytes: offsets and the column of characters are blanked,
+                separators left out. Also the characters themselves with something between all of them, and in capitals.
+    characters  `\x67`, `\u0067`, `\147`, `%67`, `&#103;` and their like, of all characters or of some.
+
+Holds: a text costs a few passes in machine code, and more only where something is found; what is found is no longer
+than `reach_bytes`.
+Does not: find words of four bytes and more in the order of a machine, or what was encoded twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+MINIMUM_BYTES = 8
+BYTES_PER_BYTE = 12
+"""How many bytes one of a value takes at most: a numeric entity, or its share of a line of a dump."""
+
+LINE_BYTES = 256
+"""How long a line of a dump is at most."""
+
+_SEPARATORS = b" \t\r\n:,-"
+_FILLER = b"\0"
+
+_OFFSET = re.compile(rb"\n[0-9a-f]{6,16}(?= )")
+_DUMP_LINE = re.compile(
+    rb"\n(?:[0-9a-f]{4,16}:(?P<xxd>(?: [0-9a-f]{2,16})+)(?:  [^\n]*)?"
+    rb"|[0-9a-f]{6,16}(?P<od>(?: {1,2}[0-9a-f]{2})+)(?: *[|>][^\n]*)?)(?=\n|\Z)"
+)
+_ESCAPES = {  # each begins with its sign alone, which makes the search for it as fast as can be
+    b"%": re.compile(rb"%(?:(?P<byte>[0-9a-fA-F]{2})|u(?P<unit>[0-9a-fA-F]{4}))"),
+    b"\\": re.compile(
+        rb"\\(?:x(?P<byte>[0-9a-fA-F]{2})|(?:u|U0000)(?P<unit>[0-9a-fA-F]{4})"
+        rb"|[ux]\{(?P<point>[0-9a-fA-F]{1,8})\}|(?P<octal>[0-3][0-7]{2}))"
+    ),
+    b"&": re.compile(
+        rb"&(?:#[xX](?P<point>[0-9a-fA-F]{1,8});|#(?P<decimal>[0-9]{1,8});|(?P<name>amp|lt|gt|quot|apos);)"
+    ),
+}
+_NAMES = {b"amp": b"&", b"lt": b"<", b"gt": b">", b"quot": b'"', b"apos": b"'"}
+
+
+class EncodedSecrets:
+    """Finds values in these forms."""
+
+    def __init__(self, values: Sequence[str]) -> None:
+        raws = {value.encode("utf-8", "surrogatepass") for value in values}
+        self._characters = [raw.lower() for raw in raws if len(raw) >= MINIMUM_BYTES]
+        self._digits = sorted({form for raw in raws for form in _digit_forms(raw) if len(form) >= 2 * MINIMUM_BYTES})
+        self._spaced = [each for raw in raws for each in _spaced_forms(raw)]
+        self.reach_bytes = BYTES_PER_BYTE * max(map(len, raws), default=0) + LINE_BYTES
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where they stand in a text, in any order."""
+        raw = text.encode("utf-8", "surrogatepass")
+        found = [*self._in_digits(raw.lower()), *self._in_characters(raw)]
+        near = [span for span in found if span[1] - span[0] <= self.reach_bytes]
+        return near if text.isascii() else _in_characters_of(raw, near)
+
+    def _in_digits(self, raw: bytes) -> Iterator[tuple[int, int]]:
+        plain = raw.replace(b"0x", b"  ").replace(b"\\x", b"  ")
+        begun = b"\n" + plain
+        without_columns = _OFFSET.sub(_blank, _DUMP_LINE.sub(_only_digits, begun))
+        dump = without_columns[1:]
+        for view in (plain,) if dump == plain else (plain, dump):
+            squeezed = view.translate(None, _SEPARATORS)
+            places = _Places(view, _SEPARATORS)
+            for form in self._digits:
+                for at in _all(squeezed, form):
+                    end = places.kept[at + len(form) - 1] + 1
+                    yield places.kept[at], end if view is plain else _end_of_line(raw, end)
+            for spaced in self._spaced:
+                for at in _all(squeezed, spaced.form):
+                    kept = places.kept[at : at + len(spaced.form)]
+                    if view[kept[0] : kept[-1] + 1] == spaced.value or _gaps(kept) >= spaced.gaps:
+                        yield kept[0], kept[-1] + 1
+
+    def _in_characters(self, raw: bytes) -> Iterator[tuple[int, int]]:
+        view = raw
+        for sign, escape in _ESCAPES.items():
+            view = escape.sub(_unescaped, view) if sign in view else view
+        if _FILLER not in view:
+            return
+        view = view.lower()
+        squeezed = view.translate(None, _FILLER)
+        places = _Places(view, _FILLER)
+        for form in self._characters:
+            for at in _all(squeezed, form):
+                kept, behind = places.kept, at + len(form)
+                yield kept[at], kept[behind] if behind < len(kept) else len(view)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spaced:
+    """A value with something between all of its characters; words of it are none of our business.
+
+    Attributes:
+        form: the characters.
+        value: the value in small letters, as it may stand there too.
+        gaps: how many there are at least.
+    """
+
+    form: bytes
+    value: bytes
+    gaps: int
+
+
+class _Places:
+    """Where each byte of a squeezed view stands; found out when it is first asked."""
+
+    def __init__(self, view: bytes, left_out: bytes) -> None:
+        self._view, self._left_out = view, frozenset(left_out)
+        self._kept: list[int] | None = None
+
+    @property
+    def kept(self) -> list[int]:
+        if self._kept is None:
+            self._kept = [at for at, byte in enumerate(self._view) if byte not in self._left_out]
+        return self._kept
+
+
+def _end_of_line(raw: bytes, at: int) -> int:
+    """Return where the line ends, which shows as characters behind the digits what these say."""
+    end = raw.find(b"\n", at, at + LINE_BYTES)
+    return min(at + LINE_BYTES, len(raw)) if end < 0 else end
+
+
+def _digit_forms(raw: bytes) -> set[bytes]:
+    """Return a value as digits without separators: bytes in three bases, and words of two bytes as `od` shows them."""
+    words = [[(low, high) for low, high in zip(raw[first::2], raw[first + 1 :: 2], strict=False)] for first in (0, 1)]
+    found = {raw.hex(), "".join(f"{byte:03o}" for byte in raw), "".join(map(str, raw))}
+    found |= {"".join(f"{high:02x}{low:02x}" for low, high in each) for each in words}
+    found |= {"".join(f"{high << 8 | low:06o}" for low, high in each) for each in words}
+    return {form.encode() for form in found}
+
+
+def _spaced_forms(raw: bytes) -> Iterator[_Spaced]:
+    """Yield a value as its characters, and as `od -c` names them."""
+    cells = [byte for byte in raw if byte not in _SEPARATORS]
+    characters = len(bytes(cells).decode("utf-8", "surrogatepass"))
+    named = b"".join(bytes([byte]) if 0x20 <= byte < 0x7F else f"{byte:03o}".encode() for byte in cells)
+    for form in {bytes(cells).lower(), named.lower()}:
+        if len(form) >= MINIMUM_BYTES:
+            yield _Spaced(form, raw.lower(), characters - 1)
+
+
+def _gaps(kept: Sequence[int]) -> int:
+    """Return between how many of them something was left out."""
+    return sum(later > earlier + 1 for earlier, later in pairwise(kept))
+
+
+def _blank(found: re.Match[bytes]) -> bytes:
+    return b"\n" + b" " * (len(found.group()) - 1)
+
+
+def _only_digits(found: re.Match[bytes]) -> bytes:
+    group = found.lastgroup or ""
+    begin, end = found.span(group)
+    return b"\n" + b" " * (begin - found.start() - 1) + found.group(group) + b" " * (found.end() - end)
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    digits = found.group(found.lastgroup or 0)
+    match found.lastgroup:
+        case "byte":
+            character = bytes([int(digits, 16)])
+        case "octal":
+            character = bytes([int(digits, 8)])
+        case "name":
+            character = _NAMES[digits]
+        case kind:
+            point = int(digits, 10 if kind == "decimal" else 16)
+            character = chr(point).encode("utf-8", "surrogatepass") if point <= 0x10FFFF else digits
+    return character + _FILLER * (len(found.group()) - len(character))
+
+
+def _all(text: bytes, form: bytes) -> Iterator[int]:
+    at = text.find(form)
+    while at >= 0:
+        yield at
+        at = text.find(form, at + 1)
+
+
+def _in_characters_of(raw: bytes, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans of bytes as spans of characters; a character that is touched counts whole."""
+    counted, at, place_of = 0, 0, dict[int, int]()
+    for place in sorted({place for span in spans for place in span}):
+        end = place
+        while end < len(raw) and raw[end] & 0xC0 == 0x80:  # in the middle of a character
+            end += 1
+        counted += len(raw[at:end].decode("utf-8", "surrogatepass"))
+        at, place_of[place] = end, counted
+    return [(place_of[begin], place_of[end]) for begin, end in spans]

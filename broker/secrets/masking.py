@@ -1,0 +1,282 @@
+"""Secrets and everything that a program is likely to print in their place, found in texts and hidden.
+
+Holds:
+    - A value is found as it is, reversed, in base64, URL-safe base64 and base32 (also within a longer encoded text), in
+      hexadecimal, URL-encoded, as JSON, HTML or shell text, in single lines of it, and with line breaks in between;
+      and byte by byte or character by character, in dumps and as escapes: see `encoded_secrets`.
+    - A text that comes in pieces is masked as if it came whole, wherever it was cut.
+    - What a cut of long text has left of a value at its ends is found too.
+    - Binary content is left alone by the type of its field, never because it looks like it.
+Does not: find what a program made of a secret in any other way. Who must not send it must not be given it.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import shlex
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+from broker.contract.observations import TRUNCATION_MARKER
+from broker.secrets.encoded_secrets import LINE_BYTES, EncodedSecrets
+
+MASK = "<secret_hidden>"
+MINIMUM_CHARS = 8
+"""Shorter values would be found in everything."""
+
+BINARY_FIELDS = frozenset({"screenshot", "set_of_marks"})
+"""Fields of events that hold an encoded picture and nothing else."""
+PICTURE_FIELDS = frozenset({"image_urls", "goal_image_urls"})
+"""Fields that hold addresses of pictures, or pictures in the form of a `data:` address."""
+
+CUTS = (TRUNCATION_MARKER, "<response clipped>")
+"""What stands where the middle, or the rest, of a long text was left out."""
+MINIMUM_LEFT_CHARS = 4
+"""How much of a value has to be left at a cut to be taken for it."""
+
+_WRAPPED_FACTOR = 3
+"""How much longer a value may be with line breaks than without: one of two characters after each of its own."""
+
+
+def forms(value: str) -> set[str]:
+    """Return every form of a value that is looked for; none is shorter than `MINIMUM_CHARS`."""
+    raw = value.encode("utf-8", "surrogatepass")
+    found = {value, value.strip(), value[::-1], raw.hex(), raw.hex().upper()}
+    found |= {repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1], value.encode("unicode_escape").decode()}
+    found |= _markup_forms(value) | _json_forms(value)
+    found |= {inner for text in set(found) for inner in _json_forms(text)}
+    found |= _shell_forms(value)
+    found |= _url_forms(raw)
+    found |= _base64_forms(raw) | _base32_forms(raw)
+    if "\n" in value:
+        found |= {line.strip() for line in value.splitlines() if not line.startswith("-----")}
+        found.add(_joined(value.strip())[0])  # as it is looked for across lines, whatever ends them
+    return {form for form in found if len(form) >= MINIMUM_CHARS and form not in MASK}
+
+
+def _markup_forms(value: str) -> set[str]:
+    """Return what stands in HTML, XML, YAML, SQL and CSV."""
+    escaped = html.escape(value)  # quotation marks have several names
+    found = {escaped, html.escape(value, quote=False), value.replace("'", "''"), value.replace('"', '""')}
+    return (
+        found
+        | {escaped.replace("&#x27;", "&#39;").replace("&quot;", quotes) for quotes in ("&#34;", "&quot;")}
+        | {escaped.replace("&#x27;", "&apos;")}
+    )
+
+
+def _json_forms(value: str) -> set[str]:
+    """Return what stands in JSON: of Python's kind and JavaScript's, Go's for web pages, and PHP's."""
+    plain = [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]]
+    web = [text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e") for text in plain]
+    return {*plain, *web, *(text.replace("/", "\\/") for text in plain)}
+
+
+def _shell_forms(value: str) -> set[str]:
+    """Return what stands in quotation marks of a shell, or without them."""
+    in_double, bare = value, value
+    for sign in '\\"$`':
+        in_double = in_double.replace(sign, f"\\{sign}")
+    for sign in "\\ '\"|&;()<>!{}*[]?^$`,":
+        bare = bare.replace(sign, f"\\{sign}")
+    return {shlex.quote(value)[1:-1], value.replace("'", "'\\''"), value.replace('"', '\\"'), in_double, bare}
+
+
+def _url_forms(raw: bytes) -> set[str]:
+    """Return what stands in URLs and forms; languages do not agree on what has to be escaped."""
+    found = {quote(raw, safe=safe) for safe in ("", "/", "!'()*", ";,/?:@&=+$!'()*#")}
+    found |= {quote_plus(raw), quote_plus(raw, safe="*").replace("~", "%7E")}
+    return found | {_lower_escapes(encoded) for encoded in found}
+
+
+def _base64_forms(raw: bytes) -> set[str]:
+    found = set()
+    for offset in range(3):
+        encoded = base64.b64encode(b"\0" * offset + raw).decode()
+        # What stands before and after the value in the encoded text shares a character with it, which is left out.
+        first = (0, 2, 3)[offset]
+        last = len(encoded) - (0, 3, 2)[(offset + len(raw)) % 3]
+        inner = encoded[first:last]
+        found |= {inner, inner.replace("+", "-").replace("/", "_")}
+    return found
+
+
+def _base32_forms(raw: bytes) -> set[str]:
+    """Return what five bits of the value or more stand in, behind none to four bytes, in both cases."""
+    found = set()
+    for offset in range(5):
+        encoded = base64.b32encode(b"\0" * offset + raw).decode()
+        inner = encoded[-(-8 * offset // 5) : 8 * (offset + len(raw)) // 5]
+        found |= {inner, inner.lower()}
+    return found
+
+
+def _lower_escapes(text: str) -> str:
+    parts = text.split("%")
+    return parts[0] + "".join(f"%{part[:2].lower()}{part[2:]}" for part in parts[1:])
+
+
+class Masker:
+    """Finds a set of secrets.
+
+    Args:
+        values: The secrets; those that are shorter than `MINIMUM_CHARS` are not looked for.
+    """
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        values = [value for value in values if len(value) >= MINIMUM_CHARS]
+        found = {form for value in values for form in forms(value)}
+        self._encoded = EncodedSecrets([value.strip() for value in values])
+        self._forms = sorted(found, key=len, reverse=True)
+        self.longest_chars = max(map(len, self._forms), default=0)
+
+    @property
+    def reach_chars(self) -> int:
+        """How far apart the first and the last character of a value may be."""
+        return max(_WRAPPED_FACTOR * self.longest_chars, self._encoded.reach_bytes)
+
+    def __bool__(self) -> bool:
+        return bool(self._forms)
+
+    def text(self, text: str) -> str:
+        """Return a text without secrets."""
+        return _without(text, self.spans(text))
+
+    def wire(self, value: Any) -> Any:
+        """Return a value of lists, dicts and texts without secrets, names included; itself if there are none."""
+        return self._walked(value, "") if self._forms else value
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where secrets stand in a text, in order and without overlap."""
+        if not self._forms:
+            return []
+        found = self._found(text) + self._encoded.spans(text)
+        if "\n" in text:
+            found += self._found_across_lines(text)
+        for begin, end in cuts_in(text):
+            found += self._left_at(text, begin, end)
+        merged: list[tuple[int, int]] = []
+        for begin, end in sorted(found):
+            if merged and begin < merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((begin, end))
+        return merged
+
+    def _found(self, text: str) -> list[tuple[int, int]]:
+        # Looking for each form in turn is a search in machine code; all forms in one expression would be slower.
+        found = []
+        for form in self._forms:
+            at = text.find(form)
+            while at >= 0:
+                found.append((at, at + len(form)))
+                at = text.find(form, at + 1)
+        return found
+
+    def _found_across_lines(self, text: str) -> list[tuple[int, int]]:
+        """Find what was wrapped, as base64 and terminals do; an empty line ends it."""
+        joined, places = _joined(text)
+        starts = [start for start, _ in places]
+
+        def original(position: int) -> int:
+            start, place = places[bisect_right(starts, position) - 1]
+            return place + position - start
+
+        return [(original(begin), original(end - 1) + 1) for begin, end in self._found(joined)]
+
+    def _left_at(self, text: str, cut: int, end: int) -> list[tuple[int, int]]:
+        """Find the beginning of a value before a cut, and the end of one behind it, in lines or not."""
+        reach = self.reach_chars
+        before = [at for at in range(max(0, cut - reach), cut) if text[at] not in "\r\n"]
+        behind = [at for at in range(end, min(len(text), end + reach)) if text[at] not in "\r\n"]
+        head, tail = "".join(text[at] for at in before), "".join(text[at] for at in behind)
+        begun = max((_overlap(head, form) for form in self._forms), default=0)
+        ended = max((_overlap(form, tail) for form in self._forms), default=0)
+        found = [(before[-begun], before[-1] + 1)] if begun else []
+        return [*found, (behind[0], behind[ended - 1] + 1)] if ended else found
+
+    def _walked(self, value: Any, field: str) -> Any:
+        if isinstance(value, str):
+            is_picture = field in BINARY_FIELDS or (field in PICTURE_FIELDS and value.startswith("data:"))
+            return value if is_picture else self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(name)): self._walked(inner, str(name)) for name, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._walked(inner, field) for inner in value]
+        return value
+
+
+def _joined(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return a text with its lines joined, and where each of them begins in that and in the text."""
+    joined, places = [], []
+    at = length = 0
+    for line in text.split("\n"):
+        kept = line.rstrip("\r") or "\n"
+        places.append((length, at))
+        joined.append(kept)
+        length += len(kept)
+        at += len(line) + 1
+    return "".join(joined), places
+
+
+def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    pieces, end = [], 0
+    for begin, next_end in spans:
+        pieces += [text[end:begin], MASK]
+        end = next_end
+    return "".join([*pieces, text[end:]])
+
+
+def cuts_in(text: str) -> list[tuple[int, int]]:
+    """Return where the middle, or the rest, of a text was left out, in order."""
+    found = []
+    for cut in CUTS:
+        at = text.find(cut)
+        while at >= 0:
+            found.append((at, at + len(cut)))
+            at = text.find(cut, at + len(cut))
+    return sorted(found)
+
+
+def _overlap(left: str, right: str) -> int:
+    """Return how many characters, if they are enough to tell, both end the one text and begin the other."""
+    if right[:MINIMUM_LEFT_CHARS] not in left:
+        return 0
+    longest = min(len(left), len(right))
+    return next((n for n in range(longest, MINIMUM_LEFT_CHARS - 1, -1) if left.endswith(right[:n])), 0)
+
+
+class MaskedPieces:
+    """A text that comes in pieces, such as a model's reply while it is written."""
+
+    def __init__(self, masker: Masker) -> None:
+        self._masker = masker
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """Return what can be shown by now; the last characters are held back while a secret may begin in them."""
+        if not self._masker:
+            return piece
+        self._held += piece
+        end = len(self._held) - self._masker.reach_chars - max(map(len, CUTS))
+        if end <= 0:
+            return ""
+        spans = self._masker.spans(self._held)
+        whole = spans + [(begin, cut_end + self._masker.reach_chars) for begin, cut_end in cuts_in(self._held)]
+        while end != (end := self._line_start(min([end, *(begin for begin, after in whole if begin < end < after)]))):
+            pass
+        shown, self._held = self._held[:end], self._held[end:]
+        return _without(shown, [span for span in spans if span[1] <= end])
+
+    def _line_start(self, at: int) -> int:
+        """Return where the line begins: a line of a dump shows by its beginning what it is. Longer ones are none."""
+        return self._held.rfind("\n", max(0, at - LINE_BYTES), at) + 1 or (at if at > LINE_BYTES else 0)
+
+    def finish(self) -> str:
+        """Return the rest; nothing follows."""
+        rest, self._held = self._held, ""
+        return self._masker.text(rest)

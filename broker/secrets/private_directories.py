@@ -1,0 +1,227 @@
+"""Which directories of a machine no workspace may have, whoever names them.
+
+Holds:
+    - A directory is judged by where it really lies: links are followed, a bind mount counts as what it shows, and what
+      is mounted below a directory is a part of it.
+    - What is ours (keys, stores, sockets, the workspaces of others) is in no workspace, and no workspace is in it.
+Does not: say who may name which directory; operators do, by the roots of their tool workers.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.secrets import KEY_FILE
+
+SYSTEM_TREES = (
+    *("/etc", "/usr", "/var", "/proc", "/sys", "/dev", "/run", "/boot"),
+    *("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin"),
+)
+"""With everything below, but for what is below one of `PLACES_FOR_WORK`."""
+PLACES_FOR_WORK = ("/usr/src", "/var/tmp", "/var/www")  # noqa: S108  (nothing is put there)
+SHARED = ("/home", "/media", "/mnt", "/opt", "/srv", "/tmp", *PLACES_FOR_WORK)  # noqa: S108
+"""Many people's, so that no workspace may have the whole of it."""
+
+MAX_LINKS = 40
+"""How many the kernel follows before it gives up."""
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_UNFIT_IN_NAMES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Control characters, halves of characters, separators of lines and paragraphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a directory really lies.
+
+    Attributes:
+        name: its path here, without links.
+        device, path: which file system, and its path in there: the same for all names that mounts give it.
+    """
+
+    name: str
+    device: str
+    path: str
+
+    def is_in(self, other: Location) -> bool:
+        """Say whether it is another one, or below it, by any of its names."""
+        return _is_in(self.name, other.name) or (self.device == other.device and _is_in(self.path, other.path))
+
+
+class Mounts:
+    """What is mounted where, as this process sees it."""
+
+    def __init__(self, mountinfo: str) -> None:
+        """Read the kernel's table, as proc(5) describes it: id, parent, device, root, mount point and more."""
+        self._mounts: list[Location] = []
+        for line in mountinfo.splitlines():
+            device, root, point = line.split(" ", 5)[2:5]
+            self._mounts.append(Location(_plain(point), device, _plain(root)))
+
+    @classmethod
+    def now(cls) -> Mounts:
+        """Return what is mounted now."""
+        return cls(os.fsdecode(_MOUNTS.read_bytes()))
+
+    def location(self, path: Path) -> Location:
+        """Return where a path without links lies, whether anything is there or not."""
+        name, mount = str(path), Location("/", "", "/")
+        for found in self._mounts:  # of two at one point, the later covers the earlier
+            if len(found.name) >= len(mount.name) and _is_in(name, found.name):
+                mount = found
+        inside = name.removeprefix(mount.name).strip("/")
+        return Location(name, mount.device, f"{mount.path.rstrip('/')}/{inside}".rstrip("/") or "/")
+
+    def parts(self, directory: Path) -> list[Location]:
+        """Return where a directory without links in its path lies, and what is mounted below it."""
+        name = str(directory)
+        below = [mount for mount in self._mounts if mount.name != name and _is_in(mount.name, name)]
+        return [self.location(directory), *below]
+
+
+def private_paths(settings: BrokerSettings) -> tuple[Path, ...]:
+    """Return what is ours on this machine as far as these settings tell: directories, files and sockets."""
+    names = [settings.home, settings.home / KEY_FILE]
+    names += [Path(name).expanduser() for name in (settings.node_dir, settings.secret_key_file) if name]
+    for url in (settings.url, settings.celery_url, settings.checkpoints):
+        parts = urlsplit(url)
+        if parts.scheme in ("unix", "redis+socket", "file", "local"):
+            names.append(Path(unquote(parts.path)))
+    sockets = f"deckhands-{os.getuid()}"
+    names += [Path(tempfile.gettempdir(), sockets), Path("/tmp", sockets)]  # noqa: S108  (see `embedded`)
+    return tuple(dict.fromkeys(name.absolute() for name in names))
+
+
+def name_fault(name: str) -> str:
+    """Say why no directory may be named so; empty: it may.
+
+    A name with control characters shows as another one in logs and on terminals.
+    """
+    if any(unicodedata.category(character) in _UNFIT_IN_NAMES for character in name):
+        return "its name has control characters, or bytes that are no text"
+    return "" if len(os.fsencode(name)) < os.pathconf("/", "PC_PATH_MAX") else "its path is too long"
+
+
+def fault(directory: Path, private: Sequence[Path] = ()) -> str:
+    """Say why a directory may not be a workspace; empty: it may.
+
+    Args:
+        directory: an absolute path without links.
+        private: what is ours; see `private_paths`.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    if _is_home_of_another(directory):
+        return "it is the home of another user"
+    mounts = Mounts.now()
+    ours = [(path, mounts.location(name)) for path in private for name in _on_the_way(path)]
+    for location in mounts.parts(directory):
+        for path, place in ours:
+            if place.is_in(location):
+                return f"it holds {path}, which is Deckhands' own{_where(location, directory)}"
+            if location.is_in(place):
+                return f"it is a part of {path}, which is Deckhands' own{_where(location, directory)}"
+    return _system_fault(mounts.parts(directory), directory, mounts) or _shared_fault(directory)
+
+
+def root_fault(directory: Path) -> str:
+    """Say why nothing below a directory, an absolute path without links, may be a workspace; empty: some may."""
+    mounts = Mounts.now()
+    return _system_fault([mounts.location(directory)], directory, mounts)  # what is mounted below may yet go
+
+
+def workspace_roots(names: Iterable[str]) -> tuple[Path, ...]:
+    """Return the directories that an operator has named, with links followed.
+
+    Raises:
+        UsageError: one is no directory, or the system's.
+    """
+    found = []
+    for name in names:
+        path = Path(name).expanduser()
+        try:
+            resolved = path.resolve(strict=True)
+            reason = root_fault(resolved) if resolved.is_dir() else "it is no directory"
+        except OSError as error:
+            reason = f"{error.strerror}"
+        if not path.is_absolute():
+            reason = "it is no absolute path"
+        if reason:
+            raise UsageError(
+                f"The workspace root {name} cannot be used: {reason}.",
+                remedy="Name a directory that is there and holds workspaces, by its absolute path.",
+            )
+        found.append(resolved)
+    return tuple(found)
+
+
+def _system_fault(parts: list[Location], directory: Path, mounts: Mounts) -> str:
+    places_for_work = [mounts.location(Path(place)) for place in (*PLACES_FOR_WORK, *_own_home_in_var())]
+    trees = [(tree, mounts.location(Path(os.path.realpath(tree)))) for tree in SYSTEM_TREES]
+    for location in parts:
+        if any(location.is_in(place) for place in places_for_work):
+            continue
+        for tree, place in trees:
+            if place.is_in(location):
+                return f"it holds {tree}, which is the system's{_where(location, directory)}"
+            if location.is_in(place):
+                return f"it is a part of {tree}, which is the system's{_where(location, directory)}"
+    return ""
+
+
+def _shared_fault(directory: Path) -> str:
+    return "it holds what belongs to others; name a directory in it" if str(directory) in SHARED else ""
+
+
+def _is_home_of_another(directory: Path) -> bool:
+    is_home = directory.parent == Path("/home") or directory == Path("/root")
+    return is_home and directory.stat().st_uid != os.getuid()
+
+
+def _on_the_way(path: Path) -> list[Path]:
+    """Return the links that a path leads over, and where it leads: whoever may change one of them may change it."""
+    found: list[Path] = []
+    here, ahead = Path("/"), list(path.parts[1:])
+    while ahead and len(found) < MAX_LINKS:
+        name = ahead.pop(0)
+        here = here.parent if name == ".." else here / name
+        with suppress(OSError):  # no link, or nothing at all
+            target = here.readlink()
+            found.append(here)
+            here = Path("/") if target.is_absolute() else here.parent
+            ahead = [*target.parts[target.is_absolute() :], *ahead]
+    return [*found, here]
+
+
+def _own_home_in_var() -> list[str]:
+    """Return the home of this user if the system keeps homes in /var, as some do: of services, or of everybody."""
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return []
+    return [home] if len(Path(home).parts) > 3 and home.startswith("/var/") else []
+
+
+def _where(location: Location, directory: Path) -> str:
+    return "" if location.name == str(directory) else f" (mounted at {location.name})"
+
+
+def _is_in(name: str, outer: str) -> bool:
+    return outer in (name, "/") or name.startswith(f"{outer.rstrip('/')}/")
+
+
+def _plain(text: str) -> str:
+    """Return a name of the kernel's table without its escapes: blanks and the like, in octal digits."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

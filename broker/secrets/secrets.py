@@ -1,0 +1,288 @@
+"""The secrets of conversations: kept encrypted, given to one command at a time, hidden wherever they come up.
+
+Holds:
+    - The store never sees a value: each is encrypted (AES-256-GCM) for its conversation with a key that only workers
+      and clients have.
+    - A value that was replaced or removed is given to nobody any more, and still hidden.
+    - A delegate has the secrets of the conversation that it works for, as they are at each moment, besides its own.
+    - Nobody writes to a conversation whose secrets it cannot hide: without the key that is an error.
+Does not: keep a program from telling a secret that it was given in words of its own, see `masking`.
+Keys: `deck:{k}:c:<id>:secrets` (hash: name → current value), `deck:{k}:c:<id>:masked` (set: every value there was),
+`deck:{k}:c:<id>:secrets_of` (string: the conversation whose secrets it has too).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.runtime.errors import DeckhandsError, UsageError
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.masking import MINIMUM_CHARS, Masker
+from broker.store.store import Store
+
+KEY_FILE = "secret.key"
+KEY_BYTES = 32
+NONCE_BYTES = 12
+MAX_VALUE_CHARS = 32_768
+FRESH_SECONDS = 1.0
+"""How long a value that was added elsewhere may be unknown here. Whoever gives a value to a command knows it."""
+REMEMBERED_CONVERSATIONS = 1_000
+
+MAX_LENDERS = 16
+"""How far up a delegate's secrets are looked for; delegates go less deep."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+class SecretsLocked(DeckhandsError):
+    """There are secrets, and no key here that opens them."""
+
+    code = "secrets_locked"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the store keeps for one conversation, encrypted: current values by name, and every value there was."""
+
+    conversation_id: str
+    current: dict[str, bytes]
+    masked: frozenset[bytes]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a conversation: its encrypted values when they were last looked up, and what hides them.
+
+    Attributes:
+        encrypted: each with the conversation that it belongs to.
+    """
+
+    looked_up: float
+    encrypted: frozenset[tuple[str, bytes]] = frozenset()
+    masker: Masker = field(default_factory=Masker)
+
+
+class Secrets:
+    """The secrets of a store's conversations.
+
+    Args:
+        key: returns the key, 32 bytes, or None as long as there is none; asked when it is first needed.
+        own: what is hidden in every conversation, because the process that asks holds it itself.
+    """
+
+    def __init__(self, store: Store, key: Callable[[], bytes | None], own: Iterable[str] = ()) -> None:
+        self._store = store
+        self._find_key = key
+        self._own = tuple(own)
+        self._own_masker = Masker(self._own)
+        self._key: bytes | None = None
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    async def put(self, conversation_id: str, name: str, value: str) -> None:
+        """Add a secret, or replace it.  Idempotent.
+
+        Args:
+            name: the variable in which commands find it.
+            value: 8 to 32,768 characters.
+
+        Raises:
+            UsageError: the name or the value cannot be used.
+            SecretsLocked: there is no key here.
+        """
+        check_secret(name, value)
+        names = self._store.keys(conversation_id)
+        encrypted = self._encrypt(conversation_id, value)
+        # To be hidden before it can be given to anybody.
+        commands = [("SADD", names.masked, encrypted), ("HSET", names.secrets, name, encrypted)]
+        await self._store.persist(lambda: self._store.connection.call_many(commands))
+        self._known.pop(conversation_id, None)
+
+    async def remove(self, conversation_id: str, name: str) -> None:
+        """Give a secret to nobody any more; it stays hidden.  Idempotent."""
+        key = self._store.keys(conversation_id).secrets
+        await self._store.persist(lambda: self._store.connection.call("HDEL", key, name))
+
+    async def lend(self, lender_id: str, conversation_id: str) -> None:
+        """Let a conversation have all secrets of another one, present and future.  Idempotent."""
+        key = self._store.keys(conversation_id).secrets_of
+        await self._store.persist(lambda: self._store.connection.call("SET", key, lender_id))
+        self._known.pop(conversation_id, None)
+
+    async def names(self, conversation_id: str) -> list[str]:
+        """Return the names of the secrets, sorted."""
+        key = self._store.keys(conversation_id).secrets
+        flat = await self._store.persist(lambda: self._store.connection.call("HGETALL", key))
+        return sorted(flat[i].decode() for i in range(0, len(flat), 2))
+
+    async def wanted_by(self, conversation_id: str, command: str) -> dict[str, str]:
+        """Return the secrets that a command names, by name.
+
+        Raises:
+            SecretsLocked: there are some, and no key here opens them.
+        """
+        kept = await self._kept(conversation_id)
+        self._learn(conversation_id, kept)
+        words = set(re.findall(r"\w+", command, re.ASCII))
+        return {
+            name: self._decrypt(each.conversation_id, value)
+            for each in reversed(kept)  # its own secrets take the place of their namesakes
+            for name, value in each.current.items()
+            if name in words
+        }
+
+    async def masker(self, conversation_id: str) -> Masker:
+        """Return what hides the conversation's secrets, as they were a second ago at the earliest.
+
+        Raises:
+            SecretsLocked: there are some, and no key here opens them.
+        """
+        known = self._known.get(conversation_id)
+        if known is None or self._store.clock.monotonic() - known.looked_up >= FRESH_SECONDS:
+            known = self._learn(conversation_id, await self._kept(conversation_id))
+        return known.masker
+
+    async def _kept(self, conversation_id: str) -> list[_Kept]:
+        """Return what is kept for a conversation, then for those whose secrets it has too."""
+        found: list[_Kept] = []
+        while conversation_id and len(found) < MAX_LENDERS:
+            names = self._store.keys(conversation_id)
+            commands = [("HGETALL", names.secrets), ("SMEMBERS", names.masked), ("GET", names.secrets_of)]
+            flat, masked, lender = await self._store.persist(
+                lambda commands=commands: self._store.connection.call_many(commands)  # type: ignore[misc]
+            )
+            current = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
+            found.append(_Kept(conversation_id, current, frozenset(masked)))
+            conversation_id = lender.decode() if lender else ""
+        return found
+
+    def _learn(self, conversation_id: str, kept: list[_Kept]) -> _Known:
+        known = self._known.pop(conversation_id, None) or _Known(0.0, masker=self._own_masker)
+        encrypted = frozenset((each.conversation_id, value) for each in kept for value in each.masked)
+        if encrypted != known.encrypted:
+            known.masker = Masker(
+                [*self._own, *sorted({self._decrypt(owner_id, value) for owner_id, value in encrypted})]
+            )
+            known.encrypted = encrypted
+        known.looked_up = self._store.clock.monotonic()
+        self._known[conversation_id] = known
+        while len(self._known) > REMEMBERED_CONVERSATIONS:
+            self._known.popitem(last=False)
+        return known
+
+    def _encrypt(self, conversation_id: str, value: str) -> bytes:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + AESGCM(self._required_key()).encrypt(nonce, value.encode(), conversation_id.encode())
+
+    def _decrypt(self, conversation_id: str, encrypted: bytes) -> str:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        nonce, sealed = encrypted[:NONCE_BYTES], encrypted[NONCE_BYTES:]
+        try:
+            return AESGCM(self._required_key()).decrypt(nonce, sealed, conversation_id.encode()).decode()
+        except InvalidTag as error:
+            raise SecretsLocked(
+                f"The secrets of {conversation_id} were encrypted with another key.",
+                remedy="Give all workers and clients the same DECKHANDS_SECRET_KEY.",
+            ) from error
+
+    def _required_key(self) -> bytes:
+        self._key = self._key or self._find_key()
+        if self._key is None:
+            raise SecretsLocked(
+                "There are secrets, and no key for them.",
+                remedy="Give all workers and clients the same DECKHANDS_SECRET_KEY or DECKHANDS_SECRET_KEY_FILE.",
+            )
+        return self._key
+
+
+def check_secret(name: str, value: str) -> None:
+    """Refuse a name that no variable can have, and a value that cannot be hidden.
+
+    Raises:
+        UsageError: see above; its text does not contain the value.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"A secret cannot be called {name!r}.", remedy="Use letters, digits and _, not a digit first.")
+    if not MINIMUM_CHARS <= len(value) <= MAX_VALUE_CHARS or "\0" in value:
+        raise UsageError(
+            f"The value of the secret {name} has {len(value)} characters.",
+            remedy=f"Use {MINIMUM_CHARS} to {MAX_VALUE_CHARS}: a shorter one would be found in everything.",
+        )
+
+
+def no_key() -> None:
+    """Return no key: for workers of which nobody has asked to keep secrets."""
+
+
+def secret_key(settings: BrokerSettings, *, is_made: bool = False) -> bytes | None:
+    """Return the key that the settings name: itself, its file, or else the file `secret.key` in our home.
+
+    Args:
+        is_made: whether the file in our home is made if it is not there; otherwise that is None.
+
+    Raises:
+        UsageError: there is none where the settings say, or it is no key.
+    """
+    if settings.secret_key:
+        return parsed_key(settings.secret_key)
+    if settings.secret_key_file:
+        key = key_in(Path(settings.secret_key_file), is_made=False)
+        if key is None:
+            raise UsageError(f"There is no file {settings.secret_key_file} with the key of the secrets.")
+        return key
+    return key_in(settings.home / KEY_FILE, is_made=is_made)
+
+
+def parsed_key(text: str) -> bytes:
+    """Read a key as it is written in the environment and in key files: 32 bytes in base64.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        key = base64.b64decode(text.strip(), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise UsageError(
+            "The key of the secrets is not 32 bytes in base64.", remedy="Make one with `openssl rand -base64 32`."
+        )
+    return key
+
+
+def key_in(path: Path, *, is_made: bool) -> bytes | None:
+    """Read the key of a file that only its owner can read.
+
+    Args:
+        is_made: whether the file is made with a new key if it is not there; otherwise that is None.
+
+    Raises:
+        UsageError: it cannot be read, or is no key.
+    """
+    try:
+        if is_made and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_name(f"{path.name}.{os.getpid()}")
+            draft.touch(mode=0o600, exist_ok=True)
+            draft.write_text(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
+            try:
+                os.link(draft, path)  # whoever is first decides
+            except FileExistsError:
+                pass
+            finally:
+                draft.unlink()
+        return parsed_key(path.read_text())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"The key of the secrets cannot be read from {path}: {error.strerror}.") from error

@@ -1,0 +1,300 @@
+"""One multiplexed connection to the store.
+
+Commands of any number of coroutines are written in one go and answered in order, so a busy process pays for batches,
+not for round trips. A blocking read (XREAD, XREADGROUP) gets a connection of its own.
+
+Holds: replies belong to commands in the order they were sent; nothing is ever sent twice by this module, because a
+silent retry would append twice. A lost reply is `OutcomeUnknown`: the caller repeats its idempotent call.
+Does not: follow redirections of Redis Cluster, subscribe, or decode: strings come back as bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import hiredis
+from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection, parse_url
+
+from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreRefused, StoreUnavailable
+
+Argument = bytes | str | int | float
+
+REPLY_TIMEOUT_SECONDS = 5.0
+CONNECT_TIMEOUT_SECONDS = 5.0
+
+_UNAVAILABLE = ("LOADING", "MISCONF", "OOM", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY ")
+_REFUSED = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR invalid password", "ERR AUTH")
+
+
+class Connection(Protocol):
+    """What the rest of the broker needs of a store."""
+
+    @property
+    def connects(self) -> int:
+        """How often it has connected: a store can lose what it has acknowledged only between two connections."""
+        ...
+
+    async def call(self, *command: Argument) -> Any:
+        """Send one command and return its reply: int, bytes, None or nested lists of them.
+
+        Raises:
+            StoreUnavailable: nothing was executed.
+            OutcomeUnknown: the command may have been executed.
+            StoreError: the store refused it.
+        """
+        ...
+
+    async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Send commands back to back and return their replies in order; the first error is raised."""
+        ...
+
+    def another(self, *, reply_timeout_seconds: float) -> Connection:
+        """Make a separate connection to the same store, for blocking reads."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection; calls under way end with `OutcomeUnknown`."""
+        ...
+
+
+class MultiplexedConnection:
+    """A `Connection` over a socket; connects at the first call and again after a loss."""
+
+    def __init__(self, url: str, *, reply_timeout_seconds: float = REPLY_TIMEOUT_SECONDS) -> None:
+        self._url = url
+        self._address = _parse(url)
+        self._reply_timeout_seconds = reply_timeout_seconds
+        self.connects = 0
+        self._wire: _Wire | None = None
+        self._connecting: asyncio.Task[_Wire] | None = None
+
+    async def call(self, *command: Argument) -> Any:
+        """See `Connection.call`."""
+        wire = self._wire
+        if wire is None or wire.is_lost:
+            wire = await self._connect()
+        return check_reply(await wire.send(command)[0])
+
+    async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """See `Connection.call_many`."""
+        wire = self._wire
+        if wire is None or wire.is_lost:
+            wire = await self._connect()
+        replies = wire.send(*commands)
+        if replies:
+            await replies[-1]  # those before it have come before it
+        return [check_reply(reply.result()) for reply in replies]
+
+    def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
+        """See `Connection.another`."""
+        return MultiplexedConnection(self._url, reply_timeout_seconds=reply_timeout_seconds)
+
+    async def aclose(self) -> None:
+        """See `Connection.aclose`."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._wire is not None:
+            self._wire.abort(None)
+            self._wire = None
+
+    async def _connect(self) -> _Wire:
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.ensure_future(self._open())
+        return await asyncio.shield(self._connecting)
+
+    async def _open(self) -> _Wire:
+        loop = asyncio.get_running_loop()
+        address = self._address
+        wire = _Wire(loop, self._reply_timeout_seconds)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+                if address.path is not None:
+                    await loop.create_unix_connection(lambda: wire, address.path)
+                else:
+                    await loop.create_connection(lambda: wire, address.host, address.port, ssl=address.ssl_context)
+                for greeting in address.greetings:
+                    check_reply(await wire.send(greeting)[0])
+        except (OSError, TimeoutError, OutcomeUnknown) as error:
+            wire.abort(error)
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise StoreUnavailable(
+                f"Cannot connect to the store at {address.shown}: {reason}.",
+                remedy="Is it running, and is DECKHANDS_URL right?",
+            ) from error
+        except BaseException:
+            wire.abort(None)
+            raise
+        self.connects += 1
+        self._wire = wire  # here and not by whoever waits for it: they may wake up when it is already lost
+        return wire
+
+
+class _Wire(asyncio.Protocol):
+    """One socket: a queue of packed commands out, a queue of futures waiting for replies in."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, reply_timeout_seconds: float) -> None:
+        self._loop = loop
+        self._reply_timeout_seconds = reply_timeout_seconds
+        self._reader = hiredis.Reader(replyError=hiredis.ReplyError, protocolError=hiredis.ProtocolError)
+        self._out: list[bytes] = []
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self.is_lost = False
+
+    def send(self, *commands: Sequence[Argument]) -> list[asyncio.Future[Any]]:
+        """Write commands back to back; each future gets its reply.
+
+        Raises:
+            StoreUnavailable: the connection is lost; nothing was written.
+        """
+        if self.is_lost:
+            raise StoreUnavailable("The connection to the store is lost.")
+        futures = [self._loop.create_future() for _ in commands]
+        packed = [hiredis.pack_command(tuple(command)) for command in commands]  # type: ignore[arg-type]  # (its stub)
+        if not self._waiting and self._transport is not None:
+            # Nothing to gather it with, so it need not wait for the loop's next turn.
+            self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
+        else:
+            if not self._out:
+                self._loop.call_soon(self._flush)
+            self._out += packed
+        now = self._loop.time()
+        self._waiting.extend((future, now) for future in futures)
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._reply_timeout_seconds, self._check_replies)
+        return futures
+
+    def abort(self, error: Exception | None) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        waiting, self._waiting = self._waiting, deque()
+        for future, _ in waiting:
+            if not future.done():
+                future.set_exception(
+                    OutcomeUnknown(f"The connection to the store was lost before the reply ({error or 'closed'}).")
+                )
+                future.exception()  # a caller of many awaits only the last: the others are not to be reported as lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, chunk: bytes) -> None:
+        reader, waiting = self._reader, self._waiting
+        try:
+            reader.feed(chunk)
+            while (reply := reader.gets()) is not False:
+                future, _ = waiting.popleft()
+                if not future.done():
+                    future.set_result(reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self.abort(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.abort(exc)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None and not self.is_lost:
+            self._transport.write(b"".join(out))
+
+    def _check_replies(self) -> None:
+        self._watch = None
+        if not self._waiting:
+            return
+        left = self._waiting[0][1] + self._reply_timeout_seconds - self._loop.time()
+        if left <= 0:
+            self.abort(TimeoutError(f"no reply within {self._reply_timeout_seconds} s"))
+        else:
+            self._watch = self._loop.call_later(left, self._check_replies)
+
+
+class _Address:
+    """Where a store is and how to greet it."""
+
+    def __init__(self, options: dict[str, Any], shown: str) -> None:
+        self.shown = shown
+        self.path: str | None = options.get("path") if options.get("connection_class") in _UNIX else None
+        self.host: str = options.get("host", "localhost")
+        self.port: int = int(options.get("port", 6379))
+        self.ssl_context: ssl.SSLContext | None = None
+        if options.get("connection_class") is SSLConnection:
+            self.ssl_context = _ssl_context(options)
+        self.greetings: list[tuple[Argument, ...]] = []
+        if options.get("password"):
+            user = (options["username"],) if options.get("username") else ()
+            self.greetings.append(("AUTH", *user, options["password"]))
+        if options.get("db"):
+            self.greetings.append(("SELECT", int(options["db"])))
+        self.greetings.append(("CLIENT", "SETNAME", "deckhands"))
+
+
+_UNIX = (UnixDomainSocketConnection,)
+
+
+def _ssl_context(options: dict[str, Any]) -> ssl.SSLContext:
+    try:
+        option = "ssl_ca_certs"
+        context = ssl.create_default_context(cafile=options.get(option))
+        option = "ssl_certfile"
+        if option in options:
+            context.load_cert_chain(options[option], options.get("ssl_keyfile"), options.get("ssl_password"))
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(f"{option}={options.get(option)} cannot be used: {reason}") from error
+    if options.get("ssl_cert_reqs") == "none":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif "ssl_check_hostname" in options:
+        context.check_hostname = options["ssl_check_hostname"]
+    return context
+
+
+def _parse(url: str) -> _Address:
+    shown = url.rpartition("@")[2] if "@" in url else url.partition("://")[2] or url
+    try:
+        return _Address(dict(parse_url(url)), shown)
+    except ValueError as error:
+        raise StoreMisconfigured(
+            f"The store's URL {shown!r} cannot be used: {error}.",
+            remedy="It looks like redis://host:6379/0, rediss://user:password@host:6379/0 or unix:///path/to/socket.",
+        ) from error
+
+
+def texts_by_name(flat: Sequence[bytes]) -> dict[str, str]:
+    """Return a hash of texts, or the fields of an entry, which come as names and values in turns."""
+    texts = [part.decode(errors="backslashreplace") for part in flat]  # whoever can write to the store wrote them
+    return dict(zip(texts[::2], texts[1::2], strict=False))
+
+
+def check_reply(reply: Any) -> Any:
+    """Return a reply, or raise the error that it is.
+
+    Raises:
+        StoreUnavailable: the server refuses for the moment.
+        StoreMisconfigured: it refused the login or a right.
+        StoreRefused: it refused the command.
+    """
+    if not isinstance(reply, hiredis.ReplyError):
+        return reply
+    text = str(reply)
+    if text.startswith("MISCONF") and "No space left" in text:
+        raise StoreUnavailable(
+            "The disk is full: the store cannot write to its append-only file (No space left on device).",
+            remedy="Free some space on the store's disk, or move its directory (DECKHANDS_HOME for a private one).",
+        )
+    if text.startswith(_UNAVAILABLE):
+        raise StoreUnavailable(f"The store refuses for the moment: {text}")
+    if text.startswith(_REFUSED):
+        raise StoreMisconfigured(f"The store refused the login or a right: {text}", remedy="Check DECKHANDS_URL.")
+    raise StoreRefused(f"The store answered: {text}")

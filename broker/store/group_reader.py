@@ -1,0 +1,73 @@
+"""Reading streams as one consumer of a group.
+
+Holds: an entry handed to this consumer reaches its caller, even when the reply that carried it was lost: after a lost
+reply the consumer first reads again what is pending for it. So an entry may come twice; whoever acts on it claims
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from broker.runtime.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
+from broker.store.connection import Argument
+from broker.store.store import Store
+
+BLOCK_SECONDS = 2.0
+HEARTBEAT_SECONDS = 0.3
+MADE_WITH_THE_NEXT_BEAT = ("The store answered: WRONGTYPE", "The store answered: NOGROUP")
+"""A stream that was overwritten or removed: the sweep moves the one out of the way and makes the other."""
+
+_log = logging.getLogger(__name__)
+
+Entry = tuple[bytes, bytes, list[bytes]]
+"""Stream, entry id, fields and values in turn."""
+
+
+class GroupReader:
+    """One consumer's view of streams of one shard."""
+
+    def __init__(self, store: Store, group: str, consumer: str, streams: Sequence[str]) -> None:
+        self._store = store
+        self._group = group
+        self._consumer = consumer
+        self._streams = list(streams)
+        self._pending_after: dict[str, str] = {}
+        self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
+
+    async def read(self, *, limit: int) -> list[Entry]:
+        """Wait up to two seconds and return what was handed to this consumer, at most `limit` from each stream."""
+        found = await self._store.persist(lambda: self._read(limit))
+        entries = [(stream, entry_id, fields) for stream, items in found or () for entry_id, fields in items]
+        if self._pending_after:
+            self._go_on_after(entries)
+        return [entry for entry in entries if entry[2]]
+
+    async def aclose(self) -> None:
+        """Close its connection."""
+        await self._connection.aclose()
+
+    async def _read(self, limit: int) -> Any:
+        after = [self._pending_after.get(stream, ">") for stream in self._streams]
+        command: list[Argument] = ["XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", limit]
+        command += ["BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self._streams, *after]
+        try:
+            return await self._connection.call(*command)
+        except (OutcomeUnknown, StoreUnavailable):
+            self._pending_after = dict.fromkeys(self._streams, "0")
+            raise
+        except StoreRefused as error:
+            await self._store.check_generation()  # the usual reason for a group that is gone, and the clearer error
+            if not error.message.startswith(MADE_WITH_THE_NEXT_BEAT):
+                raise
+            _log.warning("what %s reads is not there: %s", self._consumer, error)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            return None
+
+    def _go_on_after(self, entries: list[Entry]) -> None:
+        """Page through what is pending; a stream that has no more goes back to new entries."""
+        last = {stream.decode(): entry_id.decode() for stream, entry_id, _ in entries}
+        self._pending_after = {stream: last[stream] for stream in self._pending_after if stream in last}

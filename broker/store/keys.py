@@ -1,0 +1,222 @@
+"""Every key in the store, with its type, owner and lifetime.
+
+    deck:store                     hash    deploy        for ever      schema, shards, generation
+    deck:tools                     hash    tool workers  for ever      key of a tool → its offer (JSON)
+    deck:{k}:index                 zset    append        for ever      conversation → created (ms)
+    deck:{k}:ready                 stream  append, tick  trimmed       conversations nobody owns that have news
+    deck:{k}:unread                zset    append        until claim   conversation → rung (ms); finds lost rings
+    deck:{k}:parked                zset    release       until due     conversation → due (ms)
+    deck:{k}:dead                  zset    tick          until news    conversations that crashed three workers
+    deck:{k}:unreadable            stream  whoever reads   1,000         entries and keys that could not be used
+    deck:{k}:workers               zset    tick          while alive   worker → heartbeat deadline (ms)
+    deck:{k}:clock                 hash    tick          for ever      the shard's time at the latest beat
+    deck:{k}:nodes                 zset    tick          for ever      node → when it is given up (ms)
+    deck:{k}:takeovers             stream  claim         10,000        who took over what from whom, for reports
+    deck:{k}:worker:<w>:owned      set     claim         while alive
+    deck:{k}:worker:<w>:mail       stream  append        while alive   rings for what the worker owns
+    deck:{k}:worker:<w>:about      hash    register      while alive   role, node, streams, progress
+    deck:{k}:act:<route>           stream  append        trimmed       actions for a pool (`pool:bash`) or a node
+    deck:{0}:quota:<pool>:…        several governor      for ever      who may call a model, see governor.lua
+    deck:{0}:budget:<account>      hash    ledger        for ever      limit, spent, reserved; see ledger.lua
+    deck:{0}:budgets               set     ledger        for ever      those of tenants and experiments, or with a limit
+    deck:{0}:ledger:…              several ledger        for ever      budgets reserved for calls under way
+    deck:{0}:notes:<t>/<u>/<p>     hash    controller    until erased  notes of a tenant's user's project, by id
+    deck:{0}:notebooks             set     controller    for ever      which of them there are
+    deck:{0}:batch:…               several batches       until closed  calls for a provider's batch API, see batches.lua
+    deck:{k}:c:<id>:events         stream  append        retention     the log
+    deck:{k}:c:<id>:meta           hash    append, claim retention     owner, token, last id, what `ls` shows
+    deck:{k}:c:<id>:once           hash    append        retention     idempotency keys; claims of running actions
+    deck:{k}:c:<id>:snapshot       string  owner         retention
+    deck:{k}:c:<id>:live           stream  controller    a minute      pieces of the reply under way, see live_text
+    deck:{k}:c:<id>:watched        string  watcher       half a minute that somebody looks on
+    deck:{k}:c:<id>:blob:<sha256>  string  append        retention     large texts
+    deck:{k}:c:<id>:parcel:<name>  hash    producers     with the log  a file that the workspace begins with
+    deck:{k}:c:<id>:parcel:<t>     hash    transfers     ten minutes   files on their way; see transfers
+    deck:{k}:c:<id>:transfer:<t>   hash    transfers     ten minutes   what is to be carried, and what came of it
+    deck:{k}:c:<id>:secrets        hash    producers     with the log  secrets by name, encrypted, see secrets
+    deck:{k}:c:<id>:masked         set     producers     with the log  every value they had, encrypted
+    deck:{k}:c:<id>:secrets_of     string  controller    with the log  of a delegate: whose secrets it has too
+
+Holds: all keys of a conversation, and those its functions touch, share the hash tag `{k}` of its shard.
+"""
+
+from __future__ import annotations
+
+import binascii
+from dataclasses import dataclass
+from functools import lru_cache
+
+STORE = "deck:store"
+TOOLS = "deck:tools"
+CACHED_CONVERSATIONS = 4_096
+
+
+def shard_of(conversation_id: str, shards: int) -> int:
+    """Return the shard of a conversation: CRC-16 (XMODEM, as Redis Cluster uses) of its id, modulo `shards`."""
+    return binascii.crc_hqx(conversation_id.encode(), 0) % shards
+
+
+@dataclass(frozen=True, slots=True)
+class ShardKeys:
+    """The keys of one shard."""
+
+    shard: int
+
+    @property
+    def root(self) -> str:
+        """The name all its keys begin with; the functions derive the rest."""
+        return f"deck:{{{self.shard}}}"
+
+    @property
+    def ready(self) -> str:
+        """The ready stream."""
+        return f"{self.root}:ready"
+
+    @property
+    def index(self) -> str:
+        """The index of conversations."""
+        return f"{self.root}:index"
+
+    @property
+    def dead(self) -> str:
+        """The dead letters."""
+        return f"{self.root}:dead"
+
+    @property
+    def unreadable(self) -> str:
+        """What was put aside because it could not be read."""
+        return f"{self.root}:unreadable"
+
+    @property
+    def parked(self) -> str:
+        """The parked set."""
+        return f"{self.root}:parked"
+
+    @property
+    def workers(self) -> str:
+        """The live workers."""
+        return f"{self.root}:workers"
+
+    @property
+    def nodes(self) -> str:
+        """The nodes of tool workers."""
+        return f"{self.root}:nodes"
+
+    @property
+    def takeovers(self) -> str:
+        """The record of takeovers."""
+        return f"{self.root}:takeovers"
+
+    def mail(self, worker: str) -> str:
+        """The mailbox stream of a worker."""
+        return f"{self.root}:worker:{worker}:mail"
+
+    def owned(self, worker: str) -> str:
+        """The conversations that a worker owns."""
+        return f"{self.root}:worker:{worker}:owned"
+
+    def about(self, worker: str) -> str:
+        """The hash about a worker."""
+        return f"{self.root}:worker:{worker}:about"
+
+    def quota(self, pool: str) -> str:
+        """What the governor's keys of a pool begin with; all pools are in the first shard."""
+        return f"{self.root}:quota:{pool}"
+
+    def budget(self, account: str) -> str:
+        """The hash of a budget; all budgets are in the first shard."""
+        return f"{self.root}:budget:{account}"
+
+    @property
+    def budgets(self) -> str:
+        """The set of accounts that a listing shows."""
+        return f"{self.root}:budgets"
+
+    def notes(self, notebook: str) -> str:
+        """The hash of a notebook; all notebooks are in the first shard."""
+        return f"{self.root}:notes:{notebook}"
+
+    @property
+    def notebooks(self) -> str:
+        """The set of notebooks that a listing shows."""
+        return f"{self.root}:notebooks"
+
+    def actions(self, route: str) -> str:
+        """The action stream of a route, `pool:<name>` or `node:<id>`."""
+        return f"{self.root}:act:{route}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationKeys:
+    """The keys of one conversation."""
+
+    shard: ShardKeys
+    conversation_id: str
+
+    @property
+    def root(self) -> str:
+        """The name all its keys begin with; the functions derive the rest."""
+        return f"{self.shard.root}:c:{self.conversation_id}"
+
+    @property
+    def events(self) -> str:
+        """The log."""
+        return f"{self.root}:events"
+
+    @property
+    def meta(self) -> str:
+        """The hash about the conversation."""
+        return f"{self.root}:meta"
+
+    @property
+    def once(self) -> str:
+        """The idempotency keys."""
+        return f"{self.root}:once"
+
+    @property
+    def snapshot(self) -> str:
+        """The latest snapshot."""
+        return f"{self.root}:snapshot"
+
+    @property
+    def secrets(self) -> str:
+        """The hash of the secrets, encrypted."""
+        return f"{self.root}:secrets"
+
+    @property
+    def masked(self) -> str:
+        """The set of all values that secrets ever had, encrypted."""
+        return f"{self.root}:masked"
+
+    @property
+    def secrets_of(self) -> str:
+        """The conversation whose secrets it has too."""
+        return f"{self.root}:secrets_of"
+
+    @property
+    def live(self) -> str:
+        """The pieces of the reply under way."""
+        return f"{self.root}:live"
+
+    @property
+    def watched(self) -> str:
+        """That somebody looks on."""
+        return f"{self.root}:watched"
+
+    def blob(self, sha256: str) -> str:
+        """A large text."""
+        return f"{self.root}:blob:{sha256}"
+
+    def parcel(self, name: str) -> str:
+        """A file kept beside the log, or on its way."""
+        return f"{self.root}:parcel:{name}"
+
+    def transfer(self, token: str) -> str:
+        """A request to carry files."""
+        return f"{self.root}:transfer:{token}"
+
+
+@lru_cache(maxsize=CACHED_CONVERSATIONS)
+def conversation_keys(conversation_id: str, shards: int) -> ConversationKeys:
+    """Return the keys of a conversation in a store of `shards` shards."""
+    return ConversationKeys(ShardKeys(shard_of(conversation_id, shards)), conversation_id)

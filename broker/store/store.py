@@ -1,0 +1,254 @@
+"""The store as a whole: deploying the functions, checking that it is fit for use, calling them.
+
+Holds: nobody works on a store that evicts keys, was written by a newer version, or is not the one it was a moment ago.
+Keys: `deck:store`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, TypeVar
+
+from broker.contract.codec import SCHEMA_VERSION
+from broker.runtime.clock import Clock, SharedClock, SystemClock
+from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreReplaced, StoreTooNew, StoreUnavailable
+from broker.runtime.ids import jitter, new_key
+from broker.runtime.settings import BrokerSettings
+from broker.store import keys
+from broker.store.connection import Argument, Connection, MultiplexedConnection, texts_by_name
+from broker.store.keys import ConversationKeys, ShardKeys
+from broker.store.outage import Outage
+from broker.store.server_versions import weakness_of
+
+FUNCTIONS_VERSION = 2
+"""Of each function library; a newer one in the store is left alone."""
+LIBRARIES = {
+    "deckhands": "log/functions.lua",
+    "deckhands_governor": "limits/governor.lua",
+    "deckhands_ledger": "limits/ledger.lua",
+    "deckhands_batches": "limits/batches.lua",
+}
+"""The function libraries and their files."""
+PRELUDE = "store/prelude.lua"
+MINIMUM_SERVER_VERSION = (7, 0)
+FIRST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+def functions_code(library: str = "deckhands") -> str:
+    """Return the source of a function library: its first line names it, then comes what all of them share."""
+    folder = resources.files("broker")
+    own, shared = (folder.joinpath(file).read_text(encoding="utf-8") for file in (LIBRARIES[library], PRELUDE))
+    name, _, rest = own.partition("\n")
+    return f"{name}\n{shared}\n{rest}"
+
+
+@dataclass(frozen=True)
+class Store:
+    """An open store.
+
+    Attributes:
+        connection: the process's multiplexed connection.
+        shards: how many shards the store has; fixed for its life.
+        generation: made when the store was first used; another one means another (or an emptied) store.
+        clock: the time of all workers of this store; of other processes, that of their machine.
+        patience_seconds: how long an idempotent call is repeated while the store does not answer; None: for ever.
+        outage: what the log says meanwhile.
+        weakness: the hole that its server may have, and what to do about it; empty: none is known.
+    """
+
+    connection: Connection
+    shards: int
+    generation: str
+    clock: SharedClock = field(default_factory=lambda: SharedClock(SystemClock()))
+    patience_seconds: float | None = 30.0
+    outage: Outage = field(default_factory=Outage)
+    weakness: str = ""
+
+    @property
+    def all_shards(self) -> list[ShardKeys]:
+        """The keys of every shard."""
+        return [ShardKeys(shard) for shard in range(self.shards)]
+
+    def keys(self, conversation_id: str) -> ConversationKeys:
+        """The keys of a conversation."""
+        return keys.conversation_keys(conversation_id, self.shards)
+
+    async def function(self, name: str, key_names: tuple[str, ...], *arguments: Argument) -> list[Any]:
+        """Call a function of the library until its outcome is known.
+
+        Idempotent: every function of the library may be repeated.
+
+        Returns:
+            The reply; its first element, the outcome, as str.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: still no answer after `patience_seconds`.
+        """
+
+        async def call() -> list[Any]:
+            reply: list[Any] = await self.connection.call("FCALL", name, len(key_names), *key_names, *arguments)
+            reply[0] = reply[0].decode()
+            return reply
+
+        return await self.persist(call)
+
+    async def persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an idempotent call while the store cannot be reached, with growing, jittered pauses.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: still no answer after `patience_seconds`.
+        """
+        return await _persist(call, self.clock, self.patience_seconds, self.outage)
+
+    async def check_generation(self) -> None:
+        """Make sure that the store is still the one that was opened.
+
+        Raises:
+            StoreReplaced: it was emptied or replaced; going on would begin conversations anew at event 1.
+        """
+        self.compare_generation(await self.persist(lambda: self.connection.call("HGET", keys.STORE, "generation")))
+
+    def compare_generation(self, found: bytes | None) -> None:
+        """Do what `check_generation` does, with what the store has as its generation now."""
+        if found is None or found.decode() != self.generation:
+            raise StoreReplaced(
+                "The store is not the one this process started with: it was emptied or replaced.",
+                remedy="Restore its append-only file, or restart every worker to accept the new store.",
+            )
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self.connection.aclose()
+
+
+async def open_store(
+    url: str | Connection,
+    *,
+    shards: int = 1,
+    clock: Clock | None = None,
+    patience_seconds: float | None = 30.0,
+    opening_seconds: float | None = 0.0,
+) -> Store:
+    """Connect to a store, deploy the function libraries that are missing or older, and check that it is fit.
+
+    Args:
+        url: `redis://…`, `rediss://…`, `unix://…`, or a ready connection.
+        shards: for a store that has never been used; a used one keeps its number.
+        patience_seconds: see `Store`.
+        opening_seconds: how long to try while the store does not answer at all; 0: once, None: for ever.
+
+    Raises:
+        StoreUnavailable: cannot connect.
+        StoreMisconfigured: too old a server, or one with a known hole; evicts keys, or refuses the login.
+        StoreTooNew: written by a newer version of Deckhands.
+    """
+    connection = MultiplexedConnection(url) if isinstance(url, str) else url
+    clock = SharedClock(clock or SystemClock())
+
+    async def open_it() -> tuple[str, dict[str, str]]:
+        weakness = await _check_server(connection)
+        await _deploy(connection)
+        return weakness, await _found_store(connection, shards)
+
+    try:
+        weakness, about = await _persist(open_it, clock, opening_seconds, Outage())
+    except BaseException:
+        await connection.aclose()
+        raise
+    return Store(
+        connection=connection,
+        shards=int(about["shards"]),
+        generation=about["generation"],
+        clock=clock,
+        patience_seconds=patience_seconds,
+        weakness=weakness,
+    )
+
+
+async def server_facts(connection: Connection) -> dict[str, str]:
+    """Return what the server says of itself, by name."""
+    text = (await connection.call("INFO")).decode()
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seconds: float | None, outage: Outage) -> T:
+    try:
+        return await call()
+    except (OutcomeUnknown, StoreUnavailable):
+        if patience_seconds is not None and patience_seconds < FIRST_PAUSE_SECONDS:
+            raise
+    started, pause = clock.monotonic(), FIRST_PAUSE_SECONDS
+    outage.begin(clock)
+    try:
+        while True:
+            await asyncio.sleep(pause * jitter())
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            try:
+                return await call()
+            except (OutcomeUnknown, StoreUnavailable) as error:
+                outage.go_on(clock, error)
+                waited = clock.monotonic() - started
+                if patience_seconds is not None and waited + pause > patience_seconds:
+                    raise
+    finally:
+        outage.end(clock)
+
+
+async def _check_server(connection: Connection) -> str:
+    """Refuse a server that cannot be used, and return what is weak about one that can."""
+    facts = await server_facts(connection)
+    version = facts.get("valkey_version") or facts.get("redis_version", "0")
+    if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_SERVER_VERSION:
+        raise StoreMisconfigured(
+            f"The store's server is version {version}.", remedy="Use Valkey, or Redis 7.0 or newer."
+        )
+    if facts.get("maxmemory", "0") != "0" and facts.get("maxmemory_policy") != "noeviction":
+        raise StoreMisconfigured(
+            f"The store would evict keys when full (maxmemory-policy {facts.get('maxmemory_policy')}).",
+            remedy="Set `maxmemory-policy noeviction` on it.",
+        )
+    weakness = weakness_of(facts)
+    if weakness is None or BrokerSettings.from_env().store_patched:
+        return ""
+    if weakness.is_certain:
+        raise StoreMisconfigured(weakness.text, remedy=weakness.remedy)
+    return f"{weakness.text} {weakness.remedy}"
+
+
+async def _deploy(connection: Connection) -> None:
+    for library in LIBRARIES:
+        await _deploy_library(connection, library)
+
+
+async def _deploy_library(connection: Connection, library: str) -> None:
+    code = functions_code(library)
+    field = "functions" if library == "deckhands" else f"functions:{library}"
+    stamp = f"{FUNCTIONS_VERSION}:{hashlib.sha256(code.encode()).hexdigest()[:16]}"
+    found = await connection.call("HGET", keys.STORE, field)
+    if found is not None and int(found.split(b":")[0]) > FUNCTIONS_VERSION:
+        return  # a newer version is at work; its functions serve older callers
+    loaded = await connection.call("FUNCTION", "LIST", "LIBRARYNAME", library)
+    if found is None or found.decode() != stamp or not loaded:
+        await connection.call("FUNCTION", "LOAD", "REPLACE", code)
+        await connection.call("HSET", keys.STORE, field, stamp)
+
+
+async def _found_store(connection: Connection, shards: int) -> dict[str, str]:
+    about = texts_by_name(await connection.call("HGETALL", keys.STORE))
+    facts: dict[str, str | int] = {"generation": new_key(), "shards": shards, "schema": SCHEMA_VERSION}
+    if missing := facts.keys() - about.keys():  # with nothing to write, also a store on a full disk can be read
+        await connection.call_many([("HSETNX", keys.STORE, name, facts[name]) for name in missing])
+        about = texts_by_name(await connection.call("HGETALL", keys.STORE))
+    if int(about["schema"]) > SCHEMA_VERSION:
+        raise StoreTooNew(
+            f"The store has schema version {about['schema']}; this version of Deckhands reads up to {SCHEMA_VERSION}.",
+            remedy="Upgrade Deckhands on this machine.",
+        )
+    return about

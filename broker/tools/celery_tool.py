@@ -1,0 +1,154 @@
+"""Any Celery task as a tool: the agent calls a task of the user's own application, on the user's own workers.
+
+    refund = celery_tool("shop.tasks.refund", Refund, "Pay an order back.", app="shop.celery:app")
+
+Holds: a task is sent once for a call, under an id that belongs to this call alone; after a crash its result is waited
+for, and it is not sent again unless it is declared `idempotent`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from broker.celery.dispatch import TaskSender, TaskState
+from broker.contract.observations import OutcomeUnknownObservation
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
+from broker.runtime.errors import UsageError
+from broker.tools.custom_tools import DEFAULT_TIMEOUT_SECONDS, CustomTool, ToolContext, ToolFailed
+
+FIRST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 0.5
+NOT_SAID = (
+    "The worker that sent this task ended before its result was recorded, and the task has left none since. "
+    "It may have run, or may still run: check before you repeat it."
+)
+
+
+def celery_tool(
+    task: str,
+    parameters: type[BaseModel] | dict[str, Any],
+    description: str,
+    *,
+    app: str = "",
+    broker_url: str = "",
+    backend_url: str = "",
+    queue: str | None = None,
+    name: str = "",
+    pool: str = "",
+    outcome: OutcomePolicy | str = OutcomePolicy.CHECKABLE,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    may_terminate: bool = False,
+) -> CustomTool:
+    """Make a tool of a Celery task.
+
+    Args:
+        task: Its name, as its workers know it.
+        parameters: Its keyword arguments: a model, which checks them, or a JSON Schema, which is only shown.
+        description: For the model.
+        app: The application, `module:attribute`, imported when the tool is first called; or else both URLs.
+        queue: Where to send it; None: where the application sends it.
+        name: For the model; the last part of the task's name if empty.
+        pool: The tool workers that may send it; empty: those that hold the conversation's workspace.
+        outcome: What to do with a call whose tool worker died: `checkable` waits for the result of the task that was
+            sent, `idempotent` sends it again if it has left none, `at_most_once` does neither.
+        timeout_seconds: How long a result is waited for; a task that has not begun by then is revoked.
+        may_terminate: Whether a call that is stopped, or late, ends the child process that runs its task, with whatever
+            else that process has taken up since. Otherwise a task that has begun goes on.
+
+    Raises:
+        UsageError: neither an application nor both URLs are given.
+    """
+    if not app and not (broker_url and backend_url):
+        raise UsageError(
+            f"Nothing says where the task {task} runs.", remedy="Give `app`, or `broker_url` and `backend_url`."
+        )
+    policy = OutcomePolicy(outcome)
+    own_name = name or task.rpartition(".")[2]
+    model = parameters if isinstance(parameters, type) else None
+    reach = {"app": app, "broker_url": broker_url, "backend_url": backend_url}
+    calls = _Calls(task, queue, timeout_seconds, may_terminate=may_terminate, reach=reach)
+    return CustomTool(
+        offer=ToolOffer(
+            key=own_name,
+            name=own_name,
+            description=description,
+            parameters=parameters.model_json_schema() if isinstance(parameters, type) else parameters,
+            pool=pool,
+            outcome=policy,
+        ),
+        action=model,
+        run=calls.run,
+        check=calls.check if policy is OutcomePolicy.CHECKABLE else None,
+        # The wait has the limit; this one is for a broker that does not answer.
+        timeout_seconds=timeout_seconds + 30.0,
+    )
+
+
+class _Calls:
+    """Sends one task and waits for its results."""
+
+    def __init__(
+        self, task: str, queue: str | None, timeout_seconds: float, *, may_terminate: bool, reach: dict[str, str]
+    ) -> None:
+        self._task = task
+        self._queue = queue
+        self._timeout_seconds = timeout_seconds
+        self._may_terminate = may_terminate
+        self._sender = cache(lambda: TaskSender(**reach))
+
+    async def run(self, arguments: Any, context: ToolContext) -> Any:
+        """Send the task, unless it was sent before and has left its result, and wait for the result."""
+        task_id = _task_id(context)
+        given = arguments.model_dump(mode="json") if isinstance(arguments, BaseModel) else arguments
+        sender = await asyncio.to_thread(self._sender)
+        if not (await asyncio.to_thread(sender.state, task_id)).is_known:
+            await asyncio.to_thread(sender.send, self._task, given, task_id=task_id, queue=self._queue)
+        state = await self._ended_or_stopped(sender, context)
+        if state is None:
+            await asyncio.to_thread(sender.revoke, task_id, may_terminate=self._may_terminate)
+            raise ToolFailed(
+                f"The task {self._task} has not ended within {self._timeout_seconds:g} seconds.",
+                remedy="If it has begun it goes on: check before you repeat it.",
+            )
+        return self._value(state)
+
+    async def check(self, arguments: Any, context: ToolContext) -> Any:  # noqa: ARG002  (the protocol's)
+        """Wait for the result of the task that an earlier worker has sent, or was about to send."""
+        sender = await asyncio.to_thread(self._sender)
+        state = await self._ended_or_stopped(sender, context)
+        return OutcomeUnknownObservation(content=NOT_SAID) if state is None else self._value(state)
+
+    async def _ended_or_stopped(self, sender: TaskSender, context: ToolContext) -> TaskState | None:
+        try:
+            return await self._ended(sender, _task_id(context))
+        except asyncio.CancelledError:
+            # Not when only our worker stops: the next one waits for the same task.
+            if context.is_cancelled:
+                await asyncio.to_thread(sender.revoke, _task_id(context), may_terminate=self._may_terminate)
+            raise
+
+    async def _ended(self, sender: TaskSender, task_id: str) -> TaskState | None:
+        pause = FIRST_PAUSE_SECONDS
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                while True:
+                    state = await asyncio.to_thread(sender.state, task_id)
+                    if state.is_ready:
+                        return state
+                    await asyncio.sleep(pause)  # not every backend tells when a result has come
+                    pause = min(1.5 * pause, LONGEST_PAUSE_SECONDS)
+        except TimeoutError:
+            return None
+
+    def _value(self, state: TaskState) -> Any:
+        if state.error:
+            raise ToolFailed(f"The task {self._task} failed: {state.error}")
+        return state.value
+
+
+def _task_id(context: ToolContext) -> str:
+    return f"deckhands-{context.idempotency_key}"

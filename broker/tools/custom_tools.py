@@ -1,0 +1,232 @@
+"""Tools that people write: a typed function, or a class with an `Action` and an `Observation` model.
+
+    @custom_tool(outcome="idempotent")
+    async def weather(city: str) -> str:
+        '''Tell the weather of a city.'''
+        return await forecast(city)
+
+Holds: what the model is told follows from the types and docstrings alone; arguments that do not fit never reach the
+tool; the tool runs in a tool worker, and nowhere else is its code imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, get_type_hints, overload
+
+from pydantic import BaseModel, Field, ValidationError, create_model
+
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
+from broker.runtime.errors import DeckhandsError, UsageError
+
+DEFAULT_TIMEOUT_SECONDS = 120.0
+
+
+class ToolFailed(DeckhandsError):
+    """Raise it in a tool to tell the model what went wrong; the text is all it reads."""
+
+    code = "tool_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """Which call this is; a function gets it by a parameter of this type, a class as second argument of `run`.
+
+    Attributes:
+        fingerprint: of what is called with which arguments.
+        cancelled: is set when the call is stopped or has taken too long; an asynchronous function is cancelled then
+            besides, any other has to look.
+    """
+
+    conversation_id: str
+    action_id: int
+    cancelled: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    fingerprint: str = ""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for this call any more."""
+        return self.cancelled.is_set()
+
+    @property
+    def idempotency_key(self) -> str:
+        """Return a name for this very call: the same when it is run again after a crash, and never another's."""
+        call = f"{self.conversation_id}-{self.action_id}"
+        return f"{call}-{self.fingerprint}" if self.fingerprint else call
+
+
+class Runner(Protocol):
+    """What carries out a call whose arguments fit."""
+
+    def __call__(self, arguments: Any, context: ToolContext) -> Any:
+        """Return what came of it, or an awaitable of that; for `check`: None if it did not take effect."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CustomTool:
+    """A tool as its worker holds it.
+
+    Attributes:
+        offer: what others know of it.
+        action: what arguments are checked with; None: they are passed on as they are, as a dict.
+        run: carries out a call. A function that is not asynchronous gets a thread of its own.
+        check: of a `checkable` tool: says what came of a call that a worker died with.
+        timeout_seconds: after which a call is answered by an error. A thread cannot be stopped: it has to look at
+            `ToolContext.is_cancelled`.
+    """
+
+    offer: ToolOffer
+    action: type[BaseModel] | None
+    run: Runner
+    check: Runner | None = None
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+
+    def arguments(self, given: dict[str, Any]) -> Any:
+        """Return the arguments as the tool takes them.
+
+        Raises:
+            ToolFailed: they do not fit; names the first that does not.
+        """
+        if self.action is None:
+            return given
+        try:
+            return self.action.model_validate(given)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the arguments"
+            text = f"Invalid argument {where!r} in tool call {self.offer.name}: {first['msg']}."
+            raise ToolFailed(text, remedy="Call it again with arguments that fit its schema.") from error
+
+
+@overload
+def custom_tool(definition: Callable[..., Any], /) -> CustomTool: ...
+
+
+@overload
+def custom_tool(
+    *,
+    name: str = ...,
+    pool: str = ...,
+    outcome: OutcomePolicy | str = ...,
+    timeout_seconds: float = ...,
+) -> Callable[[Callable[..., Any]], CustomTool]: ...
+
+
+def custom_tool(
+    definition: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    pool: str = "",
+    outcome: OutcomePolicy | str = OutcomePolicy.AT_MOST_ONCE,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+) -> CustomTool | Callable[[Callable[..., Any]], CustomTool]:
+    """Make a tool of a typed function or a class; a decorator, with or without arguments.
+
+    Args:
+        definition: A function whose parameters and docstring speak for themselves, or a class with `Action` (a model
+            of the arguments), `run(self, action, context)`, and for a checkable tool `check(self, action, context)`.
+        name: For the model; the function's or the class's own name in snake case if empty.
+        pool: The tool workers that may run it; empty: those that hold the conversation's workspace.
+        outcome: What to do with a call whose worker died: see `OutcomePolicy`.
+        timeout_seconds: See `CustomTool`.
+
+    Raises:
+        UsageError: it cannot be a tool; says why.
+    """
+    if definition is None:
+        return lambda found: _defined(found, name, pool, OutcomePolicy(outcome), timeout_seconds)
+    return _defined(definition, name, pool, OutcomePolicy(outcome), timeout_seconds)
+
+
+def as_custom_tool(found: Any) -> CustomTool:
+    """Return what an entry point names as a tool: a `CustomTool`, or a function or class that can be one.
+
+    Raises:
+        UsageError: it cannot be a tool.
+    """
+    if isinstance(found, CustomTool):
+        return found
+    if callable(found):
+        return custom_tool(found)
+    raise UsageError(f"{found!r} is no tool.", remedy="Name a function or a class.")
+
+
+def _defined(
+    definition: Callable[..., Any], name: str, pool: str, outcome: OutcomePolicy, timeout_seconds: float
+) -> CustomTool:
+    own_name = definition.__name__
+    check: Runner | None = None
+    if inspect.isclass(definition):
+        action, run, check = _parts_of_class(definition)
+        own_name = "".join(f"_{c.lower()}" if c.isupper() else c for c in own_name).lstrip("_")
+    else:
+        action, run = _parts_of_function(definition)
+    if (outcome is OutcomePolicy.CHECKABLE) != (check is not None):
+        raise UsageError(
+            f"The tool {own_name} is {outcome} and has {'a' if check else 'no'} method check.",
+            remedy="Give a class a method `check` if, and only if, its outcome is `checkable`.",
+        )
+    schema = action.model_json_schema()
+    schema.pop("title", None)
+    schema.pop("description", None)
+    try:
+        offer = ToolOffer(
+            key=name or own_name,
+            name=name or own_name,
+            description=inspect.getdoc(definition) or "",
+            parameters=schema,
+            pool=pool,
+            outcome=outcome,
+        )
+    except ValidationError as error:
+        raise UsageError(f"{own_name} cannot be a tool: {error}", remedy="Change its name, text or types.") from error
+    if not offer.description:
+        raise UsageError(f"The tool {own_name} has no docstring.", remedy="Tell the model what it is for.")
+    return CustomTool(offer, action, run, check, timeout_seconds)
+
+
+def _parts_of_class(definition: type) -> tuple[type[BaseModel], Runner, Runner | None]:
+    action = getattr(definition, "Action", None)
+    if not (inspect.isclass(action) and issubclass(action, BaseModel)) or not hasattr(definition, "run"):
+        raise UsageError(
+            f"The class {definition.__name__} cannot be a tool.",
+            remedy="Give it a pydantic model `Action` and a method `run(self, action, context)`.",
+        )
+    instance = definition()
+    return action, instance.run, getattr(instance, "check", None)
+
+
+def _parts_of_function(function: Callable[..., Any]) -> tuple[type[BaseModel], Runner]:
+    """Make the model of a function's parameters, and what calls the function by it."""
+    hints = get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    context_name = None
+    for parameter in inspect.signature(function).parameters.values():
+        if hints.get(parameter.name) is ToolContext:
+            context_name = parameter.name
+            continue
+        if parameter.name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise UsageError(
+                f"The parameter {parameter.name} of {function.__name__} has no type, or stands for several.",
+                remedy="Give every parameter a name and a type.",
+            )
+        default = ... if parameter.default is parameter.empty else parameter.default
+        # By an alias: a parameter may have any name, a field of a model may not.
+        fields[f"p_{len(fields)}"] = (hints[parameter.name], Field(default, alias=parameter.name))
+    model = create_model(function.__name__, **fields)
+    names = {key: field[1].alias for key, field in fields.items()}
+
+    def call(arguments: BaseModel, context: ToolContext) -> Any:
+        given = {alias: getattr(arguments, key) for key, alias in names.items()}
+        return function(**given, **({context_name: context} if context_name else {}))
+
+    async def call_later(arguments: BaseModel, context: ToolContext) -> Any:
+        found: Awaitable[Any] = call(arguments, context)
+        return await found
+
+    return model, call_later if inspect.iscoroutinefunction(function) else call

@@ -1,0 +1,110 @@
+"""Whether a value fits a JSON Schema (2020-12), for what an agent has to hand in when it finishes.
+
+Holds: a function of schema and value; nothing is fetched, whatever a schema refers to; patterns take linear time, so
+that no schema can hold up a worker; the words are ours, so that a replay with another version of the library says the
+same.
+Does not: check `format`, which JSON Schema leaves open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    import jsonschema_rs
+
+MAX_PROBLEMS = 10
+MAX_SHOWN_CHARS = 300
+LOCAL_REFERENCES = ("$ref", "$dynamicRef")
+
+
+def check_output_schema(schema: Mapping[str, Any]) -> None:
+    """Make sure that values can be checked against a schema.
+
+    Raises:
+        UsageError: it is no JSON Schema, refers to something outside of itself, or describes no object.
+    """
+    remedy = "Write a JSON Schema (2020-12) of the type object that refers to nothing outside of itself."
+    if schema.get("type") != "object":
+        raise UsageError("The schema of the output is not of the type object.", remedy=remedy)
+    outside = next((ref for ref in _references(schema) if not ref.startswith("#")), None)
+    if outside is not None:
+        raise UsageError(f"The schema of the output refers to {outside!r}.", remedy=remedy)
+    try:
+        _validator(schema)
+    except ValueError as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"The schema of the output cannot be used: {reason}", remedy=remedy) from error
+
+
+def problems_of(value: Any, schema: Mapping[str, Any]) -> list[str]:
+    """Return what of a value does not fit, in words for a model, sorted by place; empty if it fits.
+
+    A schema that cannot be used is such a problem too.
+    """
+    try:
+        found = list(_validator(schema).iter_errors(value))
+    except ValueError as error:
+        return [f"the schema cannot be used: {str(error).partition(chr(10))[0]}"]
+    problems = sorted({(_place(error.instance_path), _words(error, schema)) for error in found})
+    shown = [f"{place}: {words}" for place, words in problems[:MAX_PROBLEMS]]
+    left = len(problems) - len(shown)
+    return [*shown, f"and {left} more"] if left else shown
+
+
+def _validator(schema: Mapping[str, Any]) -> jsonschema_rs.Draft202012Validator:
+    import jsonschema_rs
+
+    # A dialect of its own choice could not be fetched.
+    local = {name: part for name, part in schema.items() if name != "$schema"}
+    return jsonschema_rs.Draft202012Validator(
+        local, pattern_options=jsonschema_rs.RegexOptions(), retriever=_refuse, validate_formats=False
+    )
+
+
+def _refuse(uri: str) -> Any:
+    raise ValueError(f"{uri} is not part of the schema")
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            if name in LOCAL_REFERENCES and isinstance(part, str):
+                yield part
+            yield from _references(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _references(part)
+
+
+def _place(path: Sequence[str | int]) -> str:
+    return "/" + "/".join(str(part) for part in path)
+
+
+def _words(error: jsonschema_rs.ValidationError, schema: Mapping[str, Any]) -> str:
+    path = error.schema_path
+    keyword = str(path[-1]) if path else ""
+    match keyword:
+        case "required":
+            return f"{getattr(error.kind, 'property', '')!r} is missing"
+        case "additionalProperties" | "unevaluatedProperties":
+            names = ", ".join(repr(name) for name in getattr(error.kind, "unexpected", ()))
+            return f"{names} may not be there"[:MAX_SHOWN_CHARS]
+        case "type":
+            return f"has to be of the type {_at(schema, path)}"
+    return f"does not satisfy {keyword}: {_at(schema, path)}"
+
+
+def _at(schema: Any, path: Sequence[str | int]) -> str:
+    """Return what a schema says at a place, shortened."""
+    for part in path:
+        try:
+            schema = schema[part]
+        except (LookupError, TypeError):
+            return ""
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, sort_keys=True)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"

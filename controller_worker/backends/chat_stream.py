@@ -1,0 +1,123 @@
+"""Chat Completions as a stream: chunks put together into the reply that would have come in one piece.
+
+Holds: a reply is whole only if it says how it ended; the `[DONE]` behind it may be missing, as it is from some servers.
+Differs: the original adds up streamed text alone; a tool call that is streamed comes out here as one that is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from controller_worker.backends.event_stream import DONE
+from controller_worker.backends.provider_errors import StreamedError
+from controller_worker.llm.errors import MalformedReplyError
+from controller_worker.llm.llm import Delta
+
+
+class ChatStream:
+    """One reply on its way."""
+
+    def __init__(self, on_delta: Callable[[Delta], None]) -> None:
+        self._on_delta = on_delta
+        self._head: dict[str, Any] = {}
+        self._usage: Any = None
+        self._finish_reason: str | None = None
+        self._texts: dict[str, list[str]] = {}
+        self._thinking_blocks: list[dict[str, Any]] = []
+        self._thoughts: list[list[str]] = []  # the pieces of each block
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._latest_call = -1
+
+    def take(self, text: str) -> None:
+        """Take in the text of the next event.
+
+        Raises:
+            StreamedError: it is an error.
+            MalformedReplyError: it is no chunk.
+        """
+        if text.strip() == DONE:
+            return
+        try:
+            chunk = json.loads(text)
+            if isinstance(chunk, dict) and chunk.get("error"):
+                raise StreamedError(chunk)
+            self.take_chunk(chunk)
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            raise MalformedReplyError(f"The stream has no chunk: {error!r}.", provider_text=text) from error
+
+    def take_chunk(self, chunk: Mapping[str, Any]) -> None:
+        """Take in a chunk as a value."""
+        for name in ("id", "model"):
+            self._head.setdefault(name, chunk.get(name))
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk.get("choices") or ():
+            if choice.get("index"):
+                continue  # only one reply was asked for
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            self._take_delta(choice.get("delta") or {})
+
+    def reply(self) -> dict[str, Any]:
+        """Return the reply as a chat completion.
+
+        Raises:
+            MalformedReplyError: the stream has ended before the reply.
+        """
+        if not self._head or (self._finish_reason is None and self._has_begun()):
+            raise MalformedReplyError("The stream has ended before the reply.")
+        message: dict[str, Any] = {name: "".join(pieces) for name, pieces in self._texts.items()}
+        message["tool_calls"] = [
+            {"id": call["id"], "function": {"name": call["name"], "arguments": "".join(call["arguments"])}}
+            for _, call in sorted(self._calls.items())
+        ]
+        message["thinking_blocks"] = [
+            block | {"thinking": "".join(pieces)} if pieces else block
+            for block, pieces in zip(self._thinking_blocks, self._thoughts, strict=True)
+        ]
+        choice = {"message": message, "finish_reason": self._finish_reason}
+        return self._head | {"choices": [choice] if self._has_begun() else [], "usage": self._usage}
+
+    def _has_begun(self) -> bool:
+        return bool(self._texts or self._calls or self._thinking_blocks or self._finish_reason)
+
+    def _take_delta(self, delta: Mapping[str, Any]) -> None:
+        self._take_text("content", "text", delta.get("content"))
+        self._take_text("refusal", "text", delta.get("refusal"))
+        self._take_text("reasoning_content", "thinking", delta.get("reasoning_content") or delta.get("reasoning"))
+        for block in delta.get("thinking_blocks") or ():
+            self._take_thinking(block)
+        for call in delta.get("tool_calls") or ():
+            self._take_call(call)
+
+    def _take_text(self, name: str, kind: Any, piece: Any) -> None:
+        if isinstance(piece, str) and piece:
+            self._texts.setdefault(name, []).append(piece)
+            self._on_delta(Delta(kind, piece))
+
+    def _take_thinking(self, piece: Mapping[str, Any]) -> None:
+        """Add to the block under way; its signature ends it."""
+        blocks = self._thinking_blocks
+        if not blocks or "signature" in blocks[-1] or piece.get("type") == "redacted_thinking":
+            blocks.append({"type": piece.get("type") or "thinking"})
+            self._thoughts.append([])
+        for name, value in piece.items():
+            if name == "thinking":
+                self._thoughts[-1].append("" + (value or ""))  # what is no text is refused here
+            elif value and name != "type":
+                blocks[-1][name] = value
+
+    def _take_call(self, piece: Mapping[str, Any]) -> None:
+        """Add to a call. A piece without a place belongs to the latest call, or begins one if it has an id."""
+        function = piece.get("function") or {}
+        index = piece.get("index")
+        if not isinstance(index, int):
+            index = self._latest_call + (1 if piece.get("id") or not self._calls else 0)
+        self._latest_call = max(self._latest_call, index)
+        call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": []})
+        call["id"] = call["id"] or piece.get("id") or ""
+        name, arguments = function.get("name") or "", function.get("arguments") or ""
+        call["name"] = call["name"] or name
+        call["arguments"].append(arguments if isinstance(arguments, str) else json.dumps(arguments))
+        if name or arguments:
+            self._on_delta(Delta("call", f"{name} {arguments}" if name else call["arguments"][-1]))

@@ -1,0 +1,222 @@
+"""OpenAI's Chat Completions on the wire: a request to plain values or bytes, a reply to its parts.
+
+Holds: a content is a string wherever a string can hold it: many servers take nothing else; a result of a tool
+holds words alone, because no model but Claude is shown pictures there.
+Does not: know a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.backends.messages_wire import CACHE_MARK, is_signed
+from controller_worker.backends.reply import Reply, counts_of, token_count
+from controller_worker.llm.call_names import fitting, with_distinct_ids
+from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
+from controller_worker.llm.llm import ModelRequest, Usage
+from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.llm.tool_arguments import arguments_text
+from controller_worker.llm.written_messages import MessageMemo, WrittenMessages, json_bytes
+
+SEE_BELOW = "The result is the picture below."
+
+
+class ChatWire:
+    """Writes requests.
+
+    Attributes:
+        written: the messages so far.
+    """
+
+    def __init__(self, *, cache_marks: bool, is_claude: bool) -> None:
+        """Choose the form.
+
+        Args:
+            cache_marks: mark the system prompt and the last user or tool message for the provider's cache.
+            is_claude: replay signed thoughts, and leave pictures in results of tools; no other model takes either.
+        """
+        self._cache_marks = cache_marks
+        self._is_claude = is_claude
+        self._apart: MessageMemo[tuple[Message, Message]] = MessageMemo()
+        self.written = WrittenMessages(lambda message: json_bytes(self._value(message, is_marked=False)))
+
+    def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
+        """Return the JSON body of a request; `parameters` are its fields besides messages and tools."""
+        fields = dict(parameters) | asked_fields(request)
+        shown = self._pictures_apart(with_distinct_ids(request.messages))
+        marked = self._marked(shown)
+        messages = b",".join(
+            json_bytes(self._value(message, is_marked=True))
+            if id(message) in marked
+            else self.written.bytes_of(message)
+            for message in shown
+        )
+        return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
+
+    def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return the messages as plain values."""
+        shown = self._pictures_apart(with_distinct_ids(messages))
+        marked = self._marked(shown)
+        return [self._value(message, is_marked=id(message) in marked) for message in shown]
+
+    def _pictures_apart(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages with pictures from tools in messages of their own, behind all results of the turn."""
+        if self._is_claude:
+            return messages
+        shown: list[Message] = []
+        waiting: list[Message] = []
+        for message in messages:
+            if message.role == "tool" and any(isinstance(part, ImagePart) for part in message.content):
+                result, pictures = self._apart.of(message, _divided)
+                shown.append(result)
+                waiting.append(pictures)
+                continue
+            if message.role != "tool":
+                shown += waiting
+                waiting = []
+            shown.append(message)
+        return [*shown, *waiting]
+
+    def _marked(self, messages: Sequence[Message]) -> set[int]:
+        if not self._cache_marks:
+            return set()
+        last = next((message for message in reversed(messages) if message.role in ("user", "tool")), None)
+        return {id(message) for message in messages if message.cache or message is last or message.role == "system"}
+
+    def _value(self, message: Message, *, is_marked: bool) -> dict[str, Any]:
+        written: dict[str, Any] = {"role": message.role, "content": _content(message, is_marked=is_marked)}
+        if message.tool_calls:
+            written["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": fitting(call.name), "arguments": arguments_text(call.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+        if message.role == "tool":
+            written["tool_call_id"] = message.tool_call_id
+            if message.name is not None:
+                written["name"] = fitting(message.name)
+            if is_marked:
+                written["cache_control"] = CACHE_MARK
+        signed = [dict(block) for block in message.thinking_blocks if is_signed(block)]
+        if self._is_claude and signed:
+            written["thinking_blocks"] = signed
+        return written
+
+
+def asked_fields(request: ModelRequest) -> dict[str, Any]:
+    """Return what a request asks for besides its messages."""
+    fields: dict[str, Any] = {"tools": chat_tools(request.tools)} if request.tools else {}
+    return fields | ({"stop": list(request.stop)} if request.stop else {})
+
+
+def chat_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    """Write the tools."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+        }
+        for tool in tools
+    ]
+
+
+def _divided(result: Message) -> tuple[Message, Message]:
+    """Return a tool's result with its words alone, and a message with its pictures."""
+    words = tuple(part for part in result.content if isinstance(part, TextPart)) or (TextPart(SEE_BELOW),)
+    pictures = tuple(part for part in result.content if isinstance(part, ImagePart))
+    head = TextPart(f"Pictures that belong to the result of {result.name or 'the tool'}:")
+    return replace(result, content=words), Message("user", (head, *pictures))
+
+
+def _content(message: Message, *, is_marked: bool) -> str | list[dict[str, Any]] | None:
+    # Differs: the original writes lists whenever the model has vision, caching or tools, because strings are enough
+    # for plain text and every OpenAI-compatible server takes them.
+    texts = [part.text for part in message.content if isinstance(part, TextPart)]
+    # A mark needs a part to stand on; a tool result carries it on the message.
+    is_marked = is_marked and bool(message.content) and message.role != "tool"
+    if len(texts) == len(message.content) and not is_marked:
+        text = "\n".join(texts)
+        return text if text.strip() or not message.tool_calls else None
+    parts: list[dict[str, Any]] = [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "image_url", "image_url": {"url": part.url}}
+        for part in message.content
+    ]
+    if is_marked:
+        parts[-1]["cache_control"] = CACHE_MARK
+    return parts
+
+
+def read_chat_reply(reply: Any) -> Reply:
+    """Read a chat completion, parsed from JSON.
+
+    Raises:
+        MalformedReplyError: it has not the form.
+        ContentPolicyError: it is a refusal with nothing else in it.
+        NoResponseError: it has no choice, or nothing in it.
+    """
+    try:
+        if not reply["choices"]:
+            raise NoResponseError("The reply has no choices.")
+        choice = reply["choices"][0]
+        message = choice["message"]
+        parts = Reply(
+            text=_text(message.get("content")),
+            tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
+            thinking_blocks=_thinking(message),
+            model=str(reply.get("model") or ""),
+            response_id=str(reply.get("id") or ""),
+            stop_reason=str(choice.get("finish_reason") or ""),
+            usage=_usage(counts_of(reply)),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise MalformedReplyError(f"The reply is no chat completion: {error!r}.") from error
+    if not (parts.text or parts.tool_calls):
+        refusal = str(message.get("refusal") or "")
+        if refusal or parts.stop_reason == "content_filter":
+            raise ContentPolicyError(refusal or "The model refused to answer.", provider_text=refusal)
+        raise NoResponseError("The reply has no content.")
+    return parts
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part.get("type") == "text")
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"content is {type(content).__name__}")
+    return content or ""
+
+
+def _thinking(message: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the blocks that Claude has signed, or what another model has thought in one block without a signature."""
+    blocks = tuple(dict(block) for block in message.get("thinking_blocks") or ())
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if blocks or not isinstance(thought, str):
+        return blocks
+    return ({"type": "thinking", "thinking": thought},)
+
+
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    function = call["function"]
+    arguments = function.get("arguments") or ""
+    if not isinstance(arguments, str):
+        arguments = json_bytes(arguments).decode()
+    return ToolCall(id=str(call.get("id") or ""), name=str(function["name"]), arguments=arguments)
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    details = usage.get("prompt_tokens_details")
+    details = details if isinstance(details, Mapping) else {}
+    return Usage(
+        prompt_tokens=token_count(usage.get("prompt_tokens")),
+        completion_tokens=token_count(usage.get("completion_tokens")),
+        cache_read_tokens=token_count(details.get("cached_tokens")),
+        cache_write_tokens=token_count(usage.get("cache_creation_input_tokens")),
+    )

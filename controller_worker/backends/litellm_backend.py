@@ -1,0 +1,190 @@
+"""Every other provider, by litellm.
+
+Holds: one attempt per call; neither litellm nor its clients retry; litellm fetches nothing at import, prints nothing,
+and does not read a `.env` file of the current directory.
+Does not: import litellm before a model is created; that costs seconds of CPU and 250 MB. Nor close the connections
+that litellm keeps for all models of a provider.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from broker.runtime.clock import SystemClock
+from controller_worker.backends.chat_stream import ChatStream
+from controller_worker.backends.chat_wire import ChatWire, asked_fields, read_chat_reply
+from controller_worker.backends.event_stream import stream_limits, until_headers, within_limits
+from controller_worker.backends.openai_backend import COST_HEADER, told_cost_usd
+from controller_worker.backends.plausible_usage import completion_of
+from controller_worker.backends.provider_errors import model_error
+from controller_worker.backends.quota_headers import quota_left
+from controller_worker.backends.raw_client import timeouts
+from controller_worker.llm.config import LLMConfig, set_litellm_environment
+from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
+from controller_worker.llm.llm import Completion, Delta, ModelRequest
+from controller_worker.llm.model_features import features_of, normalised
+from controller_worker.llm.model_table import look_up
+from controller_worker.llm.parameters import chat_parameters
+
+if TYPE_CHECKING:
+    import httpx
+
+GEMINI_PRO_THINKING_TOKENS = 128
+PROVIDERS_OWN = "llm_provider-"
+"""What litellm puts before the names of a provider's own headers."""
+
+
+class LitellmLLM:
+    """The backend for everything that litellm speaks."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        """Import litellm; nothing is sent.
+
+        Raises:
+            LLMConfigError: `drop_params` is off and a parameter is set that the model refuses.
+        """
+        self._config = config
+        self._litellm = _import_litellm(config)
+        model = _routed_model(self._litellm, config)
+        features = features_of(model)
+        self._secrets = config.secrets
+        self._row = look_up(model)
+        self._parameters = _parameters(config, model)
+        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, is_claude=features.is_claude)
+        self._clock = SystemClock()
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Ask once. See `LLM.complete`."""
+        began = self._clock.monotonic()
+        parameters = self._parameters | asked_fields(request)
+        if request.temperature is not None and "temperature" in parameters:
+            parameters["temperature"] = request.temperature
+        answer, hidden = await self._ask(parameters, self._wire.values(request.messages), request.on_delta)
+        reply = read_chat_reply(answer)
+        headers = hidden.get("additional_headers") or {}
+        return completion_of(
+            reply,
+            request,
+            self._config,
+            self._row,
+            latency_seconds=self._clock.monotonic() - began,
+            told_usd=told_cost_usd(headers, f"{PROVIDERS_OWN}{COST_HEADER}"),
+            quota_left=quota_left(headers, prefix=PROVIDERS_OWN),
+        )
+
+    async def aclose(self) -> None:
+        """Do nothing: the connections belong to litellm, for all models of a provider."""
+
+    async def _ask(
+        self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None] | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the reply and what litellm knows besides."""
+        limit_seconds = self._config.total_timeout_seconds
+        try:
+            async with asyncio.timeout(limit_seconds):
+                if on_delta is not None:
+                    return await self._stream(parameters, messages, on_delta)
+                answer = await self._litellm.acompletion(messages=messages, **parameters)
+                return answer.model_dump(), getattr(answer, "_hidden_params", None) or {}
+        except TimeoutError as error:
+            raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
+        except Exception as error:
+            # An outer edge: litellm lets through whatever the code of its hundred providers raises.
+            raise model_error(error, secrets=self._secrets) from error
+
+    async def _stream(
+        self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None]
+    ) -> tuple[Any, dict[str, Any]]:
+        limits, stream = stream_limits(self._config), ChatStream(on_delta)
+        asked = {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "timeout": _timeout(self._config, limits.longest_seconds),
+        }
+        async with until_headers(limits):
+            answer = await self._litellm.acompletion(messages=messages, **parameters | asked)
+        try:
+            async for chunk in within_limits(answer, limits):
+                stream.take_chunk(chunk.model_dump())
+            if answer.received_finish_reason is None:
+                # litellm makes an end of its own for a stream that was cut off.
+                raise MalformedReplyError("The stream has ended before the reply.")
+            return stream.reply(), getattr(answer, "_hidden_params", None) or {}
+        finally:
+            await answer.aclose()
+
+
+def _import_litellm(config: LLMConfig) -> ModuleType:
+    set_litellm_environment()
+    is_first = "litellm" not in sys.modules
+    import litellm
+
+    if is_first:
+        gc.freeze()  # a million objects that stay: a full collection would hold up every conversation to look at them
+    litellm.suppress_debug_info = True
+    litellm.redact_messages_in_exceptions = True
+    litellm.telemetry = False
+    litellm.modify_params = config.modify_params
+    module: ModuleType = litellm
+    return module
+
+
+def _routed_model(litellm: ModuleType, config: LLMConfig) -> str:
+    """Return the model as litellm routes it: with an address and no provider it is an OpenAI-compatible server's."""
+    first, _, rest = config.model.partition("/")
+    has_provider = config.custom_llm_provider is not None or (bool(rest) and first in litellm.provider_list)
+    return config.model if has_provider or config.base_url is None else f"openai/{config.model}"
+
+
+def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
+    """Return what every call passes besides messages and tools, by OpenHands' rules."""
+    fields = chat_parameters(config, model)
+    if model.startswith("azure") and "max_completion_tokens" in fields:
+        fields["max_tokens"] = fields.pop("max_completion_tokens")
+    if model.startswith("huggingface/") and fields.get("top_p") == 1:
+        fields["top_p"] = 0.9
+    if normalised(model) == "gemini-2.5-pro" and config.reasoning_effort in (None, "low", "none"):
+        fields.pop("reasoning_effort", None)
+        fields["thinking"] = {"type": "enabled", "budget_tokens": GEMINI_PRO_THINKING_TOKENS}
+        fields["allowed_openai_params"] = ["thinking"]
+    return _address(config, model) | fields | {
+        "model": model,
+        "timeout": _timeout(config, config.read_timeout),
+        "drop_params": config.drop_params,
+        "num_retries": 0,
+        "max_retries": 0,
+        "no-log": True,
+    }  # fmt: skip
+
+
+def _timeout(config: LLMConfig, read_seconds: float) -> httpx.Timeout:
+    import httpx
+
+    limits: httpx.Timeout = timeouts(httpx, config, read_seconds)
+    return limits
+
+
+def _address(config: LLMConfig, model: str) -> dict[str, Any]:
+    """Return where the provider is and who asks."""
+    is_ollama = model.startswith(("ollama/", "ollama_chat/"))
+    keys = {
+        "api_key": config.api_key,
+        "aws_access_key_id": config.aws_access_key_id,
+        "aws_secret_access_key": config.aws_secret_access_key,
+    }
+    names = {"HTTP-Referer": config.openrouter_site_url, "X-Title": config.openrouter_app_name}
+    headers = {name: value for name, value in names.items() if value is not None}
+    fields: dict[str, Any] = {
+        **{name: key.get_secret_value() for name, key in keys.items() if key is not None},
+        "aws_region_name": config.aws_region_name,
+        "base_url": config.base_url or (config.ollama_base_url if is_ollama else None),
+        "api_version": config.api_version,
+        "custom_llm_provider": config.custom_llm_provider,
+        "extra_headers": headers if headers and model.startswith("openrouter/") else None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

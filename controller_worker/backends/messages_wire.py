@@ -1,0 +1,209 @@
+"""Anthropic's Messages on the wire: a request to bytes, a reply to a completion's parts.
+
+Holds: neighbouring messages of one role become one, so a tool's result directly follows its call; what the API refuses
+stays at home: texts without anything in them, thinking blocks that no Claude has signed, images of other types.
+Does not: know a stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.backends.reply import Reply, counts_of, token_count
+from controller_worker.llm.call_names import fitting, with_distinct_ids
+from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
+from controller_worker.llm.llm import ModelRequest, Usage
+from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.llm.tool_arguments import arguments_object
+from controller_worker.llm.written_messages import WrittenMessages, json_bytes
+
+CACHE_MARK: Mapping[str, str] = {"type": "ephemeral"}
+CACHE_MARKS_LIMIT = 4
+IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+
+_STOP_REASONS: Mapping[str, str] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "content_filter",
+}
+
+Block = dict[str, Any]
+
+
+class MessagesWire:
+    """Writes requests.
+
+    Attributes:
+        written: the messages so far.
+    """
+
+    def __init__(self, *, caching_prompt: bool) -> None:
+        self._caching_prompt = caching_prompt
+        self.written = WrittenMessages(_write)
+
+    def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
+        """Return the JSON body of a request; `parameters` are its fields besides system, tools and messages."""
+        shown = with_distinct_ids(request.messages)
+        marked = self._marked(shown)
+        fields = dict(parameters)
+        thinking = fields.get("thinking")
+        if isinstance(thinking, Mapping) and thinking.get("type") == "enabled" and not _may_think(shown):
+            del fields["thinking"]
+        system = [block for message in shown if message.role == "system" for block in _blocks(message)]
+        if system:
+            if self._caching_prompt:
+                system[-1]["cache_control"] = CACHE_MARK
+            fields["system"] = system
+        if request.tools:
+            fields["tools"] = [_tool(tool) for tool in request.tools]
+        if request.stop:
+            fields["stop_sequences"] = list(request.stop)
+        spoken = ((message.role, self._bytes(message, marked)) for message in shown)
+        turns = groupby(
+            (("assistant" if role == "assistant" else "user", written) for role, written in spoken if written),
+            key=lambda turn: turn[0],
+        )
+        messages = b",".join(
+            b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(written for _, written in parts))
+            for role, parts in turns
+        )
+        return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
+
+    def _marked(self, messages: Sequence[Message]) -> set[int]:
+        """Return the identities of the messages to end with a cache mark, the system prompt's apart."""
+        if not self._caching_prompt:
+            return set()
+        marked = [message for message in messages if message.cache and message.role != "system"]
+        last = next((message for message in reversed(messages) if message.role in ("user", "tool")), None)
+        marked = [message for message in marked if message is not last] + ([last] if last is not None else [])
+        return {id(message) for message in marked[-(CACHE_MARKS_LIMIT - 1) :]}
+
+    def _bytes(self, message: Message, marked: set[int]) -> bytes:
+        if message.role == "system":
+            return b""
+        if id(message) in marked:
+            # The mark moves on with the next request, so these bytes are not worth remembering.
+            return _join(_with_mark(_blocks(message)))
+        return self.written.bytes_of(message)
+
+
+def _may_think(messages: Sequence[Message]) -> bool:
+    """Say whether the turn under way may be gone on with by a Claude that was given a budget for thinking.
+
+    It refuses a turn in which it has not thought from the start, such as one that another model has begun.
+    """
+    last = next((message for message in reversed(messages) if message.role == "assistant"), None)
+    return last is None or not last.tool_calls or any(map(is_signed, last.thinking_blocks))
+
+
+def is_signed(block: Mapping[str, Any]) -> bool:
+    """Say whether a thinking block comes from Claude, which takes no others back."""
+    return "signature" in block or "data" in block
+
+
+def _write(message: Message) -> bytes:
+    return _join(_blocks(message))
+
+
+def _join(blocks: Sequence[Block]) -> bytes:
+    return b",".join(json_bytes(block) for block in blocks)
+
+
+def _with_mark(blocks: list[Block]) -> list[Block]:
+    if blocks and "thinking" not in blocks[-1]["type"]:
+        blocks[-1] = blocks[-1] | {"cache_control": CACHE_MARK}
+    return blocks
+
+
+def _blocks(message: Message) -> list[Block]:
+    parts = [block for part in message.content if (block := _part(part)) is not None]
+    if message.role == "tool":
+        result = {"type": "tool_result", "tool_use_id": fitting(message.tool_call_id or "")}
+        return [result | {"content": parts} if parts else result]
+    if message.role == "assistant":
+        calls = [
+            {
+                "type": "tool_use",
+                "id": fitting(call.id),
+                "name": fitting(call.name),
+                "input": arguments_object(call.arguments),
+            }
+            for call in message.tool_calls
+        ]
+        thoughts = [dict(block) for block in message.thinking_blocks if is_signed(block)]
+        return [*thoughts, *parts, *calls]
+    return parts
+
+
+def _part(part: TextPart | ImagePart) -> Block | None:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text} if part.text.strip() else None
+    if not part.url.startswith("data:"):
+        return {"type": "image", "source": {"type": "url", "url": part.url}}
+    header, _, content = part.url.partition(",")
+    media_type = header.removeprefix("data:").partition(";")[0].lower().replace("image/jpg", "image/jpeg")
+    if media_type not in IMAGE_TYPES:
+        return {"type": "text", "text": f"[An image of the type {media_type} was left out here.]"}
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": content}}
+
+
+def _tool(tool: ToolSpec) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+
+
+def read_message(message: Any) -> Reply:
+    """Read a message, parsed from JSON.
+
+    Raises:
+        MalformedReplyError: it has not the form.
+        ContentPolicyError: it is a refusal with nothing else in it.
+        NoResponseError: there is nothing in it.
+    """
+    try:
+        blocks = message["content"]
+        stop_reason = str(message.get("stop_reason") or "")
+        reply = Reply(
+            text="".join(block["text"] for block in blocks if block["type"] == "text"),
+            tool_calls=tuple(_tool_call(block) for block in blocks if block["type"] == "tool_use"),
+            thinking_blocks=tuple(block for block in blocks if block["type"] in ("thinking", "redacted_thinking")),
+            model=str(message["model"]),
+            response_id=str(message["id"]),
+            stop_reason=_STOP_REASONS.get(stop_reason, stop_reason),
+            usage=_usage(counts_of(message)),
+        )
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        shown = str(message)[:200]
+        raise MalformedReplyError(f"The reply is no message: {error!r}.", provider_text=shown) from error
+    if not (reply.text or reply.tool_calls):
+        if reply.stop_reason == "content_filter":
+            explanation = str((message.get("stop_details") or {}).get("explanation") or "")
+            raise ContentPolicyError(explanation or "The model refused to answer.", provider_text=explanation)
+        raise NoResponseError("The reply has no content.")
+    return reply
+
+
+def _tool_call(block: Mapping[str, Any]) -> ToolCall:
+    arguments = block["input"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(id=str(block["id"]), name=str(block["name"]), arguments=arguments)
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    read, write = (
+        token_count(usage.get("cache_read_input_tokens")),
+        token_count(usage.get("cache_creation_input_tokens")),
+    )
+    return Usage(
+        prompt_tokens=token_count(usage.get("input_tokens")) + read + write,
+        completion_tokens=token_count(usage.get("output_tokens")),
+        cache_read_tokens=read,
+        cache_write_tokens=write,
+    )

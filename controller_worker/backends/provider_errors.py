@@ -1,0 +1,297 @@
+"""From whatever a provider's client raises to our family of errors: the only place that reads provider texts.
+
+Exceptions are recognised by the names of their classes and by their HTTP status: importing four libraries to compare
+classes would cost seconds, and httpx, httpx2, openai, anthropic, aiohttp and litellm agree on the names.
+
+Holds: every exception of a client becomes a `ModelError`; a text never shows one of the given secrets.
+Does not: decide about retries; each class of the family says whether it is retryable.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC
+from typing import Any
+
+from broker.runtime.clock import SystemClock
+from controller_worker.llm.errors import (
+    PROVIDER_TEXT_LIMIT_CHARS,
+    AuthenticationError,
+    BadRequestError,
+    ContentPolicyError,
+    ContextWindowError,
+    InternalServerError,
+    MalformedReplyError,
+    ModelError,
+    ModelTimeoutError,
+    NoResponseError,
+    NotFoundError,
+    OutOfCreditsError,
+    RateLimitError,
+    ServiceUnavailableError,
+)
+
+CHAIN_LIMIT = 20
+MASK = "<secret-hidden>"
+MASKED_FROM_CHARS = 8
+"""A shorter key is no secret, and masking it would blot out ordinary words."""
+
+CONTEXT_WINDOW_TEXTS = (
+    "contextwindowexceedederror",
+    "prompt is too long",
+    "input length and `max_tokens` exceed context limit",
+    "please reduce the length of",
+    "the request exceeds the available context size",
+    "context length exceeded",
+)
+"""As in OpenHands; further, `sambanovaexception` together with `maximum context length`."""
+OTHER_CONTEXT_WINDOW_TEXTS = (
+    # vLLM and most others; vLLM; SGLang
+    *("model's maximum context l", "too long to fit into the model", "longer than the maximum model length"),
+    *("is longer than the model's context length", "exceeds the maximum allowed length"),
+    # llama.cpp; Gemini; Bedrock; OpenAI; TGI; Mistral; xAI
+    *("exceeds the available context size", "exceeds the maximum number of tokens allowed"),
+    *("input is too long for requested model", "exceeds the context window", "`inputs` tokens + `max_new_tokens` must"),
+    *("too large for model with", "model's maximum prompt length"),
+)
+"""Of servers that are asked directly here, and by litellm in OpenHands, which knows most of them."""
+
+_BY_TEXT: tuple[tuple[tuple[str, ...], type[ModelError]], ...] = (
+    ((*CONTEXT_WINDOW_TEXTS, *OTHER_CONTEXT_WINDOW_TEXTS), ContextWindowError),
+    (("sambanovaexception&maximum context length",), ContextWindowError),
+    (("exceededbudget", "credit balance is too low"), OutOfCreditsError),
+    (("contentpolicyviolationerror", "content filtering policy"), ContentPolicyError),
+    (("could not resolve authentication method", "api_key client option must be set"), AuthenticationError),
+    # The openai client without a key; litellm without one, for most of its providers
+    (("missing credentials. please pass", "api key - a call is being made", "missing api key"), AuthenticationError),
+    (("missing gemini api key", "missing xai api key"), AuthenticationError),
+    (("empty or invalid response from llm endpoint",), MalformedReplyError),
+    (("closed the responses stream before any terminal event",), MalformedReplyError),
+    (("unknown items in responses api response: []",), NoResponseError),
+)
+"""By text in lower case; `&` joins texts that must all be there."""
+
+_BY_PROVIDER_CODE: Mapping[str, type[ModelError]] = {
+    "context_length_exceeded": ContextWindowError,
+    "exceed_context_size_error": ContextWindowError,
+    "insufficient_quota": OutOfCreditsError,
+    "billing_error": OutOfCreditsError,
+    "enforced_spend_limit_reached": OutOfCreditsError,
+    "contract_spend_limit_reached": OutOfCreditsError,
+    "content_policy_violation": ContentPolicyError,
+    "content_filter": ContentPolicyError,
+}
+"""By the machine-readable code in the body of an error reply."""
+
+_BY_CLASS: tuple[tuple[frozenset[str], type[ModelError]], ...] = (
+    (frozenset({"ContextWindowExceededError"}), ContextWindowError),
+    (frozenset({"ContentPolicyViolationError"}), ContentPolicyError),
+    (frozenset({"BudgetExceededError", "PaymentRequiredError"}), OutOfCreditsError),
+    (frozenset({"APITimeoutError", "TimeoutException", "TimeoutError"}), ModelTimeoutError),
+    (frozenset({"JSONDecodeError", "APIResponseValidationError", "UnicodeDecodeError"}), MalformedReplyError),
+    (frozenset({"TransportError", "ClientError", "ConnectionError"}), ServiceUnavailableError),
+    (frozenset({"APIConnectionError"}), ServiceUnavailableError),
+)
+"""By the names of a cause's class and its bases, in this order."""
+
+_BY_STREAMED_TYPE: Mapping[str, type[ModelError]] = {
+    "invalid_request_error": BadRequestError,
+    "authentication_error": AuthenticationError,
+    "permission_error": AuthenticationError,
+    "not_found_error": NotFoundError,
+    "request_too_large": ContextWindowError,
+    "rate_limit_error": RateLimitError,
+    "rate_limit_exceeded": RateLimitError,
+    "timeout_error": ModelTimeoutError,
+    "overloaded_error": ServiceUnavailableError,
+}
+"""By the type of an error within a stream, which has no status but that in its body; any other is the provider's
+failure."""
+
+_BY_STATUS: Mapping[int, type[ModelError]] = {
+    400: BadRequestError,
+    401: AuthenticationError,
+    402: OutOfCreditsError,
+    403: AuthenticationError,
+    404: NotFoundError,
+    408: ModelTimeoutError,
+    409: ServiceUnavailableError,
+    413: ContextWindowError,
+    422: BadRequestError,
+    429: RateLimitError,
+    500: InternalServerError,
+    502: ServiceUnavailableError,
+    503: ServiceUnavailableError,
+    504: ModelTimeoutError,
+    529: ServiceUnavailableError,
+}
+
+_REMEDIES: Mapping[type[ModelError], str] = {
+    AuthenticationError: "Check LLM_API_KEY.",
+    NotFoundError: "Check LLM_MODEL and LLM_BASE_URL.",
+    OutOfCreditsError: "Top up the account, or raise its limit at the provider.",
+}
+
+
+class StreamedError(Exception):
+    """An error that came where a reply was due, with the body that an error reply would have had.
+
+    As an event of a stream, or, from some gateways, as a reply with the status 200.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        super().__init__("The provider failed within its reply.")
+        self.body = body
+
+
+class BatchedError(Exception):
+    """An error that came as the result of one call of a batch, with status and body of an error reply."""
+
+    def __init__(self, body: Mapping[str, Any], status_code: int) -> None:
+        super().__init__(str(body.get("message") or "The provider failed within a batch."))
+        self.body = body
+        self.status_code = status_code
+
+
+def model_error(error: BaseException, *, secrets: Sequence[str] = ()) -> ModelError:
+    """Return our error for an exception that a provider's client raised.
+
+    Args:
+        error: what was raised; a `ModelError` anywhere in its chain of causes comes back as it is.
+        secrets: texts to mask, such as the key.
+    """
+    chain = _chain(error)
+    for link in chain:
+        if isinstance(link, ModelError):
+            return link
+    text = _text(chain, secrets)
+    error_class = _classify(chain, text)
+    return error_class(
+        text,
+        provider_text=text,
+        retry_after_seconds=_retry_after_seconds(chain),
+        remedy=_REMEDIES.get(error_class, ""),
+    )
+
+
+def _classify(chain: Sequence[BaseException], text: str) -> type[ModelError]:
+    lower = text.lower()
+    for needles, error_class in _BY_TEXT:
+        if any(all(part in lower for part in needle.split("&")) for needle in needles):
+            return error_class
+    for code in _provider_codes(chain):
+        if code in _BY_PROVIDER_CODE:
+            return _BY_PROVIDER_CODE[code]
+    if any(isinstance(link, StreamedError) for link in chain):
+        known = (_BY_STREAMED_TYPE[code] for code in _provider_codes(chain) if code in _BY_STREAMED_TYPE)
+        return next(known, None) or _BY_STATUS.get(_status_in_body(chain), InternalServerError)
+    # The innermost cause knows best: some clients wrap a refused connection into a timeout.
+    for link in reversed(chain):
+        names = {cls.__name__ for cls in type(link).__mro__}
+        for class_names, error_class in _BY_CLASS:
+            if names & class_names:
+                return error_class
+    status = next((value for link in chain if isinstance(value := getattr(link, "status_code", None), int)), 0)
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if 200 <= status < 300:
+        return MalformedReplyError  # it was a reply, and the client could not read it
+    if 300 <= status < 400:
+        return NotFoundError
+    if status >= 500:
+        return InternalServerError
+    return BadRequestError if status >= 400 else ModelError
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    chain: list[BaseException] = []
+    while error is not None and error not in chain and len(chain) < CHAIN_LIMIT:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
+    """Return what the provider said; without an error reply, what the innermost failure was."""
+    said = next((text for link in chain if (text := _said(link))), None)
+    if said is None:
+        first, last = chain[0], chain[-1]
+        said = str(first) or type(first).__name__
+        if last is not first and str(last) and str(last) not in said:
+            said += f" ({str(last).strip()})"
+    said = said.partition("\nTraceback (most recent call last)")[0]  # litellm quotes one for a key that is missing
+    for secret in secrets:
+        if len(secret) >= MASKED_FROM_CHARS:
+            said = said.replace(secret, MASK)
+    return said[:PROVIDER_TEXT_LIMIT_CHARS]
+
+
+def _said(error: BaseException) -> str | None:
+    message = _in_body(error, "message")
+    return message if isinstance(message, str) and message else None
+
+
+def _provider_codes(chain: Sequence[BaseException]) -> list[str]:
+    found = (_in_body(link, name) for link in chain for name in ("code", "type"))
+    further = (getattr(link, "error_code", None) for link in chain)
+    return [code for code in (*found, *further) if isinstance(code, str)]
+
+
+def _status_in_body(chain: Sequence[BaseException]) -> int:
+    """Return the status that vLLM, OpenRouter and others write into an error as its code; 0 for none."""
+    codes = (str(_in_body(link, "code")) for link in chain)
+    return next((int(code) for code in codes if len(code) == 3 and code.isdecimal()), 0)
+
+
+def _in_body(error: BaseException, name: str) -> Any:
+    """Return a field of the error reply; Anthropic nests it in `error`, the openai client has unpacked it."""
+    body = getattr(error, "body", None) or _body_of_text(error)
+    if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping):
+        body = body["error"]
+    return body.get(name) if isinstance(body, Mapping) else None
+
+
+def _body_of_text(error: BaseException) -> Any:
+    """Return the body of an error reply that is all the text of an exception, as litellm's own HTTP client has it."""
+    text = str(error)
+    if not text.startswith("{"):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _retry_after_seconds(chain: Sequence[BaseException]) -> float | None:
+    for link in chain:
+        response_headers = getattr(getattr(link, "response", None), "headers", None)
+        for headers in (getattr(link, "litellm_response_headers", None), response_headers):
+            if isinstance(headers, Mapping):
+                seconds = retry_after_seconds(headers)
+                if seconds is not None:
+                    return seconds
+    return None
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """Read `retry-after-ms` or `Retry-After` (seconds or an HTTP date), never negative; None if absent or unreadable.
+
+    Args:
+        headers: with case-insensitive or lower-case names.
+    """
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers[name]) * unit
+        except (KeyError, ValueError):
+            continue
+        if 0 <= seconds < float("inf"):
+            return seconds
+    try:
+        due = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    if due.tzinfo is None:
+        due = due.replace(tzinfo=UTC)
+    return max((due - SystemClock().now()).total_seconds(), 0.0)

@@ -1,0 +1,153 @@
+"""A client of OpenAI's or Anthropic's SDK, used for what the two have in common: they log in, connect and raise.
+
+Both are made by Stainless and differ in names, and in the version of httpx that they take.
+
+Holds: one attempt per request; the time of a whole reply and each silence in it are limited; what fails is an error of
+our family.
+Does not: know what is sent and what an answer means, or import an SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from types import ModuleType
+from typing import Any, Protocol
+
+from controller_worker.backends.event_stream import event_texts, stream_limits, until_headers, whole_reply
+from controller_worker.backends.provider_errors import StreamedError, model_error
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
+
+CONNECTIONS_LIMIT = 2_000
+IDLE_CONNECTION_SECONDS = 30.0
+
+_UNREAD = {"X-Stainless-Raw-Response": "stream"}
+"""Asks the SDK for the answer as it is, before its body is read."""
+
+
+class StreamedReply(Protocol):
+    """A reply that comes in events."""
+
+    def take(self, text: str) -> None:
+        """Take in the text of the next event."""
+        ...
+
+    def reply(self) -> Any:
+        """Return the reply that would have come in one piece, once all events are taken."""
+        ...
+
+
+class RawClient:
+    """One client.
+
+    Args:
+        sdk_client: the SDK's, asynchronous, without attempts of its own.
+        http: the module that it takes for httpx.
+        failures: what it raises besides the errors of that module.
+    """
+
+    def __init__(self, sdk_client: Any, http: ModuleType, failures: type[Exception], config: LLMConfig) -> None:
+        self.sdk_client = sdk_client
+        self._http = http
+        self._failures = (failures, http.HTTPError, StreamedError)
+        self._config = config
+
+    async def ask(
+        self, path: str, body: bytes, headers: Mapping[str, str], streamed: StreamedReply | None
+    ) -> tuple[Any, Mapping[str, str]]:
+        """Return the reply to a call, parsed from JSON or put together from its events, and its headers.
+
+        Args:
+            streamed: takes the events; None: the call asks for no stream.
+
+        Raises:
+            ModelError: the call failed.
+        """
+        limits = stream_limits(self._config)
+        options: dict[str, Any] = {"headers": {**headers, **_UNREAD}}
+        async with self._errors_told():
+            if streamed is None:
+                response = await self._post(path, content=body, options=options)
+            else:
+                options["timeout"] = timeouts(self._http, self._config, limits.longest_seconds)
+                async with until_headers(limits):
+                    response = await self._post(path, content=body, options=options)
+            try:
+                # Servers and gateways that do not stream answer in JSON all the same.
+                if streamed is None or "json" in response.headers.get("content-type", ""):
+                    return parsed(await whole_reply(response.aiter_bytes())), response.headers
+                async for text in event_texts(response.aiter_bytes(), limits):
+                    streamed.take(text)
+                return streamed.reply(), response.headers
+            finally:
+                await response.aclose()
+
+    async def request(self, method: str, path: str, headers: Mapping[str, str], **sent: Any) -> bytes:
+        """Make a request of another kind than a call and return the body of the answer; raises `ModelError`.
+
+        Args:
+            sent: `content`, or `body` and `files`; see the SDK.
+        """
+        asks = {"GET": self.sdk_client.get, "POST": self.sdk_client.post, "DELETE": self.sdk_client.delete}
+        async with self._errors_told():
+            answer = await asks[method](path, cast_to=self._http.Response, options={"headers": dict(headers)}, **sent)
+            return bytes(answer.content)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self.sdk_client.close()
+
+    async def _post(self, path: str, **sent: Any) -> Any:
+        return await self.sdk_client.post(path, cast_to=self._http.Response, **sent)
+
+    @contextlib.asynccontextmanager
+    async def _errors_told(self) -> AsyncIterator[None]:
+        """Limit what is done within in time, and tell its errors as our own."""
+        limit_seconds = self._config.total_timeout_seconds
+        try:
+            async with asyncio.timeout(limit_seconds):
+                yield
+        except TimeoutError as error:
+            raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
+        except self._failures as error:
+            raise model_error(error, secrets=self._config.secrets) from error
+
+
+def parsed(content: bytes) -> Any:
+    """Return the body of a successful reply, parsed.
+
+    Raises:
+        MalformedReplyError: it is no JSON.
+        StreamedError: it is an error all the same.
+    """
+    try:
+        reply = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        shown = content[:200].decode(errors="replace")
+        raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=shown) from error
+    if isinstance(reply, dict) and (reply.get("type") == "error" or (reply.get("error") and not reply.get("choices"))):
+        raise StreamedError(reply)
+    return reply
+
+
+def timeouts(http: ModuleType, config: LLMConfig, read_seconds: float) -> Any:
+    """Return the limits of a client or a request, of the type that the module has for them."""
+    return http.Timeout(
+        connect=config.connect_timeout,
+        read=read_seconds,
+        write=config.read_timeout,
+        pool=config.total_timeout_seconds,
+    )
+
+
+def connections(http: ModuleType, config: LLMConfig) -> dict[str, Any]:
+    """Return how a client of the module keeps its connections."""
+    return {
+        "timeout": timeouts(http, config, config.read_timeout),
+        "limits": http.Limits(max_connections=CONNECTIONS_LIMIT, keepalive_expiry=IDLE_CONNECTION_SECONDS),
+        # A redirect would carry prompt and key to wherever it points.
+        "follow_redirects": False,
+    }

@@ -1,0 +1,96 @@
+"""A model that says again what was recorded: `replay/FILE`, where FILE is what `deckhands export` has written.
+
+Holds: step N gets the N-th recorded reply, whatever it is asked; nothing is paid for it a second time.
+Does not: look at the prompt, or make anything up when the recording has ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from broker.contract.events import ModelReply
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import LLMConfigError
+from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.llm.messages import ToolCall
+
+PREFIX = "replay/"
+KIND = "model.reply"
+
+
+class ReplayedLLM:
+    """The backend for `replay/FILE`."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        """Read the recording.
+
+        Raises:
+            LLMConfigError: it is missing, or no recording.
+        """
+        self._path = Path(config.model.removeprefix(PREFIX)).expanduser()
+        replies = _read(self._path)
+        self._replies = [reply for reply in replies if reply.service == "agent"]
+        self._others = [reply for reply in replies if reply.service != "agent"]
+        self._others_said: dict[str, int] = {}
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Say the reply of this step. See `LLM.complete`.
+
+        Raises:
+            LLMConfigError: the recording has no reply for it.
+        """
+        if request.service == "agent":
+            reply = self._reply(self._replies, request.iteration)
+        else:
+            number = self._others_said.get(request.conversation_id, 0)
+            reply = self._reply(self._others, number)
+            self._others_said[request.conversation_id] = number + 1
+        if request.on_delta is not None and reply.content:
+            request.on_delta(Delta("text", reply.content))
+        return Completion(
+            text=reply.content,
+            tool_calls=tuple(
+                ToolCall(call.id, call.name, call.arguments, call.problem or "") for call in reply.tool_calls
+            ),
+            thinking_blocks=reply.thinking_blocks,
+            model=reply.model,
+            response_id=reply.response_id,
+            stop_reason=reply.stop_reason,
+            usage=Usage(**reply.usage.model_dump()),
+            cost_usd=0.0,
+            latency_seconds=0.0,
+        )
+
+    async def aclose(self) -> None:
+        """Do nothing: there are no connections."""
+
+    def _reply(self, replies: Sequence[ModelReply], number: int) -> ModelReply:
+        if number >= len(replies):
+            raise LLMConfigError(
+                f"The recording {str(self._path)!r} ends after {len(replies)} replies; "
+                f"this would be number {number + 1}."
+            )
+        return replies[number]
+
+
+def _read(path: Path) -> list[ModelReply]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise LLMConfigError(f"The recording {str(path)!r} cannot be read: {error.strerror}.") from None
+    replies: list[ModelReply] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            fields = json.loads(line)
+            if fields["kind"] == KIND:
+                known = {name: value for name, value in fields.items() if name in ModelReply.model_fields}
+                replies.append(ModelReply.model_validate(known))
+        except (ValueError, LookupError, TypeError, ValidationError):
+            raise LLMConfigError(
+                f"The recording {str(path)!r} is not what `deckhands export` writes: line {number} is no event."
+            ) from None
+    return replies

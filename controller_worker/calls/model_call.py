@@ -1,0 +1,203 @@
+"""One model call of one step: from a request to an event.
+
+Holds: a call ends in a `Completion` or in a `ModelCallFailed`, whatever goes wrong; a key that was refused gives way to
+the others of its quota, and what a failed model's settings name as fallbacks is asked at once, each once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from broker.contract.events import (
+    EventSource,
+    LLMSpec,
+    ModelCallDeferred,
+    ModelCallFailed,
+    ModelReply,
+    ModelToolCall,
+    TokenUsage,
+    plain_json,
+    replace_surrogates,
+)
+from broker.runtime.clock import Clock
+from broker.runtime.errors import DeckhandsError
+from broker.runtime.ids import jitter
+from controller_worker.calls.call_gate import CallGate
+from controller_worker.calls.models import Models
+from controller_worker.core.failures import last_error_of
+from controller_worker.core.model_calls import BATCH
+from controller_worker.llm.batching import CallBatched
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import HookVeto, LLMConfigError, ModelError, RateLimitError
+from controller_worker.llm.llm import Completion, Delta, ModelRequest
+from controller_worker.llm.retry import next_wait_seconds
+
+_log = logging.getLogger(__name__)
+
+
+async def ask(
+    models: Models,
+    spec: LLMSpec,
+    request: ModelRequest,
+    *,
+    attempt: int,
+    clock: Clock,
+    gate: CallGate | None = None,
+    admit: Callable[[str], Awaitable[None]] | None = None,
+) -> Completion | ModelCallFailed | ModelCallDeferred:
+    """Make one attempt: ask the model and, while it fails, its fallbacks.
+
+    Args:
+        attempt: which attempt of this step it is, from 1.
+        gate: where the call was granted; None for none.
+        admit: told the model before it is asked; raises if it may not be.
+
+    Returns:
+        The reply, or what went wrong and when to try again; or that the call was given to a batch.
+    """
+    try:
+        llm, config = await models.of(spec, key_env=None if gate is None else gate.seat.key_env)
+        if admit is not None:
+            await admit(config.model)
+        try:
+            return await (llm.complete(request) if gate is None else gate.complete(llm, config, request))
+        except ModelError as error:
+            others = _others(spec, config, gate) if request.carry is None else []
+            answer = await _ask_others(models, others, request, error, gate=gate, admit=admit)
+            if isinstance(answer, Completion):
+                return answer
+            if not isinstance(answer, ModelError):
+                raise answer from error
+            wait = next_wait_seconds(config, attempt, answer, jitter=jitter() - 0.5)
+            return _failed(
+                answer.code,
+                answer.provider_text or str(answer),
+                answer.last_error,
+                attempt=attempt,
+                retry_at=None if wait is None else clock.now() + timedelta(seconds=wait),
+            )
+    except CallBatched:
+        return ModelCallDeferred(code=BATCH, content="The call was given to a batch of the provider's.")
+    except DeckhandsError as error:
+        return _failed(error.code, str(error), last_error_of(error), attempt=attempt)
+    except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
+        _log.exception("model call of %s", request.conversation_id)
+        last_error = last_error_of(error)
+        return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
+
+
+def _others(spec: LLMSpec, config: LLMConfig, gate: CallGate | None) -> list[tuple[Callable[[str], bool], LLMSpec]]:
+    """Return what to ask when a call fails, and for which errors: the same with its other keys, then the fallbacks."""
+    further_keys = 0 if gate is None else gate.key_count(config) - 1
+    others: list[tuple[Callable[[str], bool], LLMSpec]] = [(_is_rate_limit, spec)] * further_keys
+    return others + [(each.is_for, spec.model_copy(update={"model": each.use})) for each in config.fallbacks]
+
+
+def _is_rate_limit(code: str) -> bool:
+    return code == RateLimitError.code
+
+
+async def _ask_others(
+    models: Models,
+    others: Sequence[tuple[Callable[[str], bool], LLMSpec]],
+    request: ModelRequest,
+    failure: ModelError,
+    *,
+    gate: CallGate | None,
+    admit: Callable[[str], Awaitable[None]] | None,
+) -> Completion | DeckhandsError:
+    """Ask each that is for the error of the one before it, that may be called and whose quota has room.
+
+    Returns:
+        The first reply; or the first error that may pass, because an attempt is worth repeating if any of them is; or
+        why a fallback could not be used at all; or the model's own error.
+    """
+    failures, obstacles = [failure], list[DeckhandsError]()
+    for is_for, spec in others:
+        if not is_for(failures[-1].code):
+            continue
+        _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, spec.model)
+        try:
+            other = await models.routed(spec, request)
+            config = models.settings(other)
+            if admit is not None and config is not None:
+                await admit(config.model)
+            if gate is not None and config is not None and not await gate.has_other_seat(config, request):
+                continue
+            llm, config = await models.of(other, key_env=None if gate is None else gate.seat.key_env)
+            _void(request)
+            return await (llm.complete(request) if gate is None else gate.complete(llm, config, request))
+        except ModelError as error:
+            failures.append(error)
+        except (LLMConfigError, HookVeto) as error:
+            _log.warning("conversation %s: %s cannot be asked: %s", request.conversation_id, spec.model, error)
+            obstacles.append(error)
+    return next((error for error in failures if error.retryable), (*obstacles, failures[0])[0])
+
+
+def _void(request: ModelRequest) -> None:
+    """Say that what was shown of the reply so far counts no more."""
+    if request.on_delta is not None:
+        request.on_delta(Delta("superseded", ""))
+
+
+def reply_of(completion: Completion, *, iteration: int, seen_id: int, event_id: int) -> ModelReply:
+    """Turn a reply into its event; tool call ids that repeat are made unique, so that each result has one call."""
+    calls: list[ModelToolCall] = []
+    taken: set[str] = set()
+    for call in completion.tool_calls:
+        call_id = replace_surrogates(call.id) or f"call_{event_id}_{len(calls) + 1}"
+        while call_id in taken:
+            call_id = f"{call_id}_{len(calls) + 1}"
+        taken.add(call_id)
+        calls.append(
+            ModelToolCall(
+                id=call_id,
+                name=replace_surrogates(call.name),
+                arguments=replace_surrogates(call.arguments),
+                problem=replace_surrogates(call.problem) if call.problem else None,
+            )
+        )
+    return ModelReply(
+        id=event_id,
+        source=EventSource.AGENT,
+        content=replace_surrogates(completion.text),
+        tool_calls=tuple(calls),
+        thinking_blocks=tuple(_kept(completion.thinking_blocks)),
+        model=completion.model,
+        response_id=completion.response_id,
+        stop_reason=completion.stop_reason,
+        usage=TokenUsage(
+            prompt_tokens=completion.usage.prompt_tokens,
+            completion_tokens=completion.usage.completion_tokens,
+            cache_read_tokens=completion.usage.cache_read_tokens,
+            cache_write_tokens=completion.usage.cache_write_tokens,
+        ),
+        cost_usd=completion.cost_usd,
+        latency_seconds=completion.latency_seconds,
+        iteration=iteration,
+        seen_id=seen_id,
+    )
+
+
+def _kept(blocks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield what a log can hold of the thoughts of a reply."""
+    for block in blocks:
+        with contextlib.suppress(ValueError):
+            yield plain_json(dict(block))
+
+
+def _failed(
+    code: str, content: str, last_error: str, *, attempt: int, retry_at: datetime | None = None
+) -> ModelCallFailed:
+    return ModelCallFailed(
+        code=code,
+        content=replace_surrogates(content),
+        last_error=replace_surrogates(last_error),
+        attempt=attempt,
+        retry_at=retry_at,
+    )

@@ -1,0 +1,126 @@
+"""What is asked of a model next: the step itself, or what a condenser or a critic has to say first.
+
+Holds: a function of the state, the View and the agent, and what an answer leads to is a function of the answer: a
+worker that dies in between costs one model call, and the next one asks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from broker.contract.actions import CondensationAction
+from broker.contract.events import Event, LLMSpec, ModelReply
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.agents.agent import Agent, sees_pages
+from controller_worker.backends.silent import MODEL as SILENT_MODEL
+from controller_worker.calls import critic
+from controller_worker.calls.models import Models
+from controller_worker.calls.recollection import Recollection
+from controller_worker.condensers.condenser import Inquiry
+from controller_worker.condensers.registry import create_condenser
+from controller_worker.core.acceptance import wants_verdict
+from controller_worker.core.output import examined
+from controller_worker.core.state import State
+from controller_worker.llm.llm import ModelRequest
+from controller_worker.llm.messages import Message
+from controller_worker.memory.conversation_memory import PromptOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request to one model.
+
+    Attributes:
+        seen_id: the last event the prompt was made from.
+        conclude: what the answer means to whoever asks it instead of the agent; None for a step.
+    """
+
+    llm: LLMSpec
+    request: ModelRequest
+    seen_id: int
+    conclude: Callable[[ModelReply], Event] | None = None
+
+    def events_of(self, reply: ModelReply, agent: Agent, state: State) -> tuple[Event, ...]:
+        """Return what an answer leads to, the reply itself first."""
+        if self.conclude is None:
+            return (reply, *examined(agent.events_of(reply, state.tasks.items), state.setup.agent.output))
+        reply = reply.model_copy(update={"service": self.request.service, "iteration": self.request.iteration})
+        return (reply, self.conclude(reply))
+
+
+async def next_question(
+    state: State, agent: Agent, recollection: Recollection, models: Models
+) -> Question | CondensationAction:
+    """Return what to ask, or a condensation for which nobody needs to be asked.
+
+    Raises:
+        CorruptEntry: an entry of the log is damaged or missing.
+    """
+    question = await _unrouted(state, agent, recollection, models)
+    if not isinstance(question, Question):
+        return question
+    return replace(question, llm=await models.routed(question.llm, question.request))
+
+
+async def _unrouted(
+    state: State, agent: Agent, recollection: Recollection, models: Models
+) -> Question | CondensationAction:
+    if wants_verdict(state):
+        return await _question_to_critic(state, recollection)
+    llm = state.setup.agent.llm if getattr(agent, "asks_model", True) else LLMSpec(model=SILENT_MODEL)
+    prompt = await recollection.prompt(
+        state.version,
+        create_condenser(state.setup.agent.condenser),
+        PromptOptions(
+            max_message_chars=models.max_message_chars(llm),
+            sees_images=models.sees_images(llm),
+            shows_pages=state.setup.agent.enable_som_visual_browsing and sees_pages(agent),
+            shows_recalls=state.setup.agent.enable_prompt_extensions,
+            disabled_skills=state.setup.agent.disabled_microagents,
+        ),
+        overflows=state.calls.overflows,
+    )
+    if isinstance(prompt, CondensationAction):
+        return prompt
+    if isinstance(prompt, Inquiry):
+        request = _request(state, prompt.messages, prompt.tools, "condenser")
+        return Question(_asked_once(prompt.llm or llm), request, state.version, prompt.conclude)
+    return Question(llm, _request(state, prompt, agent.tools, "agent"), state.version)
+
+
+async def _question_to_critic(state: State, recollection: Recollection) -> Question:
+    goal = state.setup.agent.goal
+    assert goal is not None
+    assert goal.critic is not None
+    events = (await recollection.view(state.version)).events
+    messages = critic.question(goal.critic, events, overflows=state.calls.overflows)
+    return Question(
+        _asked_once(goal.critic.llm or state.setup.agent.llm),
+        _request(state, messages, (critic.VERDICT,), "critic"),
+        state.version,
+        partial(critic.verdict_of, finish_id=state.lifecycle.result_id),
+    )
+
+
+def _asked_once(llm: LLMSpec) -> LLMSpec:
+    """Return the model without prompt caching, for a prompt that is never sent again."""
+    return llm.model_copy(update={"caching_prompt": False})
+
+
+def _request(
+    state: State,
+    messages: tuple[Message, ...],
+    tools: Sequence[ToolSpec],
+    service: Literal["agent", "condenser", "critic"],
+) -> ModelRequest:
+    return ModelRequest(
+        messages=messages,
+        tools=tools,
+        conversation_id=state.setup.conversation_id,
+        iteration=state.usage.iteration,
+        workspace=state.setup.workspace.path or "/workspace",
+        service=service,
+    )

@@ -1,0 +1,35 @@
+"""What a conversation has used up of each model, as its log tells: its own calls, and what its delegates report.
+
+Holds: a fold of the log; every call counts once, in the conversation that made it and in those above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.contract.events import DelegateEnded, Event, ModelReply, ModelUsage, TokenUsage
+
+
+def usage_by_model(events: Iterable[Event]) -> tuple[ModelUsage, ...]:
+    """Return what was used up, by model, in the order in which they were first asked."""
+    found: dict[str, ModelUsage] = {}
+    told: set[int] = set()
+    for event in events:
+        if isinstance(event, ModelReply):
+            _add(found, ModelUsage(model=event.model, calls=1, cost_usd=event.cost_usd or 0.0, usage=event.usage))
+        elif isinstance(event, DelegateEnded) and event.delegate_id not in told:
+            told.add(event.delegate_id)
+            for used in event.models:
+                _add(found, used)
+    return tuple(found.values())
+
+
+def _add(found: dict[str, ModelUsage], used: ModelUsage) -> None:
+    so_far = found.get(used.model, ModelUsage(model=used.model))
+    counts = {name: getattr(so_far.usage, name) + getattr(used.usage, name) for name in TokenUsage.model_fields}
+    found[used.model] = ModelUsage(
+        model=used.model,
+        calls=so_far.calls + used.calls,
+        cost_usd=so_far.cost_usd + used.cost_usd,
+        usage=TokenUsage(**counts),
+    )

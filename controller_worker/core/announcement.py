@@ -1,0 +1,74 @@
+"""Announcing a state, and settling what it leaves undone (OpenHands 1.10).
+
+Holds: behind a stop or an error no action and no delegate is without an answer; all of it is one append.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Event, EventSource
+from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
+from controller_worker.core.effects import Append
+from controller_worker.core.pending import PendingAction
+
+if TYPE_CHECKING:
+    from controller_worker.core.delegation import Delegate
+    from controller_worker.core.state import State
+
+EVERYTHING = 0
+"""Among the actions to be cancelled: all that runs in the workspace."""
+
+NOT_EXECUTED = {
+    AgentState.STOPPED: (
+        "Stop button pressed. The action has not been executed.",
+        "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_STOPPED",
+    ),
+    AgentState.ERROR: (
+        "The action has not been executed due to a runtime error.",
+        "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_ERROR",
+    ),
+}
+
+
+def announce(
+    state: State, wanted: AgentState, reason: str = "", *, code: str = "", after: tuple[Event, ...] = ()
+) -> Append:
+    """Return what announces a state; a stop or an error first settles what has not been executed.
+
+    Args:
+        reason: why, of an error.
+        code: the class of the error.
+        after: what is appended before it.
+    """
+    events: list[Event] = list(after)
+    answers: list[tuple[int, int]] = []
+    cancels: tuple[int, ...] = ()
+    if wanted in NOT_EXECUTED:
+        text, error_id = NOT_EXECUTED[wanted]
+        unanswered: list[PendingAction | Delegate] = [*state.tools.pending]
+        unanswered += [delegate for delegate in state.delegation.delegates if not delegate.is_answered]
+        for action in unanswered:
+            answers.append((len(events), action.id))
+            events.append(
+                ErrorObservation(
+                    content=text,
+                    error_id=error_id,
+                    source=EventSource.AGENT,
+                    cause=action.id,
+                    tool_call_metadata=action.tool_call_metadata,
+                )
+            )
+        cancels = tuple(action.id for action in state.tools.pending)
+        # Nobody is left whom earlier background jobs could serve; after an error somebody may go on.
+        cancels += (EVERYTHING,) if wanted is AgentState.STOPPED else ()
+    if wanted is not AgentState.ERROR:
+        reason = code = ""
+    events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason, code=code))
+    return Append(tuple(events), tuple(answers), cancels)
+
+
+def end_in_error(state: State, reason: str, *, code: str = "") -> Append:
+    """Return what ends the work for now: nothing pending is executed, and the error is announced."""
+    return announce(state, AgentState.ERROR, reason, code=code)

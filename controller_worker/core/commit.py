@@ -1,0 +1,88 @@
+"""One commit: events that belong together, and everything the core wants because of them.
+
+Holds: a value made from values; whoever appends it whole leaves a log that wants no further append at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from broker.contract.agent_state import is_settled
+from broker.contract.events import Event, with_id
+from controller_worker.core.controller import apply, next_effect
+from controller_worker.core.effects import Append, AwaitTools, Effect
+from controller_worker.core.state import State
+
+MAX_ROUNDS = 16
+"""A settled log needs one or two; more means that the core asks for the same thing again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one append writes.
+
+    Attributes:
+        events: numbered and stamped, in order.
+        answers: position → the runnable action that this observation settles.
+        cancels: running actions to be stopped; 0: all that runs in the workspace.
+        dispatch: positions of actions that go to a tool worker at once.
+        state: after all of them.
+    """
+
+    events: list[Event]
+    answers: dict[int, int]
+    cancels: list[int]
+    dispatch: list[int]
+    state: State
+
+
+def settle(state: State, wanted: Append, now: datetime) -> Commit:
+    """Add to the wanted events those that the core wants once they are in the log."""
+    events: list[Event] = []
+    answers: dict[int, int] = {}
+    cancels: list[int] = []
+    effect: Effect = wanted
+    for _ in range(MAX_ROUNDS):
+        if not isinstance(effect, Append):
+            break
+        answers |= {len(events) + position: action_id for position, action_id in effect.answers}
+        cancels += effect.cancels
+        for event in effect.events:
+            numbered = with_id(event, state.version + 1)
+            if numbered.timestamp is None:
+                numbered = numbered.model_copy(update={"timestamp": now})
+            events.append(numbered)
+            state = apply(state, numbered)
+        effect = next_effect(state, now)
+    assert not isinstance(effect, Append), f"no end to what is wanted at version {state.version}"
+    in_flight = effect.action_ids if isinstance(effect, AwaitTools) else ()
+    dispatch = [position for position, event in enumerate(events) if event.id in in_flight]
+    return Commit(events, answers, cancels, dispatch, state)
+
+
+def index_fields(state: State) -> dict[str, str | int | float]:
+    """Return what a listing shows of a conversation in this state."""
+    return {
+        "state": state.lifecycle.agent_state.value,
+        "wait_reason": _wait_reason(state),
+        "last_error": state.lifecycle.last_error,
+        "error_code": state.lifecycle.error_code,
+        "iterations": state.usage.iteration,
+        "cost_usd": round(state.usage.cost_usd, 8),
+        "has_unknown_cost": int(state.usage.has_unknown_cost),
+        "prompt_tokens": state.usage.prompt_tokens,
+        "completion_tokens": state.usage.completion_tokens,
+    }
+
+
+def _wait_reason(state: State) -> str:
+    if is_settled(state.lifecycle.agent_state):
+        return ""
+    if state.tools.pending:
+        return "tool"
+    if any(not delegate.is_answered for delegate in state.delegation.delegates):
+        return "delegate"
+    if state.calls.gate is not None:
+        return state.calls.gate.reason
+    return state.calls.wait.reason if state.calls.wait is not None else ""

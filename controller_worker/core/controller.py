@@ -1,0 +1,101 @@
+"""The controller: what a log means, and what is wanted next.
+
+`apply` folds an event into the state: each concern that hears of the event returns its part. `next_effect` asks the
+concerns in their order (`order`) and returns what the first of them wants. Neither does I/O, draws a random number or
+reads a clock (the time is a parameter), so the same log leads to the same decision on every machine.
+
+Holds: a refused step consumes nothing; `apply` never fails on an event that the log holds.
+Does not: know agents, tools or models; the shell (`conversation_loop`) performs what is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from broker.contract.events import Event
+from controller_worker.core.acceptance import ACCEPTANCE
+from controller_worker.core.concern import Handler, evolve
+from controller_worker.core.confirmation import CONFIRMATION
+from controller_worker.core.delegation import DELEGATION
+from controller_worker.core.effects import Effect
+from controller_worker.core.greeting import GREETING
+from controller_worker.core.inbox import INBOX
+from controller_worker.core.lifecycle import LIFECYCLE
+from controller_worker.core.limits import USAGE
+from controller_worker.core.loops import LOOPS
+from controller_worker.core.model_calls import MODEL_CALLS
+from controller_worker.core.notes import NOTES
+from controller_worker.core.opening import OPENING
+from controller_worker.core.order import ORDER
+from controller_worker.core.planning import PLAN
+from controller_worker.core.setup import SETUP
+from controller_worker.core.state import State
+from controller_worker.core.survey import SURVEY
+from controller_worker.core.task_list import TASK_LIST
+from controller_worker.core.tools import TOOLS
+
+CONCERNS = (
+    SETUP,
+    LIFECYCLE,
+    GREETING,
+    INBOX,
+    TOOLS,
+    CONFIRMATION,
+    MODEL_CALLS,
+    USAGE,
+    OPENING,
+    SURVEY,
+    PLAN,
+    ACCEPTANCE,
+    NOTES,
+    LOOPS,
+    DELEGATION,
+    TASK_LIST,
+)
+"""One for each part of the state. They read the state before an event, so their order means nothing."""
+
+
+def fold(state: State, events: Iterable[Event]) -> State:
+    """Apply events in order."""
+    for event in events:
+        state = apply(state, event)
+    return state
+
+
+def apply(state: State, event: Event) -> State:
+    """Return the state after one more event.
+
+    Args:
+        event: the event with the id `state.version + 1`.
+    """
+    assert event.id == state.version + 1, f"event {event.id} after version {state.version}"
+    parts: dict[str, Any] = {"version": event.id}
+    for name, handler in _handlers(type(event)):
+        part = getattr(state, name)
+        after = handler(part, event, state)
+        if after is not part:
+            parts[name] = after
+    return evolve(state, **parts)
+
+
+def next_effect(state: State, now: datetime) -> Effect:
+    """Say what is wanted now.
+
+    Args:
+        now: aware UTC; only compared with the end of a wait and of the time allowed.
+    """
+    for want in ORDER:
+        effect = want(state, now)
+        if effect is not None:
+            return effect
+    raise AssertionError("the last of them always wants a step")
+
+
+@cache
+def _handlers(event_class: type[Event]) -> tuple[tuple[str, Handler], ...]:
+    """Return what events of a class do to which parts."""
+    found = ((concern.name, concern.handler(event_class)) for concern in CONCERNS)
+    return tuple((name, handler) for name, handler in found if handler is not None)

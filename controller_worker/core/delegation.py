@@ -1,0 +1,294 @@
+"""Delegation: what a conversation knows of those it has begun for parts of its work (OpenHands 5).
+
+A delegate is a conversation of its own, on any worker. Its parent's log holds the action that asks for it, the event in
+which the delegate reports its end, and one observation of that. A parent waits for its delegates like for tools; one in
+the background is answered at once ("started"), and its end comes as an observation of its own.
+
+Holds: pure; every delegate action gets exactly one observation with its cause, and every end that is reported exactly
+one `AgentDelegateObservation`; what delegates may use up is taken out of what their parent may.
+Differs: the counters are divided when a delegate begins and added up when it ends, because it runs elsewhere; an action
+that cannot be carried out (no task, no such agent, too deep, nothing left) is answered by an error (B5 to B7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import DelegateEnded, EventSource, Observation, ToolCallMetadata
+from broker.contract.observations import (
+    AgentDelegateObservation,
+    AgentStateChangedObservation,
+    ErrorObservation,
+    SuccessObservation,
+)
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.effects import Append, AwaitDelegates, Effect
+from controller_worker.core.limits import steps_used, tokens_used
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+NOT_STARTED = "AGENT_ERROR$DELEGATE_NOT_STARTED"
+RESULT = "Delegated agent finished with result:\n\n"
+STARTED = (
+    "The delegate {agent} works in the background under the number {id}. Its result will be told when it is there."
+)
+GOES_ON = "The delegate {agent} (number {id}) goes on in the background. Its result will be told when it is there."
+NO_TASK = "The delegate was not started: its inputs hold no task."
+TOO_DEEP = "The delegate was not started: delegates may go {levels} levels deep, and this one would be deeper."
+NOTHING_LEFT = "The delegate was not started: there is nothing left of the {what} for it."
+NOTHING: dict[str, Any] = {"iterations": 0, "budget_usd": None, "tokens": None}
+ORDERS = {
+    AgentState.PAUSED: AgentState.PAUSED,
+    AgentState.STOPPED: AgentState.STOPPED,
+    AgentState.ERROR: AgentState.STOPPED,
+    AgentState.FINISHED: AgentState.STOPPED,
+    AgentState.REJECTED: AgentState.STOPPED,
+}
+"""What a parent's state means for its delegates."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateEnd:
+    """The result of a delegate, until the model has it."""
+
+    conversation_id: str
+    content: str
+    outputs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Delegate:
+    """A conversation that this one has begun for a part of its work, until the model knows its end.
+
+    Attributes:
+        id: the action that asks for it.
+        turn_id: the reply that holds that action.
+        is_any: the step waits for any of the turn's delegates only.
+        is_answered: the action has its observation; no step waits for it.
+        refusal: why it is not started, or empty.
+        iterations, budget_usd, tokens: what it may use up.
+    """
+
+    id: int
+    agent: str
+    tool_call_metadata: ToolCallMetadata | None
+    turn_id: int
+    is_background: bool = False
+    is_any: bool = False
+    is_answered: bool = False
+    refusal: str = ""
+    iterations: int = 0
+    budget_usd: float | None = None
+    tokens: int | None = None
+    end: DelegateEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The state that the delegates are to take, and the event of the parent's log because of which."""
+
+    state: AgentState
+    id: int
+
+
+@dataclass(frozen=True)
+class Delegation:
+    """The delegates of a conversation.
+
+    Attributes:
+        delegates: those whose end the model does not know yet.
+        iterations: steps of delegates that have ended.
+        spent_usd: what they cost, which is part of the conversation's `cost_usd`.
+        order: the latest order to the delegates.
+    """
+
+    delegates: tuple[Delegate, ...] = ()
+    iterations: int = 0
+    spent_usd: float = 0.0
+    order: Order | None = None
+
+
+def _after_action(delegation: Delegation, action: AgentDelegateAction, state: State) -> Delegation:
+    return evolve(delegation, delegates=(*delegation.delegates, _delegate_of(state, action)))
+
+
+def _delegate_of(state: State, action: AgentDelegateAction) -> Delegate:
+    """Return the delegate that an action asks for, with its share of what is left."""
+    metadata = action.tool_call_metadata
+    turn_id = metadata.reply_id if metadata else action.id
+    # What runs beside the parent leaves it a share of its own.
+    shares = (metadata.total_calls_in_response if metadata else 1) + (action.background or action.join == "any")
+    before = [delegate for delegate in state.delegation.delegates if delegate.turn_id != turn_id]
+    left = state.usage.max_iterations - steps_used(state) - sum(delegate.iterations for delegate in before)
+    budget = tokens = None
+    if state.usage.max_budget_usd is not None:
+        reserved = sum(delegate.budget_usd or 0.0 for delegate in before)
+        budget = (state.usage.max_budget_usd - state.usage.cost_usd - reserved) / shares
+    if state.usage.max_tokens is not None:
+        tokens = (
+            state.usage.max_tokens - tokens_used(state) - sum(delegate.tokens or 0 for delegate in before)
+        ) // shares
+    delegate = Delegate(
+        id=action.id,
+        agent=action.agent,
+        tool_call_metadata=metadata,
+        turn_id=turn_id,
+        is_background=action.background,
+        is_any=action.join == "any",
+        iterations=left // shares,
+        budget_usd=budget,
+        tokens=tokens,
+    )
+    return _examined(state, delegate, action)
+
+
+def _examined(state: State, delegate: Delegate, action: AgentDelegateAction) -> Delegate:
+    """Return the delegate with the reason why it cannot be started, if there is one."""
+    refusal = ""
+    if not str(action.inputs.get("task") or "").strip():
+        refusal = NO_TASK
+    elif state.setup.delegate_level >= state.setup.limits.max_delegate_level:
+        refusal = TOO_DEEP.format(levels=state.setup.limits.max_delegate_level)
+    elif delegate.iterations < 1:
+        refusal = NOTHING_LEFT.format(what="iterations")
+    elif delegate.budget_usd is not None and delegate.budget_usd <= 0:
+        refusal = NOTHING_LEFT.format(what="budget")
+    elif delegate.tokens is not None and delegate.tokens < 1:
+        refusal = NOTHING_LEFT.format(what="tokens")
+    return evolve(delegate, refusal=refusal)
+
+
+def steps_reserved(state: State) -> int:
+    """Return the iterations that delegates may still use up."""
+    return sum(delegate.iterations for delegate in state.delegation.delegates if not delegate.refusal)
+
+
+def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> Delegation:
+    """Take in the report of a delegate at its end: the model is to see its result, and what it used up counts."""
+    if not any(delegate.id == event.delegate_id for delegate in delegation.delegates):
+        return delegation
+    end = DelegateEnd(event.conversation_id, event.content, event.outputs)
+    return evolve(
+        _with(delegation, event.delegate_id, end=end, **NOTHING),
+        iterations=delegation.iterations + event.iterations,
+        spent_usd=delegation.spent_usd + event.cost_usd,
+    )
+
+
+def _after_observation(delegation: Delegation, observation: Observation, state: State) -> Delegation:
+    """Take in an observation that answers a delegate action, or tells the end of a delegate."""
+    if not delegation.delegates:
+        return delegation
+    if isinstance(observation, AgentDelegateObservation) and observation.delegate_id is not None:
+        return _without(delegation, observation.delegate_id)
+    answered = next((delegate for delegate in delegation.delegates if delegate.id == observation.cause), None)
+    if answered is None:
+        return delegation
+    # A refused delegate never was, and a stop may answer its action before the refusal does.
+    if answered.refusal or (isinstance(observation, ErrorObservation) and observation.error_id == NOT_STARTED):
+        return _without(delegation, answered.id)
+    return _with(delegation, answered.id, is_answered=True)
+
+
+def _after_state_change(delegation: Delegation, change: AgentStateChangedObservation, state: State) -> Delegation:
+    """Note what a change of state means for the delegates."""
+    if not delegation.delegates:
+        return delegation
+    was, now = state.lifecycle.agent_state, change.agent_state
+    if now in ORDERS:
+        if ORDERS[now] is AgentState.STOPPED:  # they use up nothing more
+            delegation = evolve(delegation, delegates=tuple(evolve(one, **NOTHING) for one in delegation.delegates))
+        return evolve(delegation, order=Order(ORDERS[now], change.id))
+    if now is AgentState.RUNNING and was is AgentState.PAUSED:
+        return evolve(delegation, order=Order(AgentState.RUNNING, change.id))
+    return delegation
+
+
+def report_ends(state: State, now: datetime) -> Effect | None:
+    """Report refusals, and delegates that have ended, to the model; one at a time."""
+    for delegate in state.delegation.delegates:
+        if delegate.refusal:
+            observation: Observation = ErrorObservation(content=delegate.refusal, error_id=NOT_STARTED)
+            return Append((answering(delegate, observation),), ((0, delegate.id),))
+        if delegate.end is not None:
+            return _end_of(state, delegate, delegate.end)
+    return None
+
+
+def await_delegates(state: State, now: datetime) -> Effect | None:
+    """Start the delegates of the turn and wait for those that the step needs."""
+    waiting = unanswered(state)
+    return AwaitDelegates(waiting) if waiting else None
+
+
+def leave_room(state: State, now: datetime) -> Effect | None:
+    """Wait while the delegates at work may still use up all steps that are left."""
+    if not state.delegation.delegates:
+        return None
+    is_reserved = steps_used(state) + steps_reserved(state) >= state.usage.max_iterations
+    return AwaitDelegates(()) if is_reserved else None
+
+
+def unanswered(state: State) -> tuple[int, ...]:
+    """Return the delegates that the next step waits for, and those that are to be started."""
+    return tuple(delegate.id for delegate in state.delegation.delegates if not delegate.is_answered)
+
+
+def answering(delegate: Delegate, observation: Observation) -> Observation:
+    """Return the observation as the answer to a delegate action."""
+    return observation.model_copy(
+        update={
+            "source": EventSource.AGENT,
+            "cause": delegate.id,
+            "tool_call_metadata": delegate.tool_call_metadata,
+        }
+    )
+
+
+def _end_of(state: State, delegate: Delegate, end: DelegateEnd) -> Append:
+    """Tell the end of a delegate; where any of several was waited for, the others go on in the background."""
+    observation = AgentDelegateObservation(
+        content=RESULT + end.content,
+        outputs=end.outputs,
+        source=EventSource.AGENT,
+        delegate_id=delegate.id,
+        conversation_id=end.conversation_id,
+    )
+    if delegate.is_answered:
+        return Append((observation,))
+    others = [
+        other
+        for other in state.delegation.delegates
+        if delegate.is_any and other.is_any and other.turn_id == delegate.turn_id and other.id != delegate.id
+    ]
+    left = [other for other in others if not other.is_answered and not other.refusal and other.end is None]
+    goes_on = [
+        answering(other, SuccessObservation(content=GOES_ON.format(agent=other.agent, id=other.id))) for other in left
+    ]
+    answers = tuple((n, one.id) for n, one in enumerate((delegate, *left)))
+    return Append((answering(delegate, observation), *goes_on), answers)
+
+
+def _with(delegation: Delegation, delegate_id: int, **changes: Any) -> Delegation:
+    delegates = tuple(evolve(one, **changes) if one.id == delegate_id else one for one in delegation.delegates)
+    return evolve(delegation, delegates=delegates)
+
+
+def _without(delegation: Delegation, delegate_id: int) -> Delegation:
+    return evolve(delegation, delegates=tuple(one for one in delegation.delegates if one.id != delegate_id))
+
+
+DELEGATION = Concern(
+    "delegation",
+    {
+        AgentDelegateAction: _after_action,
+        DelegateEnded: _after_end,
+        AgentStateChangedObservation: _after_state_change,
+        Observation: _after_observation,
+    },
+)

@@ -1,0 +1,90 @@
+"""Effects: what the core can want. Deciding one does nothing; the shell performs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from broker.contract.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append events.
+
+    Attributes:
+        answers: position in `events` → the runnable action that this observation settles.
+        cancels: running actions whose processes are to end; 0: all processes of the conversation.
+    """
+
+    events: tuple[Event, ...]
+    answers: tuple[tuple[int, int], ...] = ()
+    cancels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Greet:
+    """Append the agent's system message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Append what is recalled about the latest message, with what the workspace said in the event `survey_id`."""
+
+    survey_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CarryOut:
+    """Append what a person's answer (the event `answer_id`) to the question about an action leads to."""
+
+    action_id: int
+    answer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeNote:
+    """Do to the notebook what an action wants, and append what came of it."""
+
+    action_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitDelegates:
+    """See to it that these delegates exist, then wait for the end of them that the step waits for."""
+
+    delegate_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitTools:
+    """See to it that these actions are with a tool worker, then wait for their observations."""
+
+    action_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Ask the model for the step `iteration` (from 1), or a critic about the finish before it.
+
+    `attempt` counts the calls, from 1.
+    """
+
+    iteration: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Nothing to do before `until`."""
+
+    until: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing to do until somebody speaks up."""
+
+
+Effect = Append | Greet | Recall | CarryOut | TakeNote | AwaitDelegates | AwaitTools | CallModel | Park | Rest

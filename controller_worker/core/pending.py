@@ -1,0 +1,45 @@
+"""Actions that wait for an observation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from broker.contract.events import Observation, ToolCallMetadata
+from controller_worker.core.stuck_detector import Trace
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class PendingAction:
+    """An action in the log that has no observation yet.
+
+    Attributes:
+        trace: what loop detection compares; None for actions that no loop is about.
+        is_awaiting: it waits for a person's confirmation.
+    """
+
+    id: int
+    tool_call_metadata: ToolCallMetadata | None = None
+    trace: Trace | None = None
+    is_awaiting: bool = False
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The actions without an observation, in the order of the log."""
+
+    pending: tuple[PendingAction, ...] = ()
+
+
+def settled_by(state: State, observation: Observation) -> PendingAction | None:
+    """Return the pending action that an observation answers; None for none."""
+    return next((action for action in state.tools.pending if action.id == observation.cause), None)
+
+
+def may_run(state: State) -> tuple[int, ...]:
+    """Return the pending actions that may run, in order: those before the first that waits for a confirmation."""
+    return tuple(action.id for action in takewhile(lambda pending: not pending.is_awaiting, state.tools.pending))

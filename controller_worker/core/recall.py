@@ -1,0 +1,64 @@
+"""Recall: what is known when a person speaks: the workspace at first, and skills whose words were mentioned (9.7).
+
+Holds: a function of its arguments, so that a replay recalls the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import RecallType
+from broker.contract.notes import Note
+from broker.contract.observations import MicroagentKnowledge, RecallObservation
+from broker.contract.skills import NO_SKILLS, SkillFiles, trigger_in
+from broker.contract.specs import Skill
+
+if TYPE_CHECKING:
+    from controller_worker.core.inbox import UnansweredMessage
+    from controller_worker.core.state import State
+
+MAX_WORDS = 2_000
+"""That a message is searched for: a workspace names them, and the search holds up all conversations of a worker."""
+
+
+def recall(
+    state: State,
+    message: UnansweredMessage,
+    recall_type: RecallType,
+    skills: SkillFiles = NO_SKILLS,
+    notes: Sequence[Note] = (),
+) -> RecallObservation | None:
+    """Return what is known, or None.
+
+    Args:
+        message: the message that asks; its day is the day the model is told.
+        skills: of the workspace; they take the place of their namesakes among the agent's own.
+        notes: those that the message recalls.
+    """
+    recalled = tuple(notes) or None
+    known = {skill.name: skill for skill in (*state.setup.agent.skills, *skills.skills)}
+    told = [skill for skill in known.values() if skill.name not in state.setup.agent.disabled_microagents]
+    mentioned = tuple(_mentioned(told, message.content.lower()))
+    if recall_type is not RecallType.WORKSPACE_CONTEXT:
+        if not mentioned and recalled is None:
+            return None
+        return RecallObservation(recall_type=recall_type, microagent_knowledge=mentioned, notes=recalled)
+    return RecallObservation(
+        recall_type=recall_type,
+        date=message.sent.date().isoformat() if message.sent else "",
+        working_dir=state.setup.workspace.path or "",
+        repo_instructions="\n\n".join(skill.content for skill in told if not skill.triggers),
+        microagent_knowledge=mentioned,
+        notes=recalled,
+        unreadable_skills=skills.unreadable or None,
+    )
+
+
+def _mentioned(skills: Iterable[Skill], text: str) -> Iterator[MicroagentKnowledge]:
+    """Yield the skills of which a text, in small letters, contains a word."""
+    left = MAX_WORDS
+    for skill in skills:
+        if word := trigger_in(skill.triggers[:left], text):
+            yield MicroagentKnowledge(name=skill.name, trigger=word, content=skill.content)
+        left = max(0, left - len(skill.triggers))

@@ -1,0 +1,18 @@
+"""What people ask of an agent's state, as events."""
+
+from __future__ import annotations
+
+from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Event, EventSource
+
+
+def is_message_of_person(event: Event) -> bool:
+    """Say whether a person speaks."""
+    return isinstance(event, MessageAction) and event.source is EventSource.USER
+
+
+def asks_to_run(event: Event) -> bool:
+    """Say whether the event asks the agent to work: a person's message, or a request for `running`."""
+    is_resume = isinstance(event, ChangeAgentStateAction) and event.agent_state is AgentState.RUNNING
+    return is_resume or is_message_of_person(event)

@@ -1,0 +1,87 @@
+"""State: what a controller knows of a conversation. A fold of its log, without the history.
+
+Holds: the sum of the parts that the concerns own; plain values only, so that a snapshot is the state and nothing else;
+never changed in place.
+Does not: hold what the model sees; that is read from the log (`memory`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from controller_worker.core.acceptance import Acceptance
+from controller_worker.core.confirmation import Confirmation
+from controller_worker.core.delegation import Delegation
+from controller_worker.core.greeting import Greeting
+from controller_worker.core.inbox import Inbox
+from controller_worker.core.lifecycle import Lifecycle
+from controller_worker.core.limits import Usage
+from controller_worker.core.loops import Loops
+from controller_worker.core.model_calls import ModelCalls
+from controller_worker.core.notes import Notes
+from controller_worker.core.opening import Opening
+from controller_worker.core.pending import Tools
+from controller_worker.core.planning import Plan
+from controller_worker.core.setup import Setup
+from controller_worker.core.survey import Survey
+from controller_worker.core.task_list import TaskList
+
+SNAPSHOT_VERSION = 21
+
+
+@dataclass(frozen=True)
+class State:
+    """A conversation as its log tells it (OpenHands section 4.1, less the history): one part for each concern.
+
+    Attributes:
+        version: id of the last event folded in; 0 for an empty log.
+    """
+
+    version: int = 0
+    setup: Setup = field(default_factory=Setup)
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    greeting: Greeting = field(default_factory=Greeting)
+    inbox: Inbox = field(default_factory=Inbox)
+    tools: Tools = field(default_factory=Tools)
+    confirmation: Confirmation = field(default_factory=Confirmation)
+    calls: ModelCalls = field(default_factory=ModelCalls)
+    usage: Usage = field(default_factory=Usage)
+    opening: Opening = field(default_factory=Opening)
+    survey: Survey = field(default_factory=Survey)
+    plan: Plan = field(default_factory=Plan)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    notes: Notes = field(default_factory=Notes)
+    loops: Loops = field(default_factory=Loops)
+    delegation: Delegation = field(default_factory=Delegation)
+    tasks: TaskList = field(default_factory=TaskList)
+
+
+_ADAPTER = TypeAdapter(State)
+
+
+def snapshot_of(state: State) -> bytes:
+    """Return the bytes of a snapshot: version, CRC-32, then the state in msgpack."""
+    payload: bytes = msgpack.packb(_ADAPTER.dump_python(state, mode="json"))
+    return bytes((SNAPSHOT_VERSION,)) + zlib.crc32(payload).to_bytes(4, "big") + payload
+
+
+def state_from(snapshot: bytes | None) -> State | None:
+    """Return the state of a snapshot; None when there is none, or none this version can use.
+
+    A snapshot only saves time: whoever gets None folds the whole log.
+    """
+    if not snapshot or snapshot[0] != SNAPSHOT_VERSION:
+        return None
+    payload = snapshot[5:]
+    if zlib.crc32(payload) != int.from_bytes(snapshot[1:5], "big"):
+        return None
+    try:
+        fields: dict[str, Any] = msgpack.unpackb(payload)
+        return _ADAPTER.validate_python(fields)
+    except (ValueError, ValidationError, msgpack.UnpackException):
+        return None

@@ -1,0 +1,310 @@
+"""Whether an agent repeats itself: OpenHands' five patterns (section 2) over a bounded summary of the latest events.
+
+Holds: pure; taking an event in costs what the event costs, and looking for a loop what the thresholds say, however long
+the history is; an event counts the same whether its long texts stand in it or beside the log.
+Does not: decide what to do about a loop (`loop_recovery`).
+Differs: an action counts when its observation comes, so that the calls of one reply stand in the order in which they
+were done; waiting for a command that still runs is no step of a loop, because it is what the tool asks for, and one
+that sleeps and then shows something new begins anew, because something is going on; a loop begins with its own first
+action, because the original may point at an equal one from before it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cache
+from hashlib import blake2b, sha256
+from itertools import pairwise
+from typing import Any
+
+from broker.contract.actions import (
+    ChangeAgentStateAction,
+    CondensationAction,
+    CondensationRequestAction,
+    IPythonRunCellAction,
+    LoopRecoveryAction,
+    MessageAction,
+    NullAction,
+)
+from broker.contract.codec import SHORTENED_END_CHARS
+from broker.contract.events import Action, BlobRef, Event, EventSource, Observation
+from broker.contract.loop_policy import LoopPolicy
+from broker.contract.observations import (
+    AgentCondensationObservation,
+    AgentStateChangedObservation,
+    CmdOutputObservation,
+    ErrorObservation,
+    IPythonRunCellObservation,
+    NullObservation,
+)
+
+CONDENSATIONS = 10
+LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100
+"""Longer texts may stand beside the log; their hash is the same there."""
+NOT_COMPARED = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "timeout", "blobs", "replaces"}
+STILL_RUNNING = -1
+UNTERMINATED = "unterminated string literal (detected at line"
+SYNTAX_ERRORS = ("invalid syntax. Perhaps you forgot a comma?", "incomplete input")
+# Blanks of one line only: a line's own beginning matches as well, and no run of lines is gone over twice.
+SLEEPS = re.compile(r"(?:^|[;&|({]|\bdo\b|\bthen\b)[^\S\n]*sleep\s", re.MULTILINE)
+WAITED = "waited:"
+TRAILER = ("[Jupyter current working directory:", "[Jupyter Python interpreter:")
+
+_JSON = json.JSONEncoder(sort_keys=True)
+_PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+_NOT_SHOWN = (NullObservation, AgentStateChangedObservation)
+_NOT_COUNTED = (NullAction, ChangeAgentStateAction, LoopRecoveryAction, CondensationRequestAction)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What is left of an event.
+
+    Attributes:
+        id: the event's.
+        turn_id: the reply it belongs to, or the event itself.
+        digest: equal for events that OpenHands takes for equal.
+        trait: of an observation: `error`, the digest of a syntax error, or that of what a sleeping command showed; of
+            a condensation: `adjacent` when nothing happened since the one before; else empty.
+    """
+
+    id: int
+    turn_id: int
+    digest: str
+    trait: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecentEvents:
+    """The latest actions, observations and messages of the agent, each oldest first; the last ten condensations."""
+
+    actions: tuple[Trace, ...] = ()
+    observations: tuple[Trace, ...] = ()
+    messages: tuple[Trace, ...] = ()
+    condensations: tuple[Trace, ...] = ()
+    is_condensed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop that was found.
+
+    Attributes:
+        loop_type: OpenHands' name of the pattern.
+        start_id: the first event that belongs to it.
+    """
+
+    loop_type: str
+    repeat_times: int
+    start_id: int
+
+
+def trace_of(event: Event, turn_id: int) -> Trace:
+    """Return what is left of an event; `turn_id` is the reply it belongs to, 0 for none."""
+    return Trace(event.id, turn_id or event.id, _digest(event), _trait(event))
+
+
+def with_action(recent: RecentEvents, action: Action, trace: Trace, policy: LoopPolicy) -> RecentEvents:
+    """Take in an action that was done; messages and requests of people, and requests to condense, are none."""
+    if isinstance(action, _NOT_COUNTED) or getattr(action, "hidden", False):
+        return recent
+    if isinstance(action, CondensationAction):
+        return _with_condensation(recent, trace)
+    if isinstance(action, MessageAction):
+        if action.source is EventSource.USER:
+            return recent
+        recent = replace(recent, messages=(*recent.messages, trace)[-policy.monologue :])
+    return with_settled(recent, trace, policy)
+
+
+def with_settled(recent: RecentEvents, trace: Trace, policy: LoopPolicy) -> RecentEvents:
+    """Take in an action by its trace, now that its observation is there."""
+    actions = (*recent.actions, trace)[-policy.window :]
+    return RecentEvents(actions, recent.observations, recent.messages, recent.condensations)
+
+
+def with_observation(recent: RecentEvents, observation: Observation, policy: LoopPolicy) -> RecentEvents:
+    """Take in an observation; changes of state and those that say nothing are none."""
+    if isinstance(observation, _NOT_SHOWN) or getattr(observation, "hidden", False):
+        return recent
+    if isinstance(observation, AgentCondensationObservation):
+        return _with_condensation(recent, trace_of(observation, 0))
+    trace = trace_of(observation, 0)
+    observations = (*recent.observations, trace)[-policy.window :]
+    return RecentEvents(recent.actions, observations, recent.messages, recent.condensations)
+
+
+def is_poll(observation: Observation) -> bool:
+    """Say whether it is what came of waiting for a command that goes on: no step of a loop, whatever it shows."""
+    return (
+        isinstance(observation, CmdOutputObservation)
+        and not observation.command.strip()
+        and observation.exit_code == STILL_RUNNING
+        and bool(observation.metadata.suffix)  # without one, nothing was running
+    )
+
+
+def after_wait(recent: RecentEvents, action: Trace, observation: Observation) -> RecentEvents:
+    """Forget how often a command was done that slept, and has shown something else than the last time."""
+    if not (isinstance(observation, CmdOutputObservation) and SLEEPS.search(observation.command)):
+        return recent
+    seen = trace_of(observation, 0)
+    last = next((trace for trace in reversed(recent.observations) if trace.digest == seen.digest), seen)
+    if last.trait == seen.trait:
+        return recent
+    actions = tuple(trace for trace in recent.actions if trace.digest != action.digest)
+    observations = tuple(trace for trace in recent.observations if trace.digest != seen.digest)
+    return RecentEvents(actions, observations, recent.messages, recent.condensations)
+
+
+def find_loop(recent: RecentEvents, policy: LoopPolicy) -> Loop | None:
+    """Return the loop that the latest events are in; the first pattern that fits, in OpenHands' order."""
+    return next(_patterns(recent, policy), None)
+
+
+def _patterns(recent: RecentEvents, policy: LoopPolicy) -> Iterator[Loop]:
+    actions, observations = recent.actions, recent.observations
+    count = policy.action_observation
+    if _has_equal(actions, count) and _has_equal(observations, count):
+        yield Loop("repeating_action_observation", count, actions[-count].turn_id)
+    count = policy.action_error
+    if _has_equal(actions, count) and _has_errors(observations, count):
+        yield Loop("repeating_action_error", count, actions[-count].turn_id)
+    count, messages = policy.monologue, recent.messages
+    if _has_equal(messages, count):
+        first, last = messages[-count], messages[-1]
+        if not any(first.id < observation.id < last.id for observation in observations):
+            yield Loop("monologue", count, first.turn_id)
+    count = policy.alternating_pattern
+    if _alternates(actions, count) and _alternates(observations, count):
+        yield Loop("repeating_action_observation_pattern", count // 2, actions[-count].turn_id)
+    if len(recent.condensations) == CONDENSATIONS:
+        for before, after in pairwise(recent.condensations):
+            if after.trait == "adjacent":
+                yield Loop("context_window_error", 2, before.id)
+
+
+def _has_equal(traces: Sequence[Trace], count: int) -> bool:
+    return len(traces) >= count and len({trace.digest for trace in traces[-count:]}) == 1
+
+
+def _has_errors(observations: Sequence[Trace], count: int) -> bool:
+    """Say whether the last are all errors, or all the same syntax error in a cell."""
+    if len(observations) < count:
+        return False
+    traits = {observation.trait for observation in observations[-count:]}
+    return len(traits) == 1 and traits != {""} and not min(traits).startswith(WAITED)
+
+
+def _alternates(traces: Sequence[Trace], count: int) -> bool:
+    last = traces[-count:]
+    return len(last) == count and all(a.digest == b.digest for a, b in zip(last, last[2:], strict=False))
+
+
+def _with_condensation(recent: RecentEvents, trace: Trace) -> RecentEvents:
+    trait = "adjacent" if recent.is_condensed else ""
+    condensations = (*recent.condensations, replace(trace, trait=trait))[-CONDENSATIONS:]
+    return replace(recent, condensations=condensations, is_condensed=True)
+
+
+def _digest(event: Event) -> str:
+    """Return a digest that is equal for events OpenHands takes for equal (2.2)."""
+    blobs = event.blobs or {}
+    compared: Any
+    if isinstance(event, CmdOutputObservation):
+        return _short(f"{event.kind} {event.metadata.exit_code} {_text(event.command, 'command', blobs)}")
+    if isinstance(event, IPythonRunCellAction) and "edit_file_by_replace(" in event.code:
+        lines = event.code.split("\n")
+        compared = lines[:3] if len(lines) > 2 else event.id
+    else:
+        plain = _plain(event)
+        if plain is not None:
+            return _short(plain)
+        # Without defaults, so that a field that is added later leaves the digests of older events as they are.
+        compared = _stable(event.model_dump(mode="json", exclude=NOT_COMPARED, exclude_defaults=True), "", blobs)
+    return _short(_JSON.encode([event.kind, compared]))
+
+
+def _plain(event: Event) -> str | None:
+    """Write down what is compared of an event that has only short texts, numbers and names, which is most of them.
+
+    Every event of every step goes through here, and to dump one takes eight times as long.
+    """
+    if event.blobs:
+        return None
+    found: list[Any] = [event.kind]
+    values = event.__dict__
+    for name, default in _compared_fields(type(event)):
+        value = values[name]
+        if value == default:
+            continue
+        if isinstance(value, Enum):
+            value = value.value
+        if type(value) not in _PLAIN_TYPES:
+            return None
+        found += (name, value)
+    written = repr(found)
+    return written if len(written) <= LONG_TEXT_CHARS else None
+
+
+@cache
+def _compared_fields(event_class: type[Event]) -> tuple[tuple[str, Any], ...]:
+    """The fields that count, with their defaults, by name: the order of a class's fields must not matter."""
+    fields = sorted(event_class.model_fields.items())
+    return tuple((name, field.default) for name, field in fields if name not in NOT_COMPARED and not field.exclude)
+
+
+def _stable(value: Any, path: str, blobs: Mapping[str, BlobRef]) -> Any:
+    """Copy JSON values with the hash of each long text in its place."""
+    if isinstance(value, str):
+        return _text(value, path, blobs)
+    if isinstance(value, dict):
+        return {
+            key: _stable(item, _joined(path, key.replace("~", "~0").replace(".", "~1")), blobs)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_stable(item, _joined(path, str(position)), blobs) for position, item in enumerate(value)]
+    return value
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _text(text: str, path: str, blobs: Mapping[str, BlobRef]) -> str:
+    if path in blobs:
+        return blobs[path].sha256
+    return text if len(text) <= LONG_TEXT_CHARS else sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _trait(event: Event) -> str:
+    if isinstance(event, ErrorObservation):
+        return "error"
+    if isinstance(event, CmdOutputObservation) and SLEEPS.search(event.command):
+        return f"{WAITED}{_short(_text(event.content, 'content', event.blobs or {}))}"
+    return _syntax_error(event.content) if isinstance(event, IPythonRunCellObservation) else ""
+
+
+def _syntax_error(content: str) -> str:
+    """Return what is the same in repetitions of one syntax error in a cell; empty for any other output."""
+    lines = content.strip().split("\n")
+    has_trailer = len(lines) >= 3 and all(map(str.startswith, lines[-2:], TRAILER))
+    if not has_trailer:
+        return ""
+    error = lines[-3]
+    if UNTERMINATED in error:
+        return f"{UNTERMINATED}{_short(error)}"
+    is_cell = len(lines) >= 6 and lines[0].strip().startswith("Cell In[1], line")
+    for message in SYNTAX_ERRORS:
+        if is_cell and message in error:
+            return f"{message}{_short(lines[0])}{_short(error)}"
+    return ""
+
+
+def _short(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -1,0 +1,5 @@
+"""The shell around the core: claims conversations, performs what the core wants, appends the outcome.
+
+May import: agents, calls, core, llm, security.
+Start with: conversation_loop.
+"""

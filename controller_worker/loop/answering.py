@@ -1,0 +1,68 @@
+"""What an effect needs from outside the state: a person's answer, what a workspace said, the agent's notes.
+
+Holds: a note is in its notebook before the log says so.
+Does not: append what it returns; the loop does.
+"""
+
+from __future__ import annotations
+
+from broker.contract.actions import ChangeAgentStateAction, RiskyAction, SystemMessageAction
+from broker.contract.events import Event, Observation
+from broker.contract.notes import NoteAction
+from broker.contract.skills import NO_SKILLS
+from broker.coordination.notebooks import Notebooks
+from broker.log.event_log import EventLog
+from controller_worker.agents.agent import Agent
+from controller_worker.core.confirmation import carried_out
+from controller_worker.core.effects import Append, CarryOut, Recall, TakeNote
+from controller_worker.core.inbox import recalled
+from controller_worker.core.state import State
+from controller_worker.core.survey import skills_read
+from controller_worker.loop.hooks import Hooks
+from controller_worker.loop.note_taking import notebook_of, noted
+
+
+async def answered(
+    log: EventLog, notebooks: Notebooks, hooks: Hooks, state: State, wanted: Recall | CarryOut | TakeNote
+) -> Append:
+    """Return what the answer of a person, of a surveyed workspace or of the notebook leads to.
+
+    Raises:
+        CorruptEntry: an entry, or a text kept beside the log, is damaged or missing.
+    """
+    if isinstance(wanted, Recall):
+        survey = await event_of(log, state.setup.conversation_id, wanted.survey_id) if wanted.survey_id else None
+        skills = await skills_read(survey) if isinstance(survey, Observation) else NO_SKILLS
+        notebook = notebook_of(state)
+        return recalled(state, skills, () if notebook is None else await notebooks.notes(notebook))
+    if isinstance(wanted, TakeNote):
+        asked = await event_of(log, state.setup.conversation_id, wanted.action_id)
+        (masked,) = await log.hide(state.setup.conversation_id, [asked])  # a secret may have become one since
+        assert isinstance(masked, NoteAction)
+        return await noted(notebooks, state, masked)
+    action = await event_of(log, state.setup.conversation_id, wanted.action_id)
+    answer = await event_of(log, state.setup.conversation_id, wanted.answer_id)
+    assert isinstance(action, RiskyAction)
+    assert isinstance(answer, ChangeAgentStateAction)
+    carried = carried_out(state, action, answer)
+    is_another = bool(answer.edited) and not carried.answers  # hooks have been asked about the action as it was
+    return await hooks.reviewed(state, carried.events) if is_another else carried
+
+
+def greeting(agent: Agent, state: State) -> Append:
+    """The system message an agent begins with."""
+    return Append(
+        (
+            SystemMessageAction(
+                content=agent.system_prompt(state.setup.workspace),
+                tools=tuple(tool.name for tool in agent.tools),
+                agent_class=state.setup.agent.name,
+            ),
+        )
+    )
+
+
+async def event_of(log: EventLog, conversation_id: str, event_id: int) -> Event:
+    """Return one event with the whole of its long texts; raises what `answered` does."""
+    (event,) = await log.read(conversation_id, after=event_id - 1, until=event_id)
+    return await log.blobs.whole(conversation_id, event)

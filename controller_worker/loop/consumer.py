@@ -1,0 +1,300 @@
+"""The consumer of a controller worker: claims conversations, wakes them, and gives them back.
+
+Holds: about `max_conversations` at a time, and those that only wait make room for those that wait for a worker; a lost
+ring is found within seconds; a worker that was swept drops all it had and starts over under a new name.
+Does not: decide anything about a conversation; see `conversation_loop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from broker.celery.bootstep import cancel_when
+from broker.coordination.heartbeat_thread import Understudy
+from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.ownership import Claimed, NotClaimed, Owners
+from broker.coordination.wakeups import Mailbox, ReadyStream
+from broker.log.event_log import EventLog
+from broker.runtime.errors import OwnershipLost, StoreError
+from broker.runtime.failpoints import failpoint
+from broker.runtime.ids import new_worker_id
+from broker.secrets.secrets import Secrets
+from broker.store.keys import ShardKeys
+from broker.store.store import Store, open_store
+from controller_worker.calls.models import Models
+from controller_worker.loop.conversation_loop import ConversationLoop
+from controller_worker.loop.hook_table import load_hooks
+from controller_worker.services import Services
+from controller_worker.settings import ControllerSettings
+
+UPKEEP_SECONDS = 1.0
+CHECK_NEWS_EVERY = 2
+CHECK_DISPATCH_AFTER_SECONDS = 6.0
+MAKE_ROOM_FOR = 256
+"""How many conversations that only wait a full worker gives back each second, the longest waiting first."""
+BEGIN_AT_ONCE = 32
+"""How many conversations are taken up before the first of them has got on: the others are left to other workers."""
+
+_log = logging.getLogger(__name__)
+
+
+class ControllerConsumer:
+    """Everything a controller worker does; a `LoopService`."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        self._settings = settings
+        self._incarnation: Incarnation | None = None
+        self._is_draining = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """See `LoopService.run`."""
+        settings = self._settings
+        store = await open_store(
+            settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
+        )
+        if store.weakness:
+            _log.warning("%s", store.weakness)
+        services = self.services(store)
+        try:
+            while not stop.is_set():
+                incarnation = await self.begin(services)
+                with Understudy(settings.store_url, incarnation.membership) as understudy:
+                    await incarnation.run(stop, on_beat=understudy.loop_turned)
+        finally:
+            await services.hooks.aclose()
+            await services.gates.aclose()
+            await services.keeper.aclose()
+            await services.models.aclose()
+            await store.aclose()
+
+    def services(self, store: Store) -> Services:
+        """Return what the conversations of this worker share, on a store."""
+        settings = self._settings
+        return Services(
+            store,
+            EventLog(store, Secrets(store, settings.secret_key)),
+            Owners(store),
+            Models(settings.model_env),
+            settings.quotas,
+            load_hooks(settings.hooks),
+        )
+
+    async def begin(self, services: Services) -> Incarnation:
+        """Begin a life under a new name; `run` does, and simulations do on a store of their own."""
+        self._incarnation = Incarnation(services, self._settings)
+        if self._is_draining:
+            await self._incarnation.drain()
+        return self._incarnation
+
+    async def drain(self) -> int:
+        """Take no more conversations and give back those that only wait, now and as soon as they do.
+
+        Returns:
+            How many are left.
+        """
+        self._is_draining = True
+        return await self._incarnation.drain() if self._incarnation is not None else 0
+
+    def conversation_ids(self) -> list[str]:
+        """Return what this worker owns now."""
+        return sorted(self._incarnation.loops) if self._incarnation is not None else []
+
+    def report(self) -> Mapping[str, Any]:
+        """See `LoopService.report`."""
+        incarnation = self._incarnation
+        if incarnation is None:
+            return {"role": "controller", "conversations": 0}
+        return {
+            "role": "controller",
+            "worker_id": incarnation.worker_id,
+            "conversations": len(incarnation.loops),
+            "steps": incarnation.progress,
+            "is_draining": incarnation.is_draining,
+        }
+
+
+class Incarnation:
+    """One life of the worker under one name."""
+
+    def __init__(self, services: Services, settings: ControllerSettings) -> None:
+        self.worker_id = new_worker_id("controller")
+        self.loops: dict[str, ConversationLoop] = {}
+        self.progress = 0
+        self.is_draining = False
+        self._services = services
+        self._max_conversations = settings.max_conversations
+        self._idle_seconds = settings.idle_seconds
+        self.membership = Membership(
+            services.store, self.worker_id, "controller", ttl_seconds=settings.heartbeat_ttl_seconds
+        )
+        self._room = asyncio.Event()
+        self._room.set()
+        self._connects = services.store.connection.connects
+        self._unsure: set[str] = set()
+        self._beginning = 0
+        self._has_begun = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
+        """Work until stopped or swept; `on_beat` is told the progress at each beat."""
+        await self.membership.register()
+        store = self._services.store
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._keep_up())]
+                tasks.append(group.create_task(self._services.gates.keep_up(self.worker_id)))
+                tasks.append(group.create_task(self._services.keeper.keep_up(self.worker_id)))
+                for names in store.all_shards:
+                    tasks.append(group.create_task(self._read_ready(names)))
+                    tasks.append(group.create_task(self._read_mail(names)))
+                group.create_task(cancel_when(stop, tasks))
+        except* OwnershipLost:
+            _log.warning("%s was presumed dead; starting over", self.worker_id)
+            for loop in list(self.loops.values()):
+                await loop.look_back()
+        finally:
+            for loop in list(self.loops.values()):
+                loop.drop()
+        if stop.is_set():
+            await self.membership.leave()
+
+    async def drain(self) -> int:
+        """Take no more conversations; see `ControllerConsumer.drain`."""
+        self.is_draining = True
+        self._room.clear()
+        for loop in list(self.loops.values()):
+            await loop.release_idle()
+        return len(self.loops)
+
+    async def _beat(self, on_beat: Callable[[int], None]) -> None:
+        """Say that this worker lives, from the very loop that does its work."""
+        while True:
+            failpoint("controller.beat")
+            on_beat(self.progress)
+            if await self.membership.tick(self.progress) is None:
+                raise OwnershipLost(f"{self.worker_id} was swept.")
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _read_ready(self, names: ShardKeys) -> None:
+        stream = ReadyStream(self._services.store, names, self.worker_id)
+        try:
+            while True:
+                await self._room.wait()
+                while self._beginning >= BEGIN_AT_ONCE:
+                    self._has_begun.clear()
+                    await self._has_begun.wait()
+                room = min(BEGIN_AT_ONCE - self._beginning, self._max_conversations - len(self.loops))
+                rung = await stream.read(limit=max(1, room))
+                await asyncio.gather(*(self._claim(cid, entry) for cid, entry in rung))
+        finally:
+            await stream.aclose()
+
+    async def _claim(self, conversation_id: str, entry: str) -> None:
+        failpoint("controller.before_claim")
+        try:
+            claimed = await self._services.owners.claim(conversation_id, self.worker_id, ready_entry=entry)
+        except (StoreError, ValueError):  # what is wrong with its keys is its own affair
+            _log.exception("conversation %s cannot be claimed", conversation_id)
+            return
+        if isinstance(claimed, Claimed):
+            self._begin(claimed)
+        elif claimed is NotClaimed.SWEPT:
+            raise OwnershipLost(f"{self.worker_id} was swept.")
+        elif claimed is NotClaimed.YOURS:
+            await self._go_on(conversation_id)
+
+    async def _go_on(self, conversation_id: str) -> None:
+        """Wake a conversation that is ours; take it up if the reply to its claim was lost, or if it was dropped."""
+        if conversation_id not in self.loops:
+            claimed = await self._resumed(conversation_id)
+            if claimed is not None and conversation_id not in self.loops:
+                self._begin(claimed)
+                return
+        loop = self.loops.get(conversation_id)
+        if loop is not None:
+            self.progress += 1
+            loop.wake()
+
+    async def _resumed(self, conversation_id: str) -> Claimed | None:
+        try:
+            return await self._services.owners.resume_claim(conversation_id, self.worker_id)
+        except (StoreError, ValueError):
+            _log.exception("conversation %s cannot be taken up again", conversation_id)
+            return None
+
+    def _begin(self, claimed: Claimed) -> None:
+        loop = ConversationLoop(claimed, self._services, on_gone=self._forget)
+        self.loops[loop.conversation_id] = loop
+        if len(self.loops) >= self._max_conversations:
+            self._room.clear()
+        self.progress += 1
+        self._beginning += 1
+        loop.begin().add_done_callback(self._note_begun)
+
+    def _note_begun(self, _: asyncio.Task[None]) -> None:
+        self._beginning -= 1
+        self._has_begun.set()
+
+    async def _read_mail(self, names: ShardKeys) -> None:
+        mailbox = Mailbox(self._services.store, names, self.worker_id)
+        try:
+            while True:
+                for conversation_id in await mailbox.read():
+                    await self._go_on(conversation_id)
+        finally:
+            await mailbox.aclose()
+
+    async def _keep_up(self) -> None:
+        """Find what rings have missed, see after actions that take long, and let go of what only waits."""
+        round_number = 0
+        checked: dict[str, float] = {}
+        clock = self._services.store.clock
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            round_number += 1
+            await self._look_again()
+            idle = [loop for loop in self.loops.values() if loop.is_idle]
+            if idle and round_number % CHECK_NEWS_EVERY == 0:
+                last_ids = await self._services.owners.last_ids([loop.conversation_id for loop in idle])
+                for loop, last_id in zip(idle, last_ids, strict=True):
+                    if last_id != loop.state.version:
+                        loop.wake()
+            now = clock.monotonic()
+            checked = {cid: at for cid, at in checked.items() if cid in self.loops}
+            idle.sort(key=lambda loop: loop.waiting_since)
+            surplus = self._surplus()
+            for position, loop in enumerate(idle):
+                cid, waited = loop.conversation_id, now - loop.waiting_since
+                if position < surplus or waited > self._idle_seconds:
+                    await loop.release_idle()
+                elif waited > CHECK_DISPATCH_AFTER_SECONDS and now - checked.get(cid, 0.0) > waited / 2:
+                    checked[cid] = now
+                    loop.check_dispatch()
+
+    async def _look_again(self) -> None:
+        """Go on with what the store says is ours, and look at all that we have again, if the store was away."""
+        connects = self._services.store.connection.connects
+        if connects != self._connects:
+            self._connects = connects
+            # An older state of the store gives us conversations that we have given up since, and nobody else takes.
+            self._unsure |= set(await self._services.owners.owned(self.worker_id)) - self.loops.keys()
+            for loop in list(self.loops.values()):
+                loop.check_dispatch()
+        while self._unsure:
+            await self._go_on(self._unsure.pop())
+
+    def _surplus(self) -> int:
+        """Return how many conversations that only wait are to go at once."""
+        if self.is_draining:
+            return len(self.loops)
+        return MAKE_ROOM_FOR if len(self.loops) >= self._max_conversations else 0
+
+    def _forget(self, loop: ConversationLoop) -> None:
+        if self.loops.get(loop.conversation_id) is loop:
+            del self.loops[loop.conversation_id]
+            if loop.is_to_begin_again:
+                self._unsure.add(loop.conversation_id)
+        if not self.is_draining and len(self.loops) < self._max_conversations:
+            self._room.set()

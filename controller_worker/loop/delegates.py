@@ -1,0 +1,299 @@
+"""The delegates of a conversation as conversations of their own: begun, told what their parent does, reported.
+
+Holds: everything is repeated after a crash, and everything is written once: a delegate's id follows from its parent's
+and the action's, and every append to another log has a key of its own.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from broker.contract.actions import (
+    AgentDelegateAction,
+    AgentFinishAction,
+    AgentRejectAction,
+    ChangeAgentStateAction,
+    MessageAction,
+)
+from broker.contract.agent_state import TERMINAL_STATES, AgentState
+from broker.contract.events import (
+    AgentSpec,
+    ConversationCreated,
+    DelegateEnded,
+    Event,
+    EventSource,
+    Limits,
+    Observation,
+    Parent,
+)
+from broker.contract.observations import ErrorObservation, SuccessObservation
+from broker.coordination.file_pieces import Parcels
+from broker.log.conversations import Conversations
+from broker.log.event_log import EventLog
+from broker.log.lost_tails import name_gap
+from broker.runtime.errors import EventsLost, UnknownConversation, UsageError
+from broker.runtime.failpoints import failpoint
+from broker.store.store import Store
+from controller_worker.agents.registry import create_agent
+from controller_worker.calls.usage import usage_by_model
+from controller_worker.core.delegation import NOT_STARTED, STARTED, Delegate, answering
+from controller_worker.core.effects import Append
+from controller_worker.core.limits import steps_used
+from controller_worker.core.state import State
+from controller_worker.loop.answering import event_of
+
+ID_CHARS = 24
+TASK = "TASK: {task}"
+FIRST_MESSAGE = 2
+"""The event in a delegate's log that holds its task."""
+WAITS_FOR_PERSON = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
+
+
+class Delegates:
+    """What one conversation's delegates, and its own parent, are told."""
+
+    def __init__(self, log: EventLog, store: Store) -> None:
+        self._log = log
+        self._conversations = Conversations(store)
+        self._parcels = Parcels(store)
+        self._clock = store.clock
+        self._started: set[int] = set()
+        self._told_id = 0
+
+    async def start(self, state: State, delegate_ids: tuple[int, ...]) -> Append | None:
+        """See to it that delegates exist. Returns what is to be appended because of one, None when they only work.
+
+        Idempotent.
+        """
+        for delegate in state.delegation.delegates:
+            if delegate.id not in delegate_ids or delegate.id in self._started:
+                continue
+            action = await event_of(self._log, state.setup.conversation_id, delegate.id)
+            assert isinstance(action, AgentDelegateAction)
+            try:
+                await self._begin(state, delegate, action)
+            except UsageError as error:
+                observation: Observation = ErrorObservation(content=str(error), error_id=NOT_STARTED)
+                return Append((answering(delegate, observation),), ((0, delegate.id),))
+            failpoint("controller.delegate_begun")
+            if delegate.is_background:
+                observation = SuccessObservation(content=STARTED.format(agent=delegate.agent, id=delegate.id))
+                return Append((answering(delegate, observation),), ((0, delegate.id),))
+            self._started.add(delegate.id)
+        return None
+
+    def forget(self) -> None:
+        """Look at all of them again: the store may have lost those that were begun, and what they were told."""
+        self._started.clear()
+        self._told_id = 0
+
+    async def keep(self, state: State) -> None:
+        """See to it that those in the background exist: a fork takes them over from a log, and nobody has begun them.
+
+        Idempotent.
+        """
+        for delegate in state.delegation.delegates:
+            is_at_work = delegate.is_answered and delegate.end is None and delegate.iterations > 0
+            if is_at_work and delegate.id not in self._started:
+                await self._begin_again(state, delegate)
+                self._started.add(delegate.id)
+
+    async def tell(self, state: State) -> None:
+        """Tell the delegates to pause, to go on or to stop, as their parent does.  Idempotent."""
+        order = state.delegation.order
+        if order is None or order.id == self._told_id:
+            return
+        for delegate in state.delegation.delegates:
+            if delegate.end is None and not delegate.refusal and delegate.id < order.id:
+                await self._tell(state, delegate, order.state, key=f"order:{state.setup.conversation_id}:{order.id}")
+        self._told_id = order.id
+
+    async def report(self, state: State) -> None:
+        """Before a conversation is given up: tell its parent of its end, if it is one's delegate.  Idempotent."""
+        if state.setup.parent is not None and is_over(state):
+            failpoint("controller.before_report")
+            await report(self._log, state, state.setup.parent)
+            failpoint("controller.after_report")
+
+    async def _tell(self, state: State, delegate: Delegate, wanted: AgentState, *, key: str) -> None:
+        request = ChangeAgentStateAction(agent_state=wanted, source=EventSource.ENVIRONMENT)
+        delegate_id = conversation_id_of(state.setup.conversation_id, delegate.id)
+        try:
+            await self._log.append(delegate_id, [request], key=key)
+        except UnknownConversation:
+            return  # it was never begun
+
+    async def _begin_again(self, state: State, delegate: Delegate) -> None:
+        action = await event_of(self._log, state.setup.conversation_id, delegate.id)
+        assert isinstance(action, AgentDelegateAction)
+        try:
+            await self._begin(state, delegate, action)
+        except UsageError as error:  # an agent that is known where the fork comes from
+            parent = Parent(conversation_id=state.setup.conversation_id, delegate_id=delegate.id)
+            ended = DelegateEnded(
+                delegate_id=delegate.id,
+                conversation_id=conversation_id_of(state.setup.conversation_id, delegate.id),
+                agent_state=AgentState.ERROR,
+                content=f"{delegate.agent} was not started. {error}",
+            )
+            await _append_once(self._log, parent, ended)
+
+    async def _begin(self, state: State, delegate: Delegate, action: AgentDelegateAction) -> None:
+        agent = spec_of(state.setup.agent, action.agent)
+        create_agent(agent)
+        conversation_id = conversation_id_of(state.setup.conversation_id, delegate.id)
+        task = TASK.format(task=action.inputs["task"])
+        created = ConversationCreated(
+            conversation_id=conversation_id,
+            source=EventSource.AGENT,
+            agent=agent,
+            workspace=state.setup.workspace,
+            limits=_limits(state, delegate, self._clock.now()),
+            headless=state.setup.headless,
+            title=task[:80].partition("\n")[0],
+            tenancy=state.setup.tenancy,
+            parent=Parent(
+                conversation_id=state.setup.conversation_id,
+                delegate_id=delegate.id,
+                level=state.setup.delegate_level + 1,
+            ),
+        )
+        message = MessageAction(content=task, source=EventSource.USER)
+        # A directory means the same only where its parent works.
+        await self._parcels.lend(state.setup.conversation_id, conversation_id, state.setup.workspace.source)
+        node = (await self._conversations.row(state.setup.conversation_id)).node if state.setup.workspace.path else ""
+        if self._log.secrets is not None:  # before its first event, in which they are to be hidden
+            await self._log.secrets.lend(state.setup.conversation_id, conversation_id)
+        await self._log.create(created, [message], key=f"delegate:{delegate.id}", node=node)
+
+
+async def report(log: EventLog, state: State, parent: Parent) -> None:
+    """Tell a parent how its delegate has ended.  Idempotent: only the first report counts."""
+    if await _is_forgotten(log, state, parent):
+        return
+    content, outputs = await _result(log, state)
+    models = usage_by_model(await log.read(state.setup.conversation_id, until=state.version))
+    ended = DelegateEnded(
+        delegate_id=parent.delegate_id,
+        conversation_id=state.setup.conversation_id,
+        agent_state=state.lifecycle.agent_state,
+        content=content,
+        outputs=outputs,
+        iterations=steps_used(state),
+        cost_usd=state.usage.cost_usd,
+        has_unknown_cost=state.usage.has_unknown_cost,
+        prompt_tokens=state.usage.prompt_tokens,
+        completion_tokens=state.usage.completion_tokens,
+        models=models,
+    )
+    await _append_once(log, parent, ended)
+
+
+async def _is_forgotten(log: EventLog, state: State, parent: Parent) -> bool:
+    """Say whether the parent's log has lost the action that asked for this delegate, and names the gap then.
+
+    Another action may have its number by now, and is not to be answered with this delegate's result.
+    """
+    asked: Event | None = None
+    try:
+        if parent.delegate_id <= await log.last_id(parent.conversation_id):
+            asked = await event_of(log, parent.conversation_id, parent.delegate_id)
+    except UnknownConversation:
+        return False
+    begun = await event_of(log, state.setup.conversation_id, FIRST_MESSAGE)
+    task = TASK.format(task=asked.inputs.get("task")) if isinstance(asked, AgentDelegateAction) else None
+    if isinstance(begun, MessageAction) and begun.content == task:
+        return False
+    last_id = await log.last_id(parent.conversation_id)
+    lost = EventsLost(parent.conversation_id, last_id, parent.delegate_id, state.setup.conversation_id)
+    await name_gap(log, lost, noticed_by=f"the delegate {state.setup.conversation_id}")
+    return True
+
+
+async def report_breakdown(log: EventLog, conversation_id: str, reason: str) -> None:
+    """Tell the parent of a conversation that broke down, if it has one.  Idempotent."""
+    created = await event_of(log, conversation_id, 1)
+    if isinstance(created, ConversationCreated) and created.parent is not None:
+        text = f"{created.agent.name} encountered an error during execution. {reason}"
+        ended = DelegateEnded(
+            delegate_id=created.parent.delegate_id,
+            conversation_id=conversation_id,
+            agent_state=AgentState.ERROR,
+            content=text,
+        )
+        await _append_once(log, created.parent, ended)
+
+
+def is_over(state: State) -> bool:
+    """Say whether a delegate has ended for its parent: in the background of a headless run nobody answers it."""
+    return state.lifecycle.agent_state in TERMINAL_STATES or (
+        state.setup.headless and state.lifecycle.agent_state in WAITS_FOR_PERSON
+    )
+
+
+def conversation_id_of(parent_id: str, delegate_id: int) -> str:
+    """Return the id of the conversation that an action's delegate is, always the same."""
+    return "d" + sha256(f"{parent_id}:{delegate_id}".encode()).hexdigest()[:ID_CHARS]
+
+
+def spec_of(parent: AgentSpec, name: str) -> AgentSpec:
+    """Return what a delegate is: what its parent's specification says under this name, else the parent under it.
+
+    Whoever must ask before it acts has delegates that must ask too.
+    """
+    spec = parent.delegates.get(name)
+    if spec is None:
+        return parent.model_copy(update={"name": name, "goal": None, "output": None, "memory": None})
+    if spec.confirmation.mode == "never":
+        spec = spec.model_copy(update={"confirmation": parent.confirmation})
+    return spec
+
+
+async def _append_once(log: EventLog, parent: Parent, ended: DelegateEnded) -> None:
+    try:
+        await log.append(parent.conversation_id, [ended], key=f"delegate:{parent.delegate_id}")
+    except UnknownConversation:
+        return  # the parent is gone; nobody waits for the result
+
+
+async def _result(log: EventLog, state: State) -> tuple[str, dict[str, Any]]:
+    name = state.setup.agent.name
+    last = (
+        await event_of(log, state.setup.conversation_id, state.lifecycle.result_id)
+        if state.lifecycle.result_id
+        else None
+    )
+    outputs = _outputs(last)
+    match state.lifecycle.agent_state:
+        case AgentState.FINISHED | AgentState.REJECTED:
+            told = ", ".join(f"{key}: {value}" for key, value in outputs.items() if key != "metrics")
+            return f"{name} finishes task with {told}", outputs
+        case AgentState.ERROR:
+            return f"{name} encountered an error during execution. {state.lifecycle.last_error}", {}
+        case AgentState.AWAITING_USER_INPUT:
+            said = last.content if isinstance(last, MessageAction) else "it waits for a message"
+            return f"{name} ends with a question that nobody is there to answer: {said}", {}
+        case AgentState.AWAITING_USER_CONFIRMATION:
+            return f"{name} needs a person to confirm an action, and nobody is there.", {}
+    return f"{name} was stopped.", {}
+
+
+def _outputs(last: Event | None) -> dict[str, Any]:
+    if isinstance(last, AgentFinishAction):
+        # The tool has a message only; the original tells the parent nothing of it.
+        return dict(last.outputs) or {"result": last.final_thought}
+    return dict(last.outputs) if isinstance(last, AgentRejectAction) else {}
+
+
+def _limits(state: State, delegate: Delegate, now: datetime) -> Limits:
+    seconds = None if state.usage.deadline is None else max((state.usage.deadline - now).total_seconds(), 1.0)
+    return state.setup.limits.model_copy(
+        update={
+            "max_iterations": delegate.iterations,
+            "max_budget_usd": delegate.budget_usd,
+            "max_tokens": delegate.tokens,
+            "max_seconds": seconds,
+        }
+    )

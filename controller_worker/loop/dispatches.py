@@ -1,0 +1,53 @@
+"""Which actions of a conversation are with a tool worker, as far as its owner knows.
+
+Holds: what is waited for was handed to the action streams, or is handed there now; asked again, it is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.contract import codec
+from broker.coordination.ownership import DispatchOutcome, Owners
+from broker.log.event_log import EventLog
+from broker.log.fencing import Ownership
+from broker.runtime.errors import OwnershipLost
+
+
+class Dispatches:
+    """The actions of one conversation that its owner waits for."""
+
+    def __init__(self, log: EventLog, owners: Owners, ownership: Ownership) -> None:
+        self._log = log
+        self._owners = owners
+        self._ownership = ownership
+        self._known: set[int] = set()
+
+    def note(self, action_ids: Iterable[int]) -> None:
+        """Remember actions that were handed over with the append that wrote them."""
+        self._known.update(action_ids)
+
+    def forget(self) -> None:
+        """Look at all of them again when they are waited for next."""
+        self._known.clear()
+
+    async def see_to(self, action_ids: tuple[int, ...]) -> bool:
+        """See to it that actions are with a tool worker. False when one turns out to be settled already.
+
+        Raises:
+            OwnershipLost: the conversation has another owner.
+        """
+        conversation_id = self._ownership.conversation_id
+        for action_id in action_ids:
+            if action_id in self._known:
+                continue
+            entry = await self._log.entry(conversation_id, action_id)
+            pool = codec.decode(entry, action_id).pool_wanted
+            outcome = await self._owners.dispatch(self._ownership, action_id, entry, pool=pool)
+            if outcome is DispatchOutcome.FENCED:
+                raise OwnershipLost(f"The conversation {conversation_id} has another owner.")
+            if outcome is DispatchOutcome.SETTLED:
+                return False
+            self._known.add(action_id)
+        self._known.intersection_update(action_ids)
+        return True

@@ -1,0 +1,95 @@
+"""What is left to do for a conversation when something broke that nobody foresaw: say so in its log, and let go of it.
+
+A conversation in which a newer version has written something that this one cannot read is not broken: it is left to a
+newer worker.
+
+Holds: an error of one conversation becomes an event of it; nothing is written under a token that is not current.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from broker.contract.agent_state import AgentState
+from broker.contract.observations import AgentStateChangedObservation
+from broker.coordination.ownership import Owners
+from broker.log.event_log import Closed, Conflict, EventLog, Fenced
+from broker.log.fencing import Ownership
+from broker.runtime.errors import StoreTooNew, UnknownKind
+from controller_worker.core.announcement import end_in_error
+from controller_worker.core.effects import Append
+from controller_worker.core.failures import code_of, last_error_of
+from controller_worker.core.state import State
+from controller_worker.loop.delegates import report_breakdown
+
+MAX_ROUNDS = 16
+"""How often news may come in between; each time the same is said again."""
+NEWER_WORKER = "newer_worker"
+"""What a conversation waits for that this version cannot read."""
+LEFT_SECONDS = 10.0
+"""After how long somebody looks again whether there is a newer worker."""
+
+_log = logging.getLogger(__name__)
+
+
+async def rest_in_error(
+    log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception
+) -> None:
+    """Record an error and give the conversation up until somebody speaks up.  Raises nothing.
+
+    Args:
+        state: the state of the conversation as far as it was read, None where it was not.
+        error: of an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.
+    """
+    try:
+        if isinstance(error, UnknownKind | StoreTooNew):
+            _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)
+            await _leave_to_newer(log, owners, ownership)
+            return
+        _log.error("conversation %s", ownership.conversation_id, exc_info=error)
+        for _ in range(MAX_ROUNDS):
+            if await _has_rested(log, owners, ownership, state, error=error):
+                break
+        await report_breakdown(log, ownership.conversation_id, last_error_of(error))
+    except Exception:  # noqa: BLE001  (the outermost edge: a conversation must not end its neighbours)
+        _log.exception("conversation %s: its error could not be recorded", ownership.conversation_id)
+
+
+async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -> None:
+    """Release the conversation, unchanged; it comes back after a while, here or at a newer worker."""
+    for _ in range(MAX_ROUNDS):
+        (last_id,) = await owners.last_ids([ownership.conversation_id])
+        outcome = await log.append_as_owner(
+            ownership, (), expected_last_id=last_id, fields={"wait_reason": NEWER_WORKER}
+        )
+        if isinstance(outcome, Fenced):
+            return
+        has_news = isinstance(outcome, Conflict)
+        if not has_news and await owners.release(ownership, seen_id=last_id, delay_seconds=LEFT_SECONDS) is None:
+            return
+
+
+async def _has_rested(
+    log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception
+) -> bool:
+    """Append the error and release the conversation. False when there is news; it gets the same answer."""
+    (last_id,) = await owners.last_ids([ownership.conversation_id])
+    reason, code = last_error_of(error), code_of(error)
+    if state is not None and state.version == last_id:
+        wanted = end_in_error(state, reason, code=code)
+    else:  # what is pending is not known
+        wanted = Append((AgentStateChangedObservation(agent_state=AgentState.ERROR, reason=reason, code=code),))
+    outcome = await log.append_as_owner(
+        ownership,
+        wanted.events,
+        expected_last_id=last_id,
+        answers=dict(wanted.answers),
+        cancels=wanted.cancels,
+        fields={"state": AgentState.ERROR.value, "wait_reason": "", "last_error": reason, "error_code": code},
+    )
+    if isinstance(outcome, Fenced):
+        return True
+    if isinstance(outcome, Conflict):
+        return False
+    seen_id = last_id if isinstance(outcome, Closed) else outcome.last_id
+    return await owners.release(ownership, seen_id=seen_id) is None

@@ -1,0 +1,221 @@
+"""Hooks: what the operator of a controller worker does before and after model calls, actions, observations, finishes.
+
+A hook is a Python function or a command. It is told what is about to happen as JSON values; before it happens, it can
+veto. A veto is recorded like any other outcome (an error observation, a refused finish, a failed call), so the log and
+its replay need no hooks.
+
+Holds: a hook that fails, or takes too long, vetoes when it is asked before something and is only logged after it; the
+worker's loop never waits for one hook while it could step another conversation; hooks come from the worker's own
+configuration, never from a workspace or a conversation.
+Does not: ask once only. After a crash, and when a message comes in between, the same question can be asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from broker.contract.actions import AgentFinishAction
+from broker.contract.events import Action, Event, ModelReply, Observation
+from broker.contract.observations import ErrorObservation, FinishRefusedObservation
+from broker.runtime.errors import DeckhandsError
+from controller_worker.core.effects import Append
+from controller_worker.core.state import State
+from controller_worker.llm.errors import HookVeto
+
+VETO_EXIT_CODE = 2
+MAX_REASON_CHARS = 2_000
+LAST_WORDS_SECONDS = 1.0
+"""How long a command that was killed is waited for."""
+ERROR_ID = "AGENT_ERROR$HOOK_VETO"
+
+_log = logging.getLogger(__name__)
+
+HookFunction = Callable[[Mapping[str, Any]], str | Awaitable[str | None] | None]
+"""Takes what happens, returns why it must not, or None. Synchronous ones run in a thread."""
+
+
+class HookPoint(StrEnum):
+    """When a hook is asked."""
+
+    BEFORE_MODEL = "before_model"
+    AFTER_MODEL = "after_model"
+    BEFORE_ACTION = "before_action"
+    BEFORE_FINISH = "before_finish"
+    AFTER_OBSERVATION = "after_observation"
+
+
+MAY_VETO = frozenset({HookPoint.BEFORE_MODEL, HookPoint.BEFORE_ACTION, HookPoint.BEFORE_FINISH})
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One hook.
+
+    Attributes:
+        name: of the function or the command, for people.
+        ask: returns why not, or None; raises when it fails.
+        kinds: of events it is asked about; empty for all.
+    """
+
+    point: HookPoint
+    name: str
+    ask: Callable[[Mapping[str, Any]], Awaitable[str | None]]
+    timeout_seconds: float = 10.0
+    kinds: frozenset[str] = frozenset()
+
+
+class Hooks:
+    """The hooks of a worker."""
+
+    def __init__(self, hooks: Sequence[Hook] = ()) -> None:
+        self._hooks: dict[HookPoint, list[Hook]] = {}
+        for hook in hooks:
+            self._hooks.setdefault(hook.point, []).append(hook)
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def admit(self, state: State, service: str, model: str) -> None:
+        """Ask whether a model may be called.
+
+        Raises:
+            HookVeto: it may not.
+        """
+        if HookPoint.BEFORE_MODEL in self._hooks:
+            reason = await self._veto(HookPoint.BEFORE_MODEL, state, {"model": model, "service": service})
+            if reason is not None:
+                raise HookVeto(reason, remedy="Ask whoever runs the controller workers.")
+
+    async def reviewed(self, state: State, events: Sequence[Event]) -> Append:
+        """Return the events of a turn, or an edited action, and behind them what settles those that are vetoed."""
+        if not self._hooks:
+            return Append(tuple(events))
+        outcomes: list[Event] = []
+        answers: list[tuple[int, int]] = []
+        for number, event in enumerate(events, state.version + 1):
+            if isinstance(event, ModelReply):
+                self._tell(HookPoint.AFTER_MODEL, state, event)
+            point = _point_of(event)
+            reason = None if point is None else await self._veto(point, state, _about(event, number))
+            if reason is None:
+                continue
+            if isinstance(event, AgentFinishAction):
+                outcomes.append(
+                    FinishRefusedObservation(content=f"Your finish was not accepted: {reason}", reason="hook")
+                )
+                continue
+            answers.append((len(events) + len(outcomes), number))
+            outcomes.append(
+                ErrorObservation(
+                    content=f"The action was not carried out: {reason}",
+                    error_id=ERROR_ID,
+                    cause=number,
+                    tool_call_metadata=event.tool_call_metadata,
+                )
+            )
+        return Append((*events, *outcomes), tuple(answers))
+
+    def tell(self, state: State, events: Iterable[Event]) -> None:
+        """Tell of observations that have come; nobody waits for what becomes of it."""
+        if HookPoint.AFTER_OBSERVATION in self._hooks:
+            for event in events:
+                if isinstance(event, Observation):
+                    self._tell(HookPoint.AFTER_OBSERVATION, state, event)
+
+    async def aclose(self) -> None:
+        """Wait for what was told last."""
+        await asyncio.gather(*self._telling, return_exceptions=True)
+
+    def _tell(self, point: HookPoint, state: State, event: Event) -> None:
+        if point in self._hooks:
+            task = asyncio.create_task(self._told(point, state, _about(event, event.id)))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _told(self, point: HookPoint, state: State, about: Mapping[str, Any]) -> None:
+        await self._veto(point, state, about)
+
+    async def _veto(self, point: HookPoint, state: State, about: Mapping[str, Any]) -> str | None:
+        """Return the first reason against it; hooks are asked in their order."""
+        event = about.get("event") or {}
+        for hook in self._hooks.get(point, ()):
+            if hook.kinds and event.get("kind") not in hook.kinds:
+                continue
+            told = {
+                "point": point.value,
+                "conversation_id": state.setup.conversation_id,
+                "iteration": state.usage.iteration,
+                **about,
+            }
+            reason = await _asked(hook, told)
+            if reason is not None and point in MAY_VETO:
+                return reason[:MAX_REASON_CHARS]
+        return None
+
+
+async def _asked(hook: Hook, told: Mapping[str, Any]) -> str | None:
+    try:
+        async with asyncio.timeout(hook.timeout_seconds):
+            return await hook.ask(told)
+    except TimeoutError:
+        _log.warning("the hook %s did not answer within %g s", hook.name, hook.timeout_seconds)
+        return f"the hook {hook.name} did not answer in time"
+    except Exception:  # noqa: BLE001  (somebody else's code)
+        _log.exception("the hook %s failed", hook.name)
+        return f"the hook {hook.name} failed"
+
+
+def _point_of(event: Event) -> HookPoint | None:
+    if isinstance(event, AgentFinishAction):
+        return HookPoint.BEFORE_FINISH
+    return HookPoint.BEFORE_ACTION if isinstance(event, Action) and event.runnable else None
+
+
+def _about(event: Event, event_id: int) -> dict[str, Any]:
+    return {"event": event.export() | {"id": event_id}}
+
+
+def function_hook(function: HookFunction) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
+    """Make what asks a Python function."""
+    if inspect.iscoroutinefunction(function):
+        return function
+
+    async def ask(told: Mapping[str, Any]) -> str | None:
+        answer = await asyncio.to_thread(function, told)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return ask
+
+
+def command_hook(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
+    """Make what runs a command: JSON on its standard input; exit code 2 vetoes, its standard error says why."""
+
+    async def ask(told: Mapping[str, Any]) -> str | None:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=asyncio.subprocess.DEVNULL, stderr=pipe, start_new_session=True
+        )
+        try:
+            _, errors = await process.communicate(json.dumps(told).encode())
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has begun, which would be nobody's
+            with contextlib.suppress(TimeoutError):  # what has left the group may hold the pipe open
+                await asyncio.wait_for(process.wait(), LAST_WORDS_SECONDS)
+            raise
+        text = errors.decode(errors="replace").strip()
+        if process.returncode == VETO_EXIT_CODE:
+            return text or f"the hook {command[0]} said no"
+        if process.returncode != 0:
+            raise DeckhandsError(f"The hook {command[0]} ended with {process.returncode}: {text}")
+        return None
+
+    return ask

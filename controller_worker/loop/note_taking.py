@@ -1,0 +1,67 @@
+"""Taking notes: an action in the log, then the notebook, then the observation that says what came of it.
+
+Holds: the notebook is changed only by what stands in a log already, and by it in the same way however often a worker
+dies in between; what goes into a notebook has been masked.
+"""
+
+from __future__ import annotations
+
+from broker.contract.events import EventSource, Observation
+from broker.contract.notes import MAX_NOTES, Note, NoteAction, Notebook, NoteObservation, listed, note_id_of
+from broker.coordination.notebooks import Notebooks
+from broker.runtime.errors import UsageError
+from controller_worker.core.effects import Append
+from controller_worker.core.state import State
+
+NO_MEMORY = "This conversation keeps no notes."
+
+
+def notebook_of(state: State) -> Notebook | None:
+    """Return where a conversation's notes are; None if it keeps none."""
+    memory = state.setup.agent.memory
+    return None if memory is None else Notebook.of(memory, tenant=state.setup.tenancy.tenant)
+
+
+async def noted(notebooks: Notebooks, state: State, action: NoteAction) -> Append:
+    """Do what an action wants and return what tells of it.  Idempotent.
+
+    Args:
+        action: as the log has it.
+    """
+    notebook = notebook_of(state)
+    if notebook is None:
+        found = NoteObservation(content=NO_MEMORY)
+    else:
+        found = await _done(notebooks, notebook, state.setup.conversation_id, action)
+    answer: Observation = found.model_copy(
+        update={
+            "source": EventSource.AGENT,
+            "cause": action.id,
+            "tool_call_metadata": action.tool_call_metadata,
+        }
+    )
+    return Append((answer,))
+
+
+async def _done(notebooks: Notebooks, notebook: Notebook, conversation_id: str, action: NoteAction) -> NoteObservation:
+    match action.command:
+        case "write":
+            note = Note(
+                id=action.note_id or note_id_of(conversation_id, action.id),
+                text=action.text,
+                keywords=action.keywords,
+                written=action.timestamp,
+                conversation_id=conversation_id,
+            )
+            try:
+                await notebooks.write(notebook, note)
+            except UsageError as error:
+                return NoteObservation(content=f"The note was not written. {error.message} {error.remedy}")
+            return NoteObservation(content=f"Noted under the id {note.id}.", written=note)
+        case "forget":
+            if await notebooks.forget(notebook, action.note_id):
+                return NoteObservation(content=f"The note {action.note_id} is forgotten.", forgotten=action.note_id)
+            return NoteObservation(content=f"There is no note {action.note_id} (any more).", forgotten=action.note_id)
+    notes = await notebooks.notes(notebook)
+    count = f"{len(notes)} of at most {MAX_NOTES} notes:\n" if notes else "There are no notes."
+    return NoteObservation(content=count + listed(notes))

@@ -1,0 +1,328 @@
+"""Replay: decide again, offline, whatever a log says was decided, and compare byte by byte.
+
+What people, tools and models brought is taken from the log as it is: messages, requests, observations of actions,
+replies, failed calls, condensations. Everything else the controller decided, and it is decided anew: by the core's
+next effect, by what an agent makes of a reply, by what a person's answer leads to. The time of a decision is that of
+the event it led to.
+
+Holds: no model, no store and no clock are asked; the first event that would be another one today is named, with both.
+Does not: judge the words of a system message, which are the agent's and not a decision; repeat what a fork's origin
+decided; foresee an error of the shell's surroundings (it is taken as recorded, and only its consequences are checked).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from broker.contract.actions import (
+    AgentDelegateAction,
+    AgentFinishAction,
+    AgentRejectAction,
+    AgentThinkAction,
+    ChangeAgentStateAction,
+    CondensationRequestAction,
+    LoopRecoveryAction,
+    MessageAction,
+    RecallAction,
+    RiskyAction,
+    SurveyAction,
+    SystemMessageAction,
+    TaskTrackingAction,
+)
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConversationCreated, Event, EventSource, ModelReply, Observation
+from broker.contract.notes import Note, NoteAction
+from broker.contract.observations import (
+    AgentDelegateObservation,
+    AgentStateChangedObservation,
+    AgentThinkObservation,
+    ErrorObservation,
+    FinishRefusedObservation,
+    FinishVerdictObservation,
+    LoopDetectionObservation,
+    NullObservation,
+    RecallObservation,
+    SuccessObservation,
+    TaskTrackingObservation,
+    UserRejectObservation,
+)
+from broker.contract.planning import PlanAcceptedObservation
+from broker.contract.skills import NO_SKILLS
+from broker.contract.workspace_events import OpenWorkspaceAction
+from broker.log.export import events_from_lines
+from broker.runtime.errors import DeckhandsError, UsageError
+from controller_worker.agents.agent import Agent
+from controller_worker.agents.registry import create_agent
+from controller_worker.calls.critic import verdict_of
+from controller_worker.core import delegation
+from controller_worker.core.announcement import end_in_error
+from controller_worker.core.confirmation import carried_out
+from controller_worker.core.controller import apply, next_effect
+from controller_worker.core.delegation import NOT_STARTED, STARTED
+from controller_worker.core.effects import Append, AwaitDelegates, CallModel, CarryOut, Effect, Greet, Recall, TakeNote
+from controller_worker.core.inbox import recalled
+from controller_worker.core.output import examined
+from controller_worker.core.state import State
+from controller_worker.core.survey import skills_from
+from controller_worker.loop.answering import greeting
+from controller_worker.security.assessment import assessed
+
+DECIDED = (
+    SystemMessageAction,
+    RecallAction,
+    RecallObservation,
+    NullObservation,
+    AgentStateChangedObservation,
+    AgentThinkAction,
+    AgentThinkObservation,
+    AgentDelegateAction,
+    AgentDelegateObservation,
+    SuccessObservation,
+    AgentFinishAction,
+    AgentRejectAction,
+    CondensationRequestAction,
+    TaskTrackingAction,
+    TaskTrackingObservation,
+    LoopDetectionObservation,
+    FinishRefusedObservation,
+    FinishVerdictObservation,
+    PlanAcceptedObservation,
+    RiskyAction,
+    SurveyAction,
+    NoteAction,
+    OpenWorkspaceAction,
+)
+"""Kinds that nobody but the controller writes, whoever they name as their source."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first event that would be another one today.
+
+    Attributes:
+        recorded: the event in the log; None when the log ends before it.
+        decided: what is decided in its place; None when nothing is.
+        wanted: what the core wants there.
+    """
+
+    event_id: int
+    recorded: Event | None
+    decided: Event | None
+    wanted: str
+
+    def lines(self) -> list[str]:
+        """Return what differs, as a unified diff of both events."""
+        recorded, decided = _shown(self.recorded), _shown(self.decided)
+        diff = difflib.unified_diff(recorded, decided, "recorded", "decided now", lineterm="", n=2)
+        return [f"event {self.event_id}: {self.wanted}", *diff]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay found.
+
+    Attributes:
+        events: how many events of the log were gone through.
+        decided: how many of them were decided anew and are the same to the byte.
+        is_waiting: the log ends where the controller would go on at once: it was cut off, or nobody owned it.
+    """
+
+    events: int
+    decided: int
+    is_waiting: bool
+    state: State
+    divergence: Divergence | None = None
+
+    def report(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        divergence = self.divergence
+        return {
+            "replay": True,
+            "conversation_id": self.state.setup.conversation_id,
+            "events": self.events,
+            "decided": self.decided,
+            "is_waiting": self.is_waiting,
+            "state": self.state.lifecycle.agent_state.value,
+            "is_same": divergence is None,
+            "divergence": None if divergence is None else {"event_id": divergence.event_id, "diff": divergence.lines()},
+        }
+
+
+class Replay:
+    """One replay under way."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        created = events[0] if events else None
+        if not isinstance(created, ConversationCreated):
+            raise UsageError("The log does not begin with the creation of its conversation.", remedy="Export it whole.")
+        self._events = events
+        self._state = State()
+        self._agent: Agent = create_agent(created.agent)
+        self._expected: list[Event] = []
+        self._decided = 0
+        self._given_until = created.forked_at or 1  # the creation itself
+
+    def run(self) -> Replayed:
+        """Go through the log, up to its end or to the first divergence."""
+        for event in self._events:
+            now = event.timestamp or EPOCH
+            if event.id > self._given_until and not self._is_accounted_for(event, now):
+                decided = self._expected[0] if self._expected else None
+                wanted = _wanted(next_effect(self._state, now))
+                return self._replayed(False, Divergence(event.id, event, _as_recorded(decided, event), wanted))
+            before, self._state = self._state.setup.agent.name, apply(self._state, event)
+            if event.id > 1 and self._state.setup.agent.name != before:
+                self._agent = create_agent(self._state.setup.agent)
+        last = self._events[-1]
+        if self._expected:
+            divergence = Divergence(last.id + 1, None, self._expected[0], "the log ends within an append")
+            return self._replayed(False, divergence)
+        effect = next_effect(self._state, last.timestamp or EPOCH)
+        return self._replayed(isinstance(effect, Append | Greet | Recall | CarryOut | TakeNote))
+
+    def _replayed(self, is_waiting: bool, divergence: Divergence | None = None) -> Replayed:
+        return Replayed(self._state.version, self._decided, is_waiting, self._state, divergence)
+
+    def _is_accounted_for(self, event: Event, now: datetime) -> bool:
+        """Say whether an event is what is decided, or what somebody else may bring at any time."""
+        if self._expected:  # an append is written whole: nothing comes between its events
+            return self._takes(event)
+        effect = next_effect(self._state, now)
+        self._expected = self._wanted_events(effect)
+        if self._expected and self._takes(event):
+            return True
+        if self._is_given(event, effect):
+            self._expected = self._led_to_by(event)
+            return True
+        failed = self._expected
+        self._expected = self._error_of_the_shell(event)
+        if self._expected and self._takes(event):
+            return True
+        self._expected = failed
+        return False
+
+    def _takes(self, event: Event) -> bool:
+        decided = _as_recorded(self._expected[0], event)
+        if decided is None or decided.export() != event.export():
+            return False
+        del self._expected[0]
+        self._decided += 1
+        return True
+
+    def _wanted_events(self, effect: Effect) -> list[Event]:
+        """Return the events that are to be appended now; none when something else is wanted."""
+        if isinstance(effect, Greet):
+            effect = greeting(self._agent, self._state)
+        elif isinstance(effect, Recall):
+            survey = self._events[effect.survey_id - 1] if effect.survey_id else None
+            skills = skills_from(survey) if isinstance(survey, Observation) else NO_SKILLS
+            effect = recalled(self._state, skills, self._notes_recalled())
+        elif isinstance(effect, CarryOut):
+            action, answer = self._events[effect.action_id - 1], self._events[effect.answer_id - 1]
+            assert isinstance(action, RiskyAction)
+            assert isinstance(answer, ChangeAgentStateAction)
+            effect = carried_out(self._state, action, answer)
+        return list(effect.events) if isinstance(effect, Append) else []
+
+    def _notes_recalled(self) -> Sequence[Note]:
+        """Return what the notebook held, as far as the recall that comes next tells of it."""
+        follows = self._events[self._state.version :]
+        recall = next((event for event in follows if isinstance(event, RecallObservation | NullObservation)), None)
+        return (recall.notes or ()) if isinstance(recall, RecallObservation) else ()
+
+    def _is_given(self, event: Event, effect: Effect) -> bool:
+        """Say whether somebody else than the controller may have written an event."""
+        if isinstance(effect, AwaitDelegates) and event.cause in effect.delegate_ids:
+            return self._is_start_of_delegate(event)
+        if isinstance(event, ModelReply) and event.service == "agent":
+            return event.iteration == self._state.usage.iteration + 1
+        if isinstance(event, FinishRefusedObservation) and event.reason == "hook":
+            turn = self._events[self._state.calls.reply_id : event.id - 1]
+            return any(isinstance(decided, AgentFinishAction) for decided in turn)
+        is_answer = isinstance(event, Observation) and not isinstance(event, PlanAcceptedObservation)
+        if is_answer and event.cause and self._events[event.cause - 1].runnable:
+            return any(pending.id == event.cause for pending in self._state.tools.pending)
+        if isinstance(event, MessageAction | ChangeAgentStateAction | LoopRecoveryAction):
+            return event.source is not EventSource.AGENT
+        return not isinstance(event, (*DECIDED, ErrorObservation, UserRejectObservation))
+
+    def _is_start_of_delegate(self, event: Event) -> bool:
+        """Say whether an event tells that a delegate was begun, or could not be: the shell has tried it."""
+        delegate = next(delegate for delegate in self._state.delegation.delegates if delegate.id == event.cause)
+        if isinstance(event, ErrorObservation):
+            return event.error_id == NOT_STARTED
+        begun = STARTED.format(agent=delegate.agent, id=delegate.id)
+        return delegate.is_background and isinstance(event, SuccessObservation) and event.content == begun
+
+    def _led_to_by(self, event: Event) -> list[Event]:
+        """Return what the controller appends together with an event that was brought to it."""
+        if isinstance(event, ModelReply) and event.service == "critic":
+            return [verdict_of(event, finish_id=self._state.lifecycle.result_id)]
+        if not isinstance(event, ModelReply) or event.service != "agent":
+            return []
+        led_to = examined(self._agent.events_of(event, self._state.tasks.items), self._state.setup.agent.output)
+        return list(assessed(led_to, self._state.setup.agent.confirmation, self._state.setup.workspace))
+
+    def _error_of_the_shell(self, event: Event) -> list[Event]:
+        """Return what ends the work when something failed that the log does not know, if it is that which follows."""
+        unsettled = len(self._state.tools.pending) + len(delegation.unanswered(self._state))
+        follows = self._events[event.id - 1 : event.id + unsettled]
+        for announced in follows:
+            if isinstance(announced, AgentStateChangedObservation) and announced.agent_state is AgentState.ERROR:
+                if announced is event:
+                    return [announced]
+                return list(end_in_error(self._state, announced.reason, code=announced.code).events)
+        return []
+
+
+def replay(events: Sequence[Event]) -> Replayed:
+    """Decide a log anew.
+
+    Args:
+        events: whole events from the first on, without gaps.
+
+    Raises:
+        UsageError: it does not begin with the conversation's creation, or names an agent that this version lacks.
+    """
+    return Replay(events).run()
+
+
+def _as_recorded(decided: Event | None, event: Event) -> Event | None:
+    """Return a decided event with what the append or the agent's words add to it; None if it is of another kind."""
+    if decided is None or type(decided) is not type(event):
+        return decided
+    update: dict[str, Any] = {"id": event.id, "timestamp": event.timestamp}
+    if isinstance(event, SystemMessageAction):
+        update |= {"content": event.content, "tools": event.tools}
+    return decided.model_copy(update=update)
+
+
+def _wanted(effect: Effect) -> str:
+    if isinstance(effect, CallModel):
+        return f"the controller wants to ask the model for step {effect.iteration}"
+    return f"the controller wants: {type(effect).__name__}"
+
+
+def _shown(event: Event | None) -> list[str]:
+    return json.dumps(event.export(), indent=1, ensure_ascii=False).splitlines() if event is not None else []
+
+
+def main() -> None:
+    """Replay the log on standard input, one event a line, and print the report as JSON."""
+    try:
+        report = replay(events_from_lines(sys.stdin, source="the log")).report()
+    except DeckhandsError as error:
+        report = {"replay": True, "error": error.message, "remedy": error.remedy, "code": error.code}
+    sys.stdout.write(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()

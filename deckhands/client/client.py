@@ -1,0 +1,398 @@
+"""The client: what a person or a producer does with the conversations of a store, over asyncio.
+
+Holds: everything goes through the log; a call whose reply is lost may be repeated under the same idempotency key.
+Does not: start workers; `cluster` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Self
+
+from pydantic import BaseModel
+
+from broker.contract import codec
+from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import (
+    AgentSpec,
+    ConversationCreated,
+    Event,
+    EventSource,
+    Limits,
+    ModelSwitched,
+    WorkspaceSpec,
+)
+from broker.contract.specs import Tenancy
+from broker.contract.unknown_event import decode_any
+from broker.coordination.file_pieces import Parcels
+from broker.log.conversations import ConversationRow, Conversations
+from broker.log.event_log import Closed, EventLog
+from broker.log.lost_tails import followed
+from broker.log.status import RECOVERED_TO, Standing
+from broker.runtime.errors import EventsLost, StoreUnavailable, UsageError
+from broker.runtime.ids import check_conversation_id, new_conversation_id
+from broker.store.store import Store, open_store
+from broker.tools.output_schema import check_output_schema
+from broker.tools.tool_offers import ToolOffers
+from deckhands.client.forking import Point, fork_of, taken_over
+from deckhands.client.named_directory import require_served
+from deckhands.client.secret_keeping import keep_secrets, secrets_of
+from deckhands.client.tasks import check_task, output_of, title_of
+from deckhands.reading.summary import Summary, Tally, summarize
+
+OFFERS_LIMIT_SECONDS = 20.0
+"""How long a tool may be missing because its worker is still starting."""
+
+
+class Client:
+    """The conversations of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.secrets = secrets_of(store)
+        self.log = EventLog(store)
+        self._told = EventLog(store, self.secrets)
+        self._conversations = Conversations(store)
+
+    @classmethod
+    async def connect(cls, url: str, *, shards: int = 1, patience_seconds: float | None = 30.0) -> Self:
+        """Connect to a store; see `open_store` for the arguments and what is raised."""
+        return cls(await open_store(url, shards=shards, patience_seconds=patience_seconds))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self.store.aclose()
+
+    async def submit(
+        self,
+        task: str,
+        *,
+        agent: AgentSpec | None = None,
+        workspace: WorkspaceSpec | None = None,
+        limits: Limits | None = None,
+        upload: bytes | None = None,
+        tools: Sequence[str] = (),
+        output: type[BaseModel] | Mapping[str, Any] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        headless: bool = True,
+        tenancy: Tenancy | None = None,
+        title: str = "",
+        conversation_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Begin a conversation with a task and return its id.  Idempotent under the same `idempotency_key`.
+
+        Args:
+            task: 1 to 100,000 characters.
+            upload: the file that the workspace's `UploadedSource` names.
+            tools: what tool workers offer and the agent may use: keys, or patterns such as `github/*`.
+            output: what the agent has to hand in when it finishes, as a Pydantic model or a JSON Schema; it is in
+                `Summary.outputs` then. None: as `agent.output` says.
+            secrets: what commands may use and nobody may read, by name.
+            headless: nobody is there to be asked.
+            tenancy: who it is for: whose budget pays, and who goes first when a quota is short.
+            title: for listings; the beginning of the task if empty.
+            conversation_id: the id to give it; a new one, or the one that belongs to `idempotency_key`, if None.
+            idempotency_key: the same key always means the same conversation, whatever else is passed.
+
+        Raises:
+            UsageError: the task, a secret or the schema of the output cannot be used, the id is taken, or no tool
+                worker offers one of the tools or takes the directory.
+        """
+        check_task(task)
+        workspace = workspace or WorkspaceSpec()
+        await require_served(self.store, workspace)
+        agent = agent or AgentSpec()
+        if output is not None:
+            agent = agent.model_copy(update={"output": output_of(output)})
+        elif agent.output is not None:
+            check_output_schema(agent.output.json_schema)
+        if tools:
+            offers = await ToolOffers(self.store).choose(tools, limit_seconds=OFFERS_LIMIT_SECONDS)
+            agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
+        if conversation_id is None:
+            conversation_id = (
+                conversation_id_of(idempotency_key) if idempotency_key is not None else new_conversation_id()
+            )
+        if upload is not None:
+            await Parcels(self.store).keep(check_conversation_id(conversation_id), upload)
+        created = ConversationCreated(
+            conversation_id=check_conversation_id(conversation_id),
+            source=EventSource.USER,
+            agent=agent,
+            workspace=workspace,
+            limits=limits or Limits(),
+            headless=headless,
+            title=title or title_of(task),
+            tenancy=tenancy,
+        )
+        message = MessageAction(content=task, source=EventSource.USER)
+        await keep_secrets(self.secrets, conversation_id, secrets or {})
+        await self._told.create(created, [message], key=idempotency_key)
+        return conversation_id
+
+    async def fork(
+        self,
+        conversation_id: str,
+        *,
+        at: int | None = None,
+        model: str | None = None,
+        workspace: WorkspaceSpec | None = None,
+        title: str = "",
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Begin a conversation with the events of another, go on from there, and return its id.
+
+        Idempotent under the same `idempotency_key`. What ran in the origin does not run again; see `forking`.
+
+        Args:
+            at: the last event to take over; None: all there are.
+            model: another model; the origin's if None.
+            workspace: where to work, as the origin if None; files are no part of a log, see `forking`.
+
+        Raises:
+            UsageError: no such conversation or event, or no tool worker takes the directory.
+        """
+        events = Point(conversation_id, at).cut(await self.events(conversation_id, is_whole=True))
+        fork_id = conversation_id_of(idempotency_key) if idempotency_key is not None else new_conversation_id()
+        created = fork_of(events, fork_id, model=model, workspace=workspace, title=title)
+        await require_served(self.store, created.workspace)
+        await Parcels(self.store).lend(conversation_id, fork_id, created.workspace.source)
+        await self.log.adopt(created, taken_over(events, model=model), key=f"fork:{created.forked_from}")
+        return fork_id
+
+    async def send_message(
+        self, conversation_id: str, text: str, *, model: str | None = None, idempotency_key: str | None = None
+    ) -> None:
+        """Say something to the agent; it goes on, whatever state it is in. Its secrets are hidden in the text.
+
+        Args:
+            model: the profile or model that it goes on with; None: the same as before.
+
+        Raises:
+            UsageError: the text cannot be used, the conversation is unknown or closed.
+            SecretsLocked: it has secrets, and there is no key here that opens them.
+        """
+        check_task(text, name="message")
+        message = MessageAction(content=text, source=EventSource.USER)
+        await self._append(conversation_id, [*_switch_to(model), message], idempotency_key, log=self._told)
+
+    async def pause(self, conversation_id: str) -> None:
+        """Ask for a pause: what runs is finished, nothing new is begun.
+
+        Raises:
+            UsageError: the conversation is unknown, closed or over.
+        """
+        await self._refuse_if_over(conversation_id, "paused")
+        await self._ask_for(conversation_id, AgentState.PAUSED)
+
+    async def resume(self, conversation_id: str, *, model: str | None = None) -> None:
+        """Ask to go on, with another `model` if one is named; one that was stopped or failed may go on too.
+
+        Raises:
+            UsageError: the conversation is unknown or closed.
+        """
+        await self._ask_for(conversation_id, AgentState.RUNNING, *_switch_to(model))
+
+    async def recover(self, conversation_id: str, *, option: int, model: str | None = None) -> None:
+        """Get an agent out of its loop: 1 restart before it and wait, 2 restart and go on, 3 stop.
+
+        Args:
+            model: see `send_message`.
+
+        Raises:
+            UsageError: the agent is in no loop, or there is no such option.
+        """
+        if not (await self._tally(conversation_id)).standing.is_in_loop or option not in RECOVERED_TO:
+            raise UsageError(
+                f"The conversation {conversation_id} is in no loop that option {option} leads out of.",
+                remedy="Send it a message to go on with it.",
+            )
+        choice = LoopRecoveryAction(option=option, source=EventSource.USER)
+        await self._append(conversation_id, [*_switch_to(model), choice], None)
+
+    async def confirm(
+        self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
+    ) -> None:
+        """Let the action run that the agent asks about.
+
+        Args:
+            action_id: the action that was shown to whoever confirms; None: the one asked about now.
+            edited: fields of the action, such as `command`, that are to run with other values.
+
+        Raises:
+            UsageError: nothing is asked, or about another action.
+        """
+        await self._answer(conversation_id, AgentState.USER_CONFIRMED, action_id, edited)
+
+    async def reject(self, conversation_id: str, *, action_id: int | None = None) -> None:
+        """Refuse the action that the agent asks about; it waits for a message then.  Raises what `confirm` does."""
+        await self._answer(conversation_id, AgentState.USER_REJECTED, action_id, None)
+
+    async def close(self, conversation_id: str) -> None:
+        """Refuse every further event and end the workspace's processes; its files go after their time.  Idempotent.
+
+        Raises:
+            UsageError: the conversation is unknown, or it is not over: cancel it first.
+        """
+        state = (await self._tally(conversation_id)).standing
+        if not state.is_terminal:
+            raise UsageError(
+                f"The conversation {conversation_id} is {state.state}; only one that is over is closed.",
+                remedy="Cancel it first.",
+            )
+        await self._conversations.close(conversation_id)
+
+    async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
+        """Ask to stop: what runs is ended.  A conversation that is over already is left alone.  Idempotent.
+
+        Args:
+            wait_seconds: how long to wait until the agent has stopped; None: not at all.
+
+        Returns:
+            The summary at the end of the wait.
+
+        Raises:
+            StoreUnavailable: it has not stopped after `wait_seconds`; the request stays in the log.
+        """
+        tally = await self._tally(conversation_id)
+        if tally.standing.is_terminal:
+            return tally.summary()
+        await self._ask_for(conversation_id, AgentState.STOPPED)
+        if wait_seconds is None:
+            return await self.summary(conversation_id)
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await self._follow(conversation_id, tally, is_enough=lambda standing: standing.is_terminal)
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"The conversation {conversation_id} has not stopped within {wait_seconds:g} s.",
+                remedy="It stops as soon as a controller worker takes it up; is one running?",
+            ) from error
+        return tally.summary()
+
+    async def events(
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
+    ) -> list[Event]:
+        """Return the events above `after`, in order.
+
+        Args:
+            is_whole: with the whole of long texts, of which the log itself holds only head and tail.
+            is_lenient: what a newer version has written comes as `UnknownEvent`; for those who only show it.
+
+        Raises:
+            UnknownConversation: no such conversation.
+            CorruptEntry: an entry is damaged or missing; names the event.
+        """
+        decode = decode_any if is_lenient else codec.decode
+        events = await self.log.read(conversation_id, after=after, decode=decode)
+        return [await self.log.blobs.whole(conversation_id, event) for event in events] if is_whole else events
+
+    async def tail(
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events above `after`, then each new one as it is appended; never ends by itself.
+
+        Takes what `events` takes and raises what `lost_tails.followed` does.
+        """
+        decode = decode_any if is_lenient else codec.decode
+        async with contextlib.aclosing(followed(self.log, conversation_id, after=after, decode=decode)) as events:
+            async for event in events:
+                yield await self.log.blobs.whole(conversation_id, event) if is_whole else event
+
+    async def summary(self, conversation_id: str) -> Summary:
+        """Return the summary of a conversation; raises what `events` does."""
+        return summarize(await self.log.read(conversation_id))
+
+    async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
+        """Wait until nothing more happens until somebody speaks up, and return the summary.
+
+        Raises:
+            TimeoutError: not settled after `timeout_seconds`.
+        """
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                tally = Tally()
+                try:
+                    await self._follow(conversation_id, tally, is_enough=lambda standing: standing.is_settled)
+                except EventsLost:
+                    continue  # the log goes on from an older state
+                return tally.summary()
+
+    async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
+        """Return up to `limit` conversations, the newest first."""
+        return await self._conversations.recent(limit=limit)
+
+    async def row(self, conversation_id: str) -> ConversationRow:
+        """Return a conversation as a listing shows it."""
+        return await self._conversations.row(conversation_id)
+
+    async def _follow(self, conversation_id: str, tally: Tally, *, is_enough: Callable[[Standing], bool]) -> None:
+        """Take in events until the standing will do and the log holds no more."""
+        async with contextlib.aclosing(self.tail(conversation_id, after=tally.last_event_id)) as events:
+            async for event in events:
+                tally.add(event)
+                if is_enough(tally.standing) and tally.last_event_id >= await self.log.last_id(conversation_id):
+                    return
+
+    async def _tally(self, conversation_id: str) -> Tally:
+        return Tally.of(await self.log.read(conversation_id))
+
+    async def _refuse_if_over(self, conversation_id: str, wanted: str) -> None:
+        tally = await self._tally(conversation_id)
+        if tally.standing.is_terminal:
+            raise UsageError(
+                f"The conversation {conversation_id} is {tally.standing.state}; it cannot be {wanted}.",
+                remedy="Send it a message to go on with it.",
+            )
+
+    async def _answer(
+        self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None
+    ) -> None:
+        stands = (await self._tally(conversation_id)).standing
+        if stands.state is not AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, stands.asked_id):
+            asked = f"about action {stands.asked_id}" if stands.asked_id else f"nothing: it is {stands.state}"
+            raise UsageError(
+                f"The conversation {conversation_id} asks {asked}.", remedy="`deckhands show` says what it asks."
+            )
+        request = ChangeAgentStateAction(
+            agent_state=answer, action_id=stands.asked_id, edited=dict(edited or {}), source=EventSource.USER
+        )
+        await self._append(conversation_id, [request], None, log=self._told if edited else self.log)
+
+    async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
+        request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
+        await self._append(conversation_id, [*first, request], None)
+
+    async def _append(
+        self, conversation_id: str, events: Sequence[Event], key: str | None, *, log: EventLog | None = None
+    ) -> None:
+        """Append events; `log` is the one that hides secrets, for what holds words of a person."""
+        outcome = await (log or self.log).append(conversation_id, events, key=key)
+        if isinstance(outcome, Closed):
+            raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
+
+
+def _switch_to(model: str | None) -> tuple[Event, ...]:
+    return (ModelSwitched(model=model, source=EventSource.USER),) if model else ()
+
+
+def conversation_id_of(idempotency_key: str) -> str:
+    """Return the id of the conversation that belongs to an idempotency key, always the same.
+
+    Raises:
+        UsageError: the key is empty.
+    """
+    if not idempotency_key:
+        raise UsageError("The idempotency key is empty.", remedy="Give one, or leave the option out.")
+    return "k" + sha256(idempotency_key.encode("utf-8", "surrogatepass")).hexdigest()[:25]

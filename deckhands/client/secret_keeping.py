@@ -1,0 +1,30 @@
+"""The secrets of conversations, as producers see them: kept before a task is queued, hidden in what people write.
+
+Holds: the key is looked for when it is first needed, so a client whose conversations have no secrets needs none; a key
+is made only when a secret is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.secrets import Secrets, secret_key
+from broker.store.store import Store
+
+
+def secrets_of(store: Store) -> Secrets:
+    """Return the secrets of a store's conversations, with the key that this environment names."""
+    return Secrets(store, lambda: secret_key(BrokerSettings.from_env()))
+
+
+async def keep_secrets(secrets: Secrets, conversation_id: str, values: Mapping[str, str]) -> None:
+    """Keep secrets for a conversation, which need not have begun.
+
+    Raises:
+        UsageError: a name or a value cannot be used.
+    """
+    if values:
+        secret_key(BrokerSettings.from_env(), is_made=True)
+    for name, value in values.items():
+        await secrets.put(conversation_id, name, value)

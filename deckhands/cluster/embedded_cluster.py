@@ -1,0 +1,298 @@
+"""An embedded cluster: a private store and worker processes on this machine, kept up.
+
+Holds: a worker or a store that dies is replaced within a second, but for a worker whose store was emptied; nothing it
+starts outlives it, except workspace hosts in which something runs or whose conversation has not ended.
+Does not: decide anything about conversations; the workers do, and they find each other through the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from broker.coordination.membership import members
+from broker.runtime.child import EXIT_STORE_REPLACED, Child, last_lines, rotate
+from broker.runtime.clock import SystemClock
+from broker.runtime.environment import tool_environment
+from broker.runtime.errors import DeckhandsError, StoreReplaced
+from broker.runtime.settings import joined_paths
+from broker.store.embedded import SPACE_FOR_LOG_BYTES, EmbeddedValkey
+from broker.store.store import Store, open_store
+from deckhands.cluster.home import disk_full
+
+QUICK_END_SECONDS = 10.0
+"""A worker that ends sooner than this after its start has not begun to work."""
+QUICK_ENDS_LIMIT = 3
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 10.0
+STOP_GRACE_SECONDS = 5.0
+READY_LIMIT_SECONDS = 60.0
+DISK_CHECK_SECONDS = 1.0
+
+CONTROLLER, TOOLS = "controller", "tools"
+MODULES = {CONTROLLER: "controller_worker", TOOLS: "tool_worker"}
+
+Notice = Callable[[str], None]
+
+
+class WorkerKeepsFailing(DeckhandsError):
+    """A worker ends again and again right after its start."""
+
+    code = "worker_keeps_failing"
+
+
+@dataclass(slots=True)
+class Worker:
+    """A place in the cluster that a process fills.
+
+    Attributes:
+        replaced: how often it was filled anew.
+        quick_ends: how often in a row its process ended right after its start.
+    """
+
+    name: str
+    role: str
+    log: Path
+    child: Child | None = None
+    log_begins: int = 0
+    replaced: int = 0
+    quick_ends: int = 0
+    started: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """What a cluster consists of.
+
+    Attributes:
+        directory: where its store, logs and workspaces live.
+        environment: what its workers get besides what this module sets: `LLM_…`, `PATH`, …
+        port: also offer the store on this port of 127.0.0.1.
+        workspace_roots: the directories below which conversations may name one to work in.
+        gives_up: whether a worker that keeps failing ends the cluster, or is tried for ever.
+        commands: how a worker of each role is started.
+    """
+
+    directory: Path
+    controllers: int = 1
+    tools: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port: int | None = None
+    workspace_roots: tuple[Path, ...] = ()
+    gives_up: bool = True
+    commands: Mapping[str, Sequence[str]] = field(
+        # -P: a folder of the user's named like a package of ours must not be imported in its place.
+        default_factory=lambda: {role: (sys.executable, "-P", "-m", module) for role, module in MODULES.items()}
+    )
+
+
+class Cluster:
+    """A running cluster."""
+
+    def __init__(self, spec: ClusterSpec, *, on_notice: Notice = lambda _: None) -> None:
+        self.spec = spec
+        self.logs = spec.directory / "logs"
+        self.store = EmbeddedValkey(spec.directory / "valkey", port=spec.port)
+        self.workers = {worker.name: worker for worker in self._places()}
+        self._on_notice = on_notice
+        self._clock = SystemClock()
+        self._watches: list[asyncio.Task[None]] = []
+        self._failed = asyncio.Event()
+        self._failure: DeckhandsError | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL of its store."""
+        return self.store.url
+
+    async def start(self) -> None:
+        """Start the store and, without waiting for them, the workers.
+
+        Raises:
+            DeckhandsError: what `EmbeddedValkey.start` raises.
+        """
+        await self.store.start()
+        self.logs.mkdir(exist_ok=True)
+        (self.spec.directory / "node").mkdir(exist_ok=True)
+        for worker in self.workers.values():
+            self._fill(worker)
+        self._watches = [
+            asyncio.create_task(self._keep_store_up(), name="watch store"),
+            asyncio.create_task(self._watch_disk(), name="watch disk"),
+        ]
+        self._watches += [
+            asyncio.create_task(self._keep_up(worker), name=f"watch {worker.name}") for worker in self.workers.values()
+        ]
+
+    async def stop(self) -> None:
+        """Stop the workers in order, then the store.  Idempotent."""
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        children = [worker.child for worker in self.workers.values() if worker.child is not None]
+        await asyncio.gather(*(child.stop(grace_seconds=STOP_GRACE_SECONDS) for child in children))
+        await self.store.stop()
+
+    def kill_all(self) -> None:
+        """End every process at once; the store keeps what it acknowledged."""
+        for watch in self._watches:
+            watch.cancel()
+        for worker in self.workers.values():
+            if worker.child is not None:
+                worker.child.send(signal.SIGKILL)
+
+    async def until_broken(self) -> None:
+        """Wait until the cluster cannot be kept up, and say why.
+
+        Raises:
+            WorkerKeepsFailing: a worker ends again and again.
+            StoreError: the disk is full, or the store cannot be started again.
+        """
+        await self._failed.wait()
+        assert self._failure is not None
+        raise self._failure
+
+    async def until_ready(self) -> None:
+        """Wait until every worker has reported to the store.
+
+        Raises:
+            WorkerKeepsFailing: one cannot be started.
+            DeckhandsError: they have not within a minute; names the logs.
+        """
+        store = await open_store(self.url)
+        try:
+            async with asyncio.timeout(READY_LIMIT_SECONDS):
+                while await self._count_alive(store) < len(self.workers):
+                    if self._failure is not None:
+                        raise self._failure
+                    await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            raise DeckhandsError(
+                f"The workers are not ready after {READY_LIMIT_SECONDS:g} s.", remedy=f"Their logs are in {self.logs}."
+            ) from error
+        finally:
+            await store.aclose()
+
+    async def _count_alive(self, store: Store) -> int:
+        """Count the workers whose heartbeat has not lapsed; those of an earlier cluster may not be buried yet."""
+        return sum(member.left_seconds > 0 for member in await members(store))
+
+    def _places(self) -> list[Worker]:
+        counts = {CONTROLLER: self.spec.controllers, TOOLS: self.spec.tools}
+        names = [(role, f"{role}-{number}") for role, count in counts.items() for number in range(1, count + 1)]
+        return [Worker(name, role, self.logs / f"{name}.log") for role, name in names]
+
+    def _fill(self, worker: Worker) -> None:
+        rotate(worker.log)
+        worker.log_begins = worker.log.stat().st_size if worker.log.exists() else 0
+        worker.started = self._clock.monotonic()
+        worker.child = Child.start(self.spec.commands[worker.role], log=worker.log, env=self._environment(worker.role))
+
+    def _environment(self, role: str) -> dict[str, str]:
+        directory = self.spec.directory
+        return {
+            **worker_environment(role, self.spec.environment),
+            "DECKHANDS_URL": self.store.url,
+            "DECKHANDS_CELERY_URL": self.store.celery_url,
+            "DECKHANDS_NODE": node_name(directory),
+            "DECKHANDS_NODE_DIR": str(directory / "node"),
+            "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
+            "DECKHANDS_WORKSPACE_ROOTS": joined_paths(self.spec.workspace_roots),
+        }
+
+    async def _keep_up(self, worker: Worker) -> None:
+        while True:
+            assert worker.child is not None
+            status = await worker.child.wait()
+            if status == EXIT_STORE_REPLACED:
+                self._stays_down(worker)
+                return
+            is_quick = self._clock.monotonic() - worker.started < QUICK_END_SECONDS
+            worker.quick_ends = worker.quick_ends + 1 if is_quick else 0
+            if worker.quick_ends >= QUICK_ENDS_LIMIT and self.spec.gives_up:
+                self._fail(_keeps_failing(worker, status))
+                return
+            self._on_notice(f"{worker.name} ended with {_status_name(status)}; starting it again")
+            await self._pause(worker.quick_ends)
+            with suppress(OSError):  # no memory or no disk left for a moment: counted as one more quick end
+                self._fill(worker)
+                worker.replaced += 1
+
+    def _stays_down(self, worker: Worker) -> None:
+        """Tell of a worker that found another store than before: to start it again would begin conversations anew."""
+        error = StoreReplaced(
+            f"The worker {worker.name} stopped and stays down: the store was emptied or replaced while it worked.",
+            remedy=f"Restore its append-only file in {self.spec.directory}, or start the cluster again without it.",
+        )
+        self._on_notice(str(error))
+        if self.spec.gives_up:
+            self._fail(error)
+
+    async def _keep_store_up(self) -> None:
+        failures = 0
+        while True:
+            status = await self.store.child.wait()
+            self._on_notice(f"the store ended with {_status_name(status)}; starting it again")
+            try:
+                await self.store.start()
+                failures = 0
+            except DeckhandsError as error:
+                if not error.retryable and self.spec.gives_up:
+                    self._fail(error)
+                    return
+                failures += 1
+                self._on_notice(str(error))
+                await self._pause(failures + 1)
+
+    async def _watch_disk(self) -> None:
+        """Tell of a full disk before it shows in a store that refuses writes and in workers that wait for it."""
+        was_full = False
+        while True:
+            is_full = shutil.disk_usage(self.spec.directory).free < SPACE_FOR_LOG_BYTES
+            if is_full and not was_full:
+                error = disk_full(self.spec.directory)
+                if self.spec.gives_up:
+                    self._fail(error)
+                    return
+                self._on_notice(str(error))
+            was_full = is_full
+            await asyncio.sleep(DISK_CHECK_SECONDS)
+
+    async def _pause(self, failures: int) -> None:
+        """Wait before the next start: not at all after a first failure, then longer and longer."""
+        if failures > 1:
+            await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (failures - 2), LONGEST_PAUSE_SECONDS))
+
+    def _fail(self, error: DeckhandsError) -> None:
+        self._failure = self._failure or error
+        self._failed.set()
+
+
+def node_name(directory: Path) -> str:
+    """Return the node id of the workspaces in a directory of this machine, always the same."""
+    return f"{socket.gethostname()}-{sha256(str(directory).encode()).hexdigest()[:8]}"
+
+
+def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a worker of a role may know: tool workers, which run what agents say, get what is listed."""
+    return tool_environment(environment) if role == TOOLS else dict(environment)
+
+
+def _status_name(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
+
+
+def _keeps_failing(worker: Worker, status: int) -> WorkerKeepsFailing:
+    said = last_lines(worker.log, after=worker.log_begins, limit=1).strip()
+    return WorkerKeepsFailing(
+        f"The worker {worker.name} keeps ending right after its start ({_status_name(status)}): {said or 'no message'}",
+        remedy=f"Its log is {worker.log}.",
+    )

@@ -1,0 +1,101 @@
+"""What this machine can do for workspaces, asked of the package that would serve them, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from broker.coordination.unreadable import entries_aside
+from broker.health import HEALTHY, STORE_ROLE, check
+from broker.runtime.environment import tool_environment
+from broker.runtime.errors import StoreError
+from broker.runtime.settings import BrokerSettings
+from broker.store.connection import Connection, MultiplexedConnection
+from broker.store.keys import STORE, ShardKeys
+from broker.store.server_versions import weakness_of
+from broker.store.store import server_facts
+
+DEAD_LETTERS = "dead letters"
+LIMIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: its name, whether it is as it should be, whether it has to be, and one line."""
+
+    name: str
+    is_good: bool
+    is_needed: bool
+    detail: str
+
+
+def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
+    """Look at this machine as a tool worker with this environment would; takes about a second.  Blocks."""
+    command = [sys.executable, "-P", "-m", "tool_worker.worker.examination"]
+    try:
+        ended = subprocess.run(  # noqa: S603  (our own interpreter and our own program)
+            command, capture_output=True, check=True, timeout=LIMIT_SECONDS, env=tool_environment(environment)
+        )
+        return [Finding(**found) for found in json.loads(ended.stdout)]
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        return [Finding("tool worker", is_good=False, is_needed=True, detail=f"cannot be examined: {error}")]
+
+
+async def examine_store(url: str) -> list[Finding]:
+    """Look whether a store serves, and at what its workers could not: dead letters of conversations and of entries.
+
+    Writes nothing, and leaves a store that was never used as it is.
+    """
+    verdict = await check(STORE_ROLE, url)
+    found = [Finding("store", is_good=verdict.exit_status == HEALTHY, is_needed=True, detail=verdict.reason)]
+    if verdict.exit_status == HEALTHY:
+        connection = MultiplexedConnection(url)
+        try:
+            found += await _weakness(connection)
+            found += await _dead_letters(connection)
+        except (StoreError, ValueError) as error:
+            found.append(Finding(DEAD_LETTERS, is_good=False, is_needed=True, detail=f"cannot be read: {error}"))
+        finally:
+            await connection.aclose()
+    return found
+
+
+async def _weakness(connection: Connection) -> list[Finding]:
+    if BrokerSettings.from_env().store_patched:
+        return []
+    weakness = weakness_of(await server_facts(connection))
+    if weakness is None:
+        return []
+    detail = f"{weakness.text} {weakness.remedy}"
+    return [Finding("store version", is_good=False, is_needed=weakness.is_certain, detail=detail)]
+
+
+async def _dead_letters(connection: Connection) -> list[Finding]:
+    number = await connection.call("HGET", STORE, "shards")
+    if number is None:
+        return []
+    shards = [ShardKeys(shard) for shard in range(int(number))]
+    dead = sum(await connection.call_many([("ZCARD", names.dead) for names in shards]))
+    aside = await entries_aside(connection, shards)
+    said = [f"conversations that crashed three workers: {dead}"] if dead else []
+    if aside:
+        last = aside[-1]
+        what = f"entry {last.entry_id} of {last.key}" if last.entry_id else last.key
+        said.append(f"entries and keys that cannot be read: {len(aside)}, the last {what!a}: {last.why!a}")
+        said.append(f"see XRANGE {shards[0].unreadable} - +")
+    return [Finding(DEAD_LETTERS, is_good=not said, is_needed=False, detail="; ".join(said) or "none")]
+
+
+def reason_unconfined(environment: Mapping[str, str]) -> str | None:
+    """Return why no sandbox that is asked for works here; None: one does, or `none` is asked for.  Blocks."""
+    demanded = BrokerSettings.from_env(environment).sandbox
+    if demanded == "none":
+        return None
+    names = ("sandbox bwrap", "sandbox docker") if demanded == "auto" else (f"sandbox {demanded}",)
+    tried = [finding for finding in examine_machine(environment) if finding.name in (*names, "tool worker")]
+    if any(finding.is_good for finding in tried):
+        return None
+    return "; ".join(finding.detail for finding in tried)

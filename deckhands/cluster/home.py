@@ -1,0 +1,160 @@
+"""The directory where embedded clusters and runs live, `~/.deckhands` unless DECKHANDS_HOME says otherwise.
+
+    cluster/            what `deckhands up` keeps: its store, logs, workspaces; `url` while it is up
+    runs/<id>/          one run: its store, logs, and what it leaves: events.jsonl, summary.json
+    notes/<user>/       what the agents of runs have written down, a file for each project
+    errors.log          tracebacks of unexpected errors
+
+Holds: only its user can enter it; a directory has one supervisor at a time, known by its pid.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from broker.runtime.errors import StoreUnavailable, UsageError
+from broker.store.embedded import EmbeddedValkey
+
+
+class Home:
+    """A home of embedded clusters and runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cluster = path / "cluster"
+        self.runs = path / "runs"
+        self.notes = path / "notes"
+        self._url = self.cluster / "url"
+
+    def run_folder(self, conversation_id: str) -> Path:
+        """Return where the run of a conversation is kept, whether there is one or not."""
+        return self.runs / conversation_id
+
+    def has_run(self, conversation_id: str) -> bool:
+        """Say whether there is a run of a conversation.
+
+        Raises:
+            UsageError: the home cannot be looked into.
+        """
+        try:
+            return self.run_folder(conversation_id).is_dir()
+        except OSError as error:
+            raise self._unusable(self.path, error) from error
+
+    def run_folders(self) -> list[Path]:
+        """Return the folders of all runs, the newest first.
+
+        Raises:
+            UsageError: the home cannot be looked into.
+        """
+        try:
+            return sorted(self.runs.iterdir(), key=lambda path: path.name, reverse=True)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._unusable(self.path, error) from error
+
+    def prepare(self, folder: Path) -> None:
+        """Make a folder in it.
+
+        Raises:
+            UsageError: it cannot be written.
+            StoreUnavailable: the disk is full.
+        """
+        try:
+            with _told_when_full(folder):
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(folder, error) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise self._unusable(folder, PermissionError(errno.EACCES, "it cannot be written"))
+
+    @property
+    def cluster_url(self) -> str | None:
+        """The URL of the cluster that `deckhands up` keeps here; None when none was left by it.
+
+        Raises:
+            UsageError: the home cannot be looked into.
+        """
+        try:
+            return self._url.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unusable(self.path, error) from error
+
+    @contextmanager
+    def announced(self, url: str) -> Iterator[None]:
+        """Tell other terminals where the cluster is, as long as the block lasts."""
+        with os.fdopen(os.open(self._url, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(url + "\n")
+        try:
+            yield
+        finally:
+            self._url.unlink(missing_ok=True)
+
+    @property
+    def has_had_cluster(self) -> bool:
+        """Whether `deckhands up` has kept a cluster here, be it up or not."""
+        return (self.cluster / "valkey").is_dir()
+
+    def run_url(self, conversation_id: str) -> str:
+        """The URL of a run's private store, whether it is up or not."""
+        return EmbeddedValkey(self.run_folder(conversation_id) / "valkey").url
+
+    @staticmethod
+    def _unusable(folder: Path, error: OSError) -> UsageError:
+        return UsageError(
+            f"The directory {folder} cannot be used: {error.strerror}.",
+            remedy="Make it writable, or choose another one by DECKHANDS_HOME.",
+        )
+
+
+def disk_full(folder: Path) -> StoreUnavailable:
+    """Return the error of a folder to which nothing can be added."""
+    return StoreUnavailable(
+        f"The disk is full: nothing can be written in {folder}.",
+        remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",
+    )
+
+
+@contextmanager
+def supervising(folder: Path, what: str) -> Iterator[None]:
+    """Be the only supervisor of a folder as long as the block lasts; the kernel lets go of it if we die.
+
+    Raises:
+        UsageError: another one is at work; names its pid.
+        StoreUnavailable: the disk is full.
+    """
+    with _told_when_full(folder):
+        lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.pread(lock, 16, 0).decode().strip()
+            raise UsageError(
+                f"{what} is at work in {folder} already (pid {pid}).",
+                remedy=f"Stop it with `kill {pid}`, or choose another directory by DECKHANDS_HOME.",
+            ) from error
+        with _told_when_full(folder):
+            os.pwrite(lock, f"{os.getpid()}\n".encode().ljust(16), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _told_when_full(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise disk_full(folder) from error
+        raise

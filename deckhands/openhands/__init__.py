@@ -1,0 +1,5 @@
+"""Conversations recorded by OpenHands, V0 and V1, read and written.
+
+May import: client, reading.
+Start with: trajectories.
+"""

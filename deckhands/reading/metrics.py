@@ -1,0 +1,306 @@
+"""Metrics: what a conversation's model calls have cost, by OpenHands' rules (4.5, 4.7).
+
+A reply's cost, tokens and latency stand once in the log, in its `ModelReply`. Metrics are a fold of those: at the end
+(`metrics_of` a log), at any event (of the log up to it), and between two events (`diff`).
+
+Holds: values; `a.merge(b).diff(a)` has the costs, latencies and usages of `b`; counts are never negative.
+Differs: nothing is attached to events, because the log has it already; `context_window` is 0, because a reply does not
+say what its model could have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any, Self
+
+from broker.contract.actions import AgentDelegateAction
+from broker.contract.events import ConversationCreated, DelegateEnded, Event, ModelReply
+
+_CACHED = ("cache_read_tokens", "cache_write_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one call has cost, in USD; `timestamp` is seconds since the epoch."""
+
+    model: str
+    cost: float
+    timestamp: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseLatency:
+    """How long one call took, in seconds."""
+
+    model: str
+    latency: float
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of one call, or of several added up."""
+
+    model: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    context_window: int = 0
+    per_turn_token: int = 0
+    response_id: str = ""
+
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        """Sum the counts; the window is the larger, the turn the latter's, model and response the former's."""
+        return replace(
+            self,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            cache_read_tokens=self.cache_read_tokens + other.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+            context_window=max(self.context_window, other.context_window),
+            per_turn_token=other.per_turn_token,
+        )
+
+    def __sub__(self, baseline: TokenUsage) -> TokenUsage:
+        """Subtract the counts of an earlier moment; no turn is left over."""
+        return replace(
+            self,
+            prompt_tokens=self.prompt_tokens - baseline.prompt_tokens,
+            completion_tokens=self.completion_tokens - baseline.completion_tokens,
+            cache_read_tokens=self.cache_read_tokens - baseline.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens - baseline.cache_write_tokens,
+            per_turn_token=0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateCost:
+    """What one delegate has used up, its own delegates included.
+
+    Attributes:
+        per_model: calls, cost and tokens by model; empty where its report is from before this was told.
+    """
+
+    delegate_id: int
+    conversation_id: str
+    agent: str
+    state: str
+    iterations: int
+    cost: float
+    prompt_tokens: int
+    completion_tokens: int
+    per_model: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What calls have cost, call by call and in all.
+
+    Attributes:
+        max_budget_per_task: None: no limit.
+        costs, response_latencies, token_usages: one for each call, in order. A call of unknown price has no cost.
+        delegates: those that have ended. The sums above include what they have used up; the lists do not.
+    """
+
+    accumulated_cost: float = 0.0
+    max_budget_per_task: float | None = None
+    accumulated_token_usage: TokenUsage = TokenUsage()
+    costs: tuple[Cost, ...] = ()
+    response_latencies: tuple[ResponseLatency, ...] = ()
+    token_usages: tuple[TokenUsage, ...] = ()
+    delegates: tuple[DelegateCost, ...] = ()
+
+    @property
+    def model_name(self) -> str:
+        """The model that calls belong to which name none."""
+        return self.accumulated_token_usage.model
+
+    def with_cost(self, cost: float, *, model: str, at: datetime | None) -> Metrics:
+        """Add the cost of a call.
+
+        Raises:
+            ValueError: it is negative.
+        """
+        if cost < 0:
+            raise ValueError("Added cost cannot be negative.")
+        timestamp = at.timestamp() if at else 0.0
+        added = Cost(model or self.model_name, cost, timestamp)
+        return replace(self, accumulated_cost=self.accumulated_cost + cost, costs=(*self.costs, added))
+
+    def with_latency(self, latency: float, *, model: str, response_id: str) -> Metrics:
+        """Add how long a call took; less than nothing counts as nothing."""
+        added = ResponseLatency(model or self.model_name, max(0.0, latency), response_id)
+        return replace(self, response_latencies=(*self.response_latencies, added))
+
+    def with_usage(self, usage: TokenUsage) -> Metrics:
+        """Add the tokens of a call."""
+        total = self.accumulated_token_usage + usage
+        return replace(self, accumulated_token_usage=total, token_usages=(*self.token_usages, usage))
+
+    def merge(self, other: Metrics) -> Metrics:
+        """Add all calls of another; its budget counts only where there is none."""
+        return replace(
+            self,
+            accumulated_cost=self.accumulated_cost + other.accumulated_cost,
+            max_budget_per_task=other.max_budget_per_task
+            if self.max_budget_per_task is None
+            else self.max_budget_per_task,
+            accumulated_token_usage=self.accumulated_token_usage + other.accumulated_token_usage,
+            costs=self.costs + other.costs,
+            response_latencies=self.response_latencies + other.response_latencies,
+            token_usages=self.token_usages + other.token_usages,
+            delegates=self.delegates + other.delegates,
+        )
+
+    def diff(self, baseline: Metrics) -> Metrics:
+        """Return what came after an earlier moment of the same metrics.
+
+        Differs: costs are told apart by their number as the rest is, because two calls may end in the same moment.
+        """
+        return replace(
+            self,
+            accumulated_cost=self.accumulated_cost - baseline.accumulated_cost,
+            accumulated_token_usage=self.accumulated_token_usage - baseline.accumulated_token_usage,
+            costs=self.costs[len(baseline.costs) :],
+            response_latencies=self.response_latencies[len(baseline.response_latencies) :],
+            token_usages=self.token_usages[len(baseline.token_usages) :],
+            delegates=self.delegates[len(baseline.delegates) :],
+        )
+
+    def get(self) -> dict[str, Any]:
+        """Return OpenHands' six keys, as plain JSON values."""
+        fields = asdict(self)
+        del fields["delegates"]
+        return fields | {name: list(fields[name]) for name in ("costs", "response_latencies", "token_usages")}
+
+    def totals(self) -> dict[str, Any]:
+        """Return the sums, the number of calls, and how long the calls took on average and at most, in seconds."""
+        latencies = [found.latency for found in self.response_latencies]
+        usage = self.accumulated_token_usage
+        return {
+            "calls": len(self.token_usages),
+            "accumulated_cost": self.accumulated_cost,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cache_read_tokens": usage.cache_read_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+            "mean_latency": sum(latencies) / len(latencies) if latencies else 0.0,
+            "longest_latency": max(latencies, default=0.0),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the metrics that `get` made the fields of.
+
+        Raises:
+            KeyError, TypeError: they are not.
+        """
+        return cls(
+            accumulated_cost=fields["accumulated_cost"],
+            max_budget_per_task=fields["max_budget_per_task"],
+            accumulated_token_usage=TokenUsage(**fields["accumulated_token_usage"]),
+            costs=tuple(Cost(**cost) for cost in fields["costs"]),
+            response_latencies=tuple(ResponseLatency(**latency) for latency in fields["response_latencies"]),
+            token_usages=tuple(TokenUsage(**usage) for usage in fields["token_usages"]),
+            delegates=tuple(DelegateCost(**delegate) for delegate in fields.get("per_delegate", ())),
+        )
+
+    def per_model(self) -> dict[str, dict[str, Any]]:
+        """Return the totals of each model, what delegates have asked of it included; latencies are its own calls'."""
+        found = {name: metrics.totals() for name, metrics in self.by_model().items()}
+        for delegate in self.delegates:
+            for name, used in delegate.per_model.items():
+                totals = found.setdefault(name, Metrics().totals())
+                for key, count in used.items():
+                    totals[key] += count
+        return found
+
+    def by_model(self) -> dict[str, Metrics]:
+        """Return the metrics of each model, in the order in which they were first called."""
+        names = dict.fromkeys([*(usage.model for usage in self.token_usages), *(cost.model for cost in self.costs)])
+        return {name: self._of(name) for name in names}
+
+    def _of(self, model: str) -> Metrics:
+        costs = tuple(cost for cost in self.costs if cost.model == model)
+        usages = tuple(usage for usage in self.token_usages if usage.model == model)
+        return Metrics(
+            accumulated_cost=sum(cost.cost for cost in costs),
+            max_budget_per_task=self.max_budget_per_task,
+            accumulated_token_usage=sum(usages, TokenUsage(model=model)),
+            costs=costs,
+            response_latencies=tuple(found for found in self.response_latencies if found.model == model),
+            token_usages=usages,
+        )
+
+
+def with_reply(metrics: Metrics, reply: ModelReply) -> Metrics:
+    """Return the metrics after one more reply."""
+    usage = reply.usage
+    if reply.cost_usd is not None:
+        metrics = metrics.with_cost(reply.cost_usd, model=reply.model, at=reply.timestamp)
+    metrics = metrics.with_latency(reply.latency_seconds, model=reply.model, response_id=reply.response_id)
+    return metrics.with_usage(
+        TokenUsage(
+            model=reply.model or metrics.model_name,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cache_read_tokens=usage.cache_read_tokens,
+            cache_write_tokens=usage.cache_write_tokens,
+            per_turn_token=usage.prompt_tokens + usage.completion_tokens,
+            response_id=reply.response_id,
+        )
+    )
+
+
+def with_delegate(metrics: Metrics, ended: DelegateEnded, agent: str) -> Metrics:
+    """Return the metrics after a delegate's report, of which the first counts.
+
+    Args:
+        agent: what its parent calls it.
+    """
+    if any(delegate.delegate_id == ended.delegate_id for delegate in metrics.delegates):
+        return metrics
+    per_model = {
+        used.model: {"calls": used.calls, "accumulated_cost": used.cost_usd, **used.usage.model_dump()}
+        for used in ended.models
+    }
+    cached = [sum(used.get(name, 0) for used in per_model.values()) for name in _CACHED]
+    usage = TokenUsage(
+        prompt_tokens=ended.prompt_tokens,
+        completion_tokens=ended.completion_tokens,
+        cache_read_tokens=cached[0],
+        cache_write_tokens=cached[1],
+        per_turn_token=metrics.accumulated_token_usage.per_turn_token,  # the latest turn is still one's own
+    )
+    cost = DelegateCost(
+        delegate_id=ended.delegate_id,
+        conversation_id=ended.conversation_id,
+        agent=agent,
+        state=ended.agent_state.value,
+        iterations=ended.iterations,
+        cost=ended.cost_usd,
+        prompt_tokens=ended.prompt_tokens,
+        completion_tokens=ended.completion_tokens,
+        per_model=per_model,
+    )
+    return metrics.merge(Metrics(ended.cost_usd, None, usage, delegates=(cost,)))
+
+
+def metrics_of(events: Iterable[Event]) -> Metrics:
+    """Return the metrics of a log, or of its beginning."""
+    metrics = Metrics()
+    agents: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, ConversationCreated):
+            budget = event.limits.max_budget_usd
+            metrics = Metrics(0.0, budget, TokenUsage(model=event.agent.llm.model or ""))
+        elif isinstance(event, ModelReply):
+            metrics = with_reply(metrics, event)
+        elif isinstance(event, AgentDelegateAction):
+            agents[event.id] = event.agent
+        elif isinstance(event, DelegateEnded):
+            metrics = with_delegate(metrics, event, agents.get(event.delegate_id, ""))
+    return metrics

@@ -1,0 +1,276 @@
+"""What came of a conversation, as one small object: a fold of its log.
+
+Holds: the same events give the same summary, whether it is read from a live store or from a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from enum import IntEnum
+from typing import Any, Self
+
+from broker.contract.actions import AgentDelegateAction, AgentFinishAction, AgentRejectAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import (
+    ConversationCreated,
+    DelegateEnded,
+    Event,
+    EventSource,
+    ModelCallFailed,
+    ModelReply,
+    Observation,
+)
+from broker.contract.observations import AgentStateChangedObservation
+from broker.log.status import Standing
+from deckhands.reading.metrics import Metrics, metrics_of, with_delegate, with_reply
+
+LIMIT_ERRORS = (
+    "RuntimeError: Agent reached maximum iteration.",
+    "RuntimeError: Agent reached maximum budget for conversation.",
+    "RuntimeError: Agent reached maximum number of tokens for conversation.",
+    "RuntimeError: Agent reached maximum time for conversation.",
+)
+"""How the error of a conversation begins that has used up a limit (OpenHands section 4.3 and 4.4)."""
+
+_CHECK_MODEL = "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."
+_CHECK_SERVER = "Check LLM_BASE_URL and the network; NO_PROXY names servers that a proxy is not to be asked for."
+REMEDIES = {
+    "authentication": "Check LLM_API_KEY.",
+    "bad_request": _CHECK_MODEL,
+    "not_found": _CHECK_MODEL,
+    "out_of_credits": "Top up the account that LLM_API_KEY belongs to.",
+    "service_unavailable": _CHECK_SERVER,
+    "timeout": _CHECK_SERVER,
+}
+"""What to do about a failed model call, by its code."""
+
+_LATER = ("metrics", "outputs", "asked_id", "sandbox")
+"""Fields that earlier versions have not left."""
+
+
+class ExitCode(IntEnum):
+    """How a command of the CLI ends."""
+
+    FINISHED = 0
+    ERROR = 1
+    USAGE = 2
+    REJECTED = 3
+    OUT_OF_TIME = 4
+    NEEDS_PERSON = 5
+    LIMIT = 6
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A conversation in numbers and a few texts.
+
+    Attributes:
+        state: the agent's state, see `AgentState`.
+        iterations: steps of the model that brought a reply.
+        cost_usd: delegates that have ended included, as in the tokens; a lower bound if `has_unknown_cost`.
+        duration_seconds: from the first event to the last.
+        last_error: the error it ended with, or the last failed model call that was not made up for; or empty.
+        error_code: the class of that error or failed call, or empty.
+        error_detail: what the provider said to it, or empty.
+        message: what the agent said last: its final thought, its reason to refuse, its question.
+        outputs: what it handed in when it finished; empty as long as no finish counts.
+        asked_id: the action that a person is asked to confirm; None for none.
+        sandbox: what was asked for, `auto` among it; `none` also where something ran without one; empty: not known.
+        metrics: cost, tokens and latency of every call, and what each delegate has used up.
+    """
+
+    conversation_id: str
+    state: str
+    iterations: int
+    cost_usd: float
+    prompt_tokens: int
+    completion_tokens: int
+    duration_seconds: float
+    last_event_id: int
+    has_unknown_cost: bool
+    title: str
+    agent: str
+    model: str
+    workspace: str | None
+    started: datetime | None
+    updated: datetime | None
+    last_error: str
+    error_code: str
+    error_detail: str
+    message: str
+    metrics: Metrics = field(default_factory=Metrics)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    asked_id: int | None = None
+    sandbox: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the last failed model call, or empty."""
+        return REMEDIES.get(self.error_code, "")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `summary` is true in this object and in no event."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        for name in ("started", "updated"):
+            moment = fields[name]
+            fields[name] = moment.isoformat() if moment else None
+        parts = {
+            "per_model": self.metrics.per_model(),
+            "per_delegate": [asdict(delegate) for delegate in self.metrics.delegates],
+        }
+        return {"summary": True} | fields | {"metrics": self.metrics.get() | parts}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the summary that `as_json` made the fields of.
+
+        Raises:
+            KeyError, TypeError, ValueError: they are not the fields of a summary.
+        """
+        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name not in _LATER}
+        if "metrics" in fields:
+            known["metrics"] = Metrics.from_json(fields["metrics"])
+        known["outputs"] = fields.get("outputs", {})
+        known["asked_id"] = fields.get("asked_id")
+        known["sandbox"] = fields.get("sandbox", "")
+        for name in ("started", "updated"):
+            known[name] = datetime.fromisoformat(known[name]) if known[name] else None
+        return cls(**known)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """How a command ends that ran this conversation until it settled."""
+        match self.state:
+            case AgentState.FINISHED:
+                return ExitCode.FINISHED
+            case AgentState.REJECTED:
+                return ExitCode.REJECTED
+            case AgentState.STOPPED:
+                return ExitCode.INTERRUPTED
+            case AgentState.ERROR:
+                return ExitCode.LIMIT if self.last_error.startswith(LIMIT_ERRORS) else ExitCode.ERROR
+        return ExitCode.NEEDS_PERSON
+
+
+class Tally:
+    """A summary in the making."""
+
+    def __init__(self) -> None:
+        self.standing = Standing()
+        self._created: ConversationCreated | None = None
+        self._last: Event | None = None
+        self._started: datetime | None = None
+        self._updated: datetime | None = None
+        self._replies = 0
+        self._delegates: dict[int, str] = {}
+        self._metrics = Metrics()
+        self._has_unknown_cost = False
+        self._model = ""
+        self._last_error = ""
+        self._error_code = ""
+        self._failure: ModelCallFailed | None = None
+        self._message = ""
+        self._outputs: dict[str, Any] = {}
+        self._sandbox = ""
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Self:
+        """Take in a log, or its beginning."""
+        tally = cls()
+        for event in events:
+            tally.add(event)
+        return tally
+
+    @property
+    def last_event_id(self) -> int:
+        """The id of the last event taken in; 0 before the first."""
+        return self._last.id if self._last else 0
+
+    def add(self, event: Event) -> None:
+        """Take in the next event."""
+        was = self.standing.state
+        self.standing = self.standing.after(event)
+        self._last = event
+        self._updated = event.timestamp or self._updated
+        self._started = self._started or event.timestamp
+        match event:
+            case ConversationCreated():
+                self._created = event
+                self._sandbox = event.workspace.sandbox
+                self._metrics = metrics_of([event])
+                self._model = event.agent.llm.model or ""
+            case ModelReply():
+                self._add_reply(event)
+            case AgentDelegateAction():
+                self._delegates[event.id] = event.agent
+            case DelegateEnded():
+                self._metrics = with_delegate(self._metrics, event, self._delegates.get(event.delegate_id, ""))
+                self._has_unknown_cost = self._has_unknown_cost or event.has_unknown_cost
+            case ModelCallFailed():
+                self._last_error = event.last_error or event.content
+                self._error_code, self._failure = event.code, event
+            case AgentFinishAction():
+                self._message = event.final_thought or event.thought
+                self._outputs = dict(event.outputs)
+            case AgentRejectAction():
+                self._message = str(event.outputs.get("reason", "")) or event.thought
+            case MessageAction(source=EventSource.AGENT):
+                self._message = event.content
+            case AgentStateChangedObservation(agent_state=AgentState.ERROR):
+                self._last_error = event.reason or self._last_error
+                self._error_code = event.code or self._error_code
+            case AgentStateChangedObservation(agent_state=AgentState.RUNNING) if was is AgentState.ERROR:
+                self._forget_error()
+            case Observation(unsandboxed=True):
+                self._sandbox = "none"
+
+    def summary(self) -> Summary:
+        """Return the summary of what was taken in so far; the first event must be among it."""
+        created = self._created
+        assert created is not None, "a log begins with its ConversationCreated"
+        seconds = (self._updated - self._started).total_seconds() if self._started and self._updated else 0.0
+        return Summary(
+            conversation_id=created.conversation_id,
+            state=self.standing.state.value,
+            iterations=self._replies,
+            cost_usd=round(self._metrics.accumulated_cost, 8),
+            prompt_tokens=self._metrics.accumulated_token_usage.prompt_tokens,
+            completion_tokens=self._metrics.accumulated_token_usage.completion_tokens,
+            duration_seconds=round(seconds, 3),
+            last_event_id=self.last_event_id,
+            has_unknown_cost=self._has_unknown_cost,
+            title=created.title,
+            agent=created.agent.name,
+            model=self._model,
+            workspace=created.workspace.path,
+            started=self._started,
+            updated=self._updated,
+            last_error=self._last_error,
+            error_code=self._error_code,
+            error_detail=self._failure.content if self._failure else "",
+            message=self._message,
+            metrics=self._metrics,
+            outputs=self._outputs if self.standing.state is AgentState.FINISHED else {},
+            asked_id=self.standing.asked_id,
+            sandbox=self._sandbox,
+        )
+
+    def _forget_error(self) -> None:
+        self._last_error = self._error_code = ""
+        self._failure = None
+
+    def _add_reply(self, reply: ModelReply) -> None:
+        self._forget_error()
+        if reply.service == "agent":
+            self._replies += 1
+            self._model = reply.model or self._model
+        self._metrics = with_reply(self._metrics, reply)
+        self._has_unknown_cost = self._has_unknown_cost or reply.cost_usd is None
+
+
+def summarize(events: Iterable[Event]) -> Summary:
+    """Return the summary of a log."""
+    return Tally.of(events).summary()

@@ -1,0 +1,344 @@
+"""One task carried to its end: what `deckhands run` does, with its own cluster or on one that is running.
+
+Holds: the run ends when the conversation settles, when its time is up, or when somebody interrupts it; in every case
+the conversation is stopped in order first, and its summary and events are on disk if the store was the run's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from broker.contract.actions import RiskyAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, Limits, WorkspaceSpec
+from broker.contract.notes import Notebook
+from broker.contract.observations import ErrorObservation
+from broker.contract.specs import MemorySpec
+from broker.contract.workspace_sources import GitSource
+from broker.coordination.membership import silent_roles
+from broker.coordination.notebooks import Notebooks
+from broker.coordination.workspace_orders import WorkspaceOrders
+from broker.log.live_text import LiveText, Piece
+from broker.log.status import Standing
+from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable, UnknownConversation, UsageError
+from broker.runtime.ids import new_conversation_id
+from deckhands.client.client import Client
+from deckhands.client.named_directory import refuse_unfit
+from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, Notice
+from deckhands.cluster.home import Home, supervising
+from deckhands.reading.notebook_file import NotebookFile
+from deckhands.reading.summary import ExitCode, Summary, Tally
+from deckhands.runs.records import RunFolder
+
+STOP_LIMIT_SECONDS = 15.0
+"""How long an interrupted conversation may take to stop before it is left as it is."""
+END_LIMIT_SECONDS = 5.0
+"""How long the end of a workspace's processes may take before they are left to their time to live."""
+PATIENCE_SECONDS = 10.0
+"""How long the store may be silent; a private one is started anew in far less."""
+
+_HOPELESS = frozenset({"sandbox_unavailable", "sandbox_unsafe", "workspace_refused"})
+"""What a tool worker's errors are called when no command can ever run."""
+
+_GOES_ON_WHEN_ASKED = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
+
+OnEvent = Callable[[Event], None]
+OnPiece = Callable[[Piece], None]
+Ask = Callable[[RiskyAction], Awaitable[bool]]
+OnStart = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be done, and by whom.
+
+    Attributes:
+        text: the task; for a run that is resumed, what to say to it, or None to say nothing.
+        tools, upload, secrets: see `Client.submit`.
+        resumed_id: the conversation to go on with; None for a new one.
+        recovery: the way out of the loop that a resumed run is in, see `Client.recover`; None: none was chosen.
+        model: what a resumed run goes on with; None: the same model as before.
+        time_limit_seconds: None: no limit.
+    """
+
+    text: str | None
+    agent: AgentSpec = field(default_factory=AgentSpec)
+    workspace: WorkspaceSpec = field(default_factory=WorkspaceSpec)
+    limits: Limits = field(default_factory=Limits)
+    tools: tuple[str, ...] = ()
+    upload: bytes | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    title: str = ""
+    resumed_id: str | None = None
+    recovery: int | None = None
+    model: str | None = None
+    time_limit_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended."""
+
+    summary: Summary
+    exit_code: ExitCode
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Who looks on, and may interrupt.
+
+    Attributes:
+        ask: says whether an action may run; None: nobody is there, and the run ends where one is asked about.
+        interrupted: set it to stop the conversation in order.
+        on_piece: gets the pieces of replies on their way, now and then one too few; None: they are not asked for.
+        at_once: replaced by what ends every process at once.
+    """
+
+    on_start: OnStart = lambda _: None
+    on_event: OnEvent = lambda _: None
+    on_notice: Notice = lambda _: None
+    on_piece: OnPiece | None = None
+    ask: Ask | None = None
+    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+    at_once: Callable[[], None] = lambda: None
+
+
+def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) -> dict[str, str]:
+    """Let the private tool worker clone the repository of this machine that the task names, and no other."""
+    name = "DECKHANDS_REPOSITORY_ROOTS"
+    parts = urlsplit(workspace.source.url) if isinstance(workspace.source, GitSource) else None
+    return {name: parts.path} if parts and parts.scheme == "file" and not environment.get(name) else {}
+
+
+async def run_privately(home: Home, task: Task, environment: Mapping[str, str], watcher: Watcher) -> Ending:
+    """Run a task with a store, a controller worker and a tool worker of its own.
+
+    Raises:
+        UsageError: the task, the directory or the run to resume cannot be used.
+        DeckhandsError: the store or the workers cannot be started or kept up.
+    """
+    conversation_id = task.resumed_id or new_conversation_id()
+    folder = RunFolder(home.run_folder(conversation_id))
+    if task.resumed_id and not folder.path.is_dir():
+        raise UnknownConversation(conversation_id)
+    home.prepare(folder.path)
+    with supervising(folder.path, "A run"):
+        # The private tool worker demands what the conversation asks for: nobody else is there to be protected.
+        created = _begun_with(folder) if task.resumed_id else None
+        workspace = created.workspace if created else task.workspace
+        pools = ",".join(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), workspace.pool]))
+        memory = (created.agent if created else task.agent).memory
+        sandbox = workspace.sandbox if workspace.sandbox != "auto" else environment.get("DECKHANDS_SANDBOX", "auto")
+        demanded = {"DECKHANDS_SANDBOX": sandbox, "DECKHANDS_POOLS": pools, **_own_repository(workspace, environment)}
+        directories = () if workspace.path is None else (Path(workspace.path),)
+        for directory in directories:
+            refuse_unfit(directory, environment)
+        spec = ClusterSpec(folder.path, environment={**environment, **demanded}, workspace_roots=directories)
+        cluster = Cluster(spec, on_notice=watcher.on_notice)
+        watcher.at_once = cluster.kill_all
+        try:
+            await cluster.start()
+            async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:
+                notebook = await _lend_notebook(client, home, memory)
+                seen_id = await _begin(client, task, conversation_id, watcher)
+                watcher.on_start(conversation_id)
+                with folder.recording() as recording:
+
+                    def on_event(event: Event) -> None:
+                        recording.add(event)
+                        if event.id > seen_id:
+                            _require_a_place(conversation_id, event)
+                        if notebook is not None:
+                            _keep_notes(notebook, event, watcher)
+                        if event.id > seen_id:
+                            watcher.on_event(event)
+
+                    ending = await carry_out(
+                        client, conversation_id, task, watcher, on_event=on_event, broken=cluster.until_broken()
+                    )
+                folder.finish(ending.summary)
+                await WorkspaceOrders(client.store).end_sessions(conversation_id, limit_seconds=END_LIMIT_SECONDS)
+        finally:
+            await cluster.stop()
+    return ending
+
+
+def _require_a_place(conversation_id: str, event: Event) -> None:
+    """End a run on a machine where the agent can do nothing: the model would only try in vain, and cost.
+
+    Raises:
+        DeckhandsError: the tool worker has no sandbox that works, or does not take the directory, and said so.
+    """
+    if isinstance(event, ErrorObservation) and event.error_id in _HOPELESS:
+        raise DeckhandsError(event.content, remedy=f"Then go on by `deckhands run --resume {conversation_id}`.")
+
+
+async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
+    """Run a task on a cluster that is running; raises what `run_privately` does."""
+    conversation_id = task.resumed_id or new_conversation_id()
+    async with await Client.connect(url, patience_seconds=PATIENCE_SECONDS) as client:
+        seen_id = await _begin(client, task, conversation_id, watcher)
+        watcher.on_start(conversation_id)
+        await tell_of_silence(client, watcher.on_notice)
+
+        def on_event(event: Event) -> None:
+            if event.id > seen_id:
+                watcher.on_event(event)
+
+        return await carry_out(client, conversation_id, task, watcher, on_event=on_event)
+
+
+async def tell_of_silence(client: Client, on_notice: Notice) -> None:
+    """Say which kind of worker a cluster lacks, if any, because nothing happens until there is one."""
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):  # it is in the log all the same
+        if lacking := await silent_roles(client.store):
+            on_notice(f"No {' and no '.join(lacking)} worker is up; the conversation waits.")
+
+
+async def carry_out(
+    client: Client,
+    conversation_id: str,
+    task: Task,
+    watcher: Watcher,
+    *,
+    on_event: OnEvent,
+    broken: Awaitable[None] | None = None,
+) -> Ending:
+    """Follow a conversation until it settles, its time is up, or somebody interrupts it.
+
+    Args:
+        on_event: gets every event, from the first one on.
+        broken: raises when the cluster cannot be kept up.
+    """
+    tally = Tally()
+    following = asyncio.ensure_future(_follow(client, conversation_id, tally, on_event, ask=watcher.ask))
+    interruption = asyncio.ensure_future(watcher.interrupted.wait())
+    breakage = asyncio.ensure_future(broken) if broken is not None else asyncio.get_running_loop().create_future()
+    waiting: list[asyncio.Future[Any]] = [following, interruption, breakage]
+    live = LiveText(client.store, conversation_id)
+    showing = asyncio.ensure_future(_show(live, watcher.on_piece))
+    try:
+        await asyncio.wait(waiting, timeout=task.time_limit_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if breakage.done():
+            await breakage
+        if following.done():
+            await following
+            await _show_rest(live, showing, watcher.on_piece)
+            summary = tally.summary()
+            return Ending(summary, summary.exit_code)
+        code = ExitCode.INTERRUPTED if interruption.done() else ExitCode.OUT_OF_TIME
+        watcher.on_notice("interrupted; stopping" if interruption.done() else "out of time; stopping")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_LIMIT_SECONDS):
+                await client.cancel(conversation_id)
+                await following
+        summary = await _summary(client, conversation_id, tally)
+        return Ending(summary, ExitCode.FINISHED if summary.state == AgentState.FINISHED else code)
+    finally:
+        for future in (*waiting, showing):
+            future.cancel()
+        await asyncio.gather(*waiting, showing, return_exceptions=True)
+
+
+async def _show(live: LiveText, on_piece: OnPiece | None) -> None:
+    """Pass pieces on until cancelled; without the store there are none."""
+    if on_piece is None:
+        return
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+        async with contextlib.aclosing(live.watch()) as pieces:
+            async for piece in pieces:
+                on_piece(piece)
+
+
+async def _show_rest(live: LiveText, showing: asyncio.Future[None], on_piece: OnPiece | None) -> None:
+    """Pass on what `_show` has not come to."""
+    if on_piece is None:
+        return
+    showing.cancel()
+    await asyncio.wait([showing])
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+        for piece in await live.rest():
+            on_piece(piece)
+
+
+def _begun_with(folder: RunFolder) -> ConversationCreated | None:
+    """Return what a run has been from its beginning; None when it was killed before it had one."""
+    created = folder.events()[0] if folder.has_events else None
+    return created if isinstance(created, ConversationCreated) else None
+
+
+async def _lend_notebook(client: Client, home: Home, memory: MemorySpec | None) -> NotebookFile | None:
+    """Put the notebook of a run into its store; return it, None if the run keeps no notes."""
+    if memory is None:
+        return None
+    file = NotebookFile(home.notes, memory)
+    await file.put_into(Notebooks(client.store), Notebook.of(memory))
+    return file
+
+
+def _keep_notes(notebook: NotebookFile, event: Event, watcher: Watcher) -> None:
+    try:
+        notebook.take_in(event)
+    except UsageError as error:  # the run has written to its own notebook already, and goes on
+        watcher.on_notice(f"{error.message} A note of this run is lost.")
+
+
+async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summary:
+    return tally.summary() if tally.last_event_id else await client.summary(conversation_id)
+
+
+async def _follow(client: Client, conversation_id: str, tally: Tally, on_event: OnEvent, *, ask: Ask | None) -> None:
+    waiting: dict[int, RiskyAction] = {}
+    async with contextlib.aclosing(client.tail(conversation_id, is_whole=True)) as events:
+        async for event in events:
+            on_event(event)
+            tally.add(event)
+            if isinstance(event, RiskyAction) and event.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION:
+                waiting[event.id] = event
+            if tally.standing.is_settled and tally.last_event_id >= await client.log.last_id(conversation_id):
+                asked = waiting.get(tally.standing.asked_id or 0)
+                if ask is None or asked is None:
+                    return
+                answer = client.confirm if await ask(asked) else client.reject
+                await answer(conversation_id, action_id=asked.id)
+
+
+async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watcher) -> int:
+    """Begin or resume the conversation; return the id of the last event that is old news."""
+    if watcher.on_piece is not None:  # before the first call, which would not be streamed otherwise
+        await LiveText(client.store, conversation_id).announce()
+    if task.resumed_id is None:
+        assert task.text is not None
+        await client.submit(
+            task.text,
+            agent=task.agent,
+            workspace=task.workspace,
+            limits=task.limits,
+            tools=task.tools,
+            upload=task.upload,
+            secrets=task.secrets,
+            title=task.title,
+            conversation_id=conversation_id,
+        )
+        return 0
+    tally = Tally.of(await client.events(conversation_id))
+    if task.text is not None:
+        await client.send_message(conversation_id, task.text, model=task.model)
+    elif task.recovery is not None:
+        await client.recover(conversation_id, option=task.recovery, model=task.model)
+    elif _is_to_be_asked(tally.standing, task):
+        await client.resume(conversation_id, model=task.model)
+    elif tally.standing.is_settled:
+        watcher.on_notice(f"This run has settled ({tally.standing.state}); say by -t what it is to do next.")
+    return tally.last_event_id
+
+
+def _is_to_be_asked(standing: Standing, task: Task) -> bool:
+    """Say whether a resumed run is to be asked to go on: one that rests, or one that goes on with another model."""
+    return standing.state in _GOES_ON_WHEN_ASKED if standing.is_settled else task.model is not None

@@ -1,0 +1,217 @@
+"""The store comes back with an older append-only file: the logs lose their ends, and whoever remembers more says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import AgentSpec, Event, LLMSpec
+from broker.contract.observations import CmdOutputObservation
+from broker.log.invariants import violations
+from broker.runtime.errors import EventsLost
+from tests.faults.harness import FaultCluster, steps
+
+COUNT = 6
+STEPS = 8
+
+
+class OldFile:
+    """A copy of the store's append-only file, to be put back later."""
+
+    def __init__(self, cluster: FaultCluster) -> None:
+        self._cluster = cluster
+        self._current = cluster.store.directory / "appendonlydir"
+        self._copy = cluster.root / "older"
+        self.last_ids: dict[str, int] = {}
+        self.taken_ms = 0
+
+    async def take(self, ids: Sequence[str]) -> None:
+        """Copy the file; what each log holds now is at least in the copy's neighbourhood."""
+        shutil.copytree(self._current, self._copy)
+        self.taken_ms = await self._now_ms()
+        self.last_ids = {cid: await self._cluster.client.log.last_id(cid) for cid in ids}
+
+    async def has_aged(self, seconds: float) -> bool:
+        return await self._now_ms() - self.taken_ms > seconds * 1000
+
+    async def put_back(self) -> None:
+        """End the store as a power failure would, and start it on the copy."""
+        store = self._cluster.store
+        store.child.send(signal.SIGKILL)
+        await store.child.wait()
+        shutil.rmtree(self._current)
+        self._copy.rename(self._current)
+        await store.start()
+
+    async def _now_ms(self) -> int:
+        seconds, micros = await self._cluster.client.store.connection.call("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+
+async def grown(cluster: FaultCluster, old: OldFile, by: int) -> bool:
+    """Say whether every log has grown by so many events since the copy was taken."""
+    return all([await cluster.client.log.last_id(cid) >= last_id + by for cid, last_id in old.last_ids.items()])
+
+
+async def check(cluster: FaultCluster, ids: Sequence[str], *, is_told: bool = True) -> None:
+    """Check every log, and that no command ran twice unless the log names the gap before the second time."""
+    for cid in ids:
+        events = await cluster.client.events(cid)
+        row = await cluster.client.row(cid)
+        shown = [f"{event.id} {event.cause} {event.sentence}" for event in events]
+        found = violations(events, conversation_id=cid, last_event_id=row.last_event_id)
+        assert not found, ([item.text for item in found], shown)
+        assert row.state == "finished", shown
+        gaps = [event.id for event in events if event.kind == "observation.events_lost"]
+        assert gaps or not is_told, shown
+        doubled = [line for line, count in Counter(cluster.effects(cid)).items() if count > 1]
+        for line in doubled:
+            last = max(event.id for event in events if isinstance(event, CmdRunAction) and f"{line} " in event.command)
+            assert any(gap < last for gap in gaps), (line, shown)
+        answers_fit(events)
+
+
+def answers_fit(events: Sequence[Event]) -> None:
+    """Check that no action has the output of another command."""
+    for event in events:
+        if isinstance(event, CmdOutputObservation):
+            action = next(one for one in events if one.id == event.cause)
+            assert isinstance(action, CmdRunAction)
+            assert event.command == action.command
+            assert event.content.split() == [action.command.rpartition("echo ")[2].split()[0], event.content.split()[1]]
+
+
+@pytest.mark.parametrize("age", [0.0, pytest.param(2.5, marks=pytest.mark.slow)])
+async def test_workers_that_live_on_name_the_gap(cluster: FaultCluster, age: float) -> None:
+    """Old enough, the file tells of workers whose heartbeats have lapsed: they are swept first."""
+    cluster.start_controller()
+    cluster.start_tool()
+    ids = await cluster.submit(steps(STEPS, seconds=0.3), count=COUNT)
+    await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids))
+    old = OldFile(cluster)
+    await old.take(ids)
+    await cluster.until(lambda: grown(cluster, old, by=2))
+    await cluster.until(lambda: old.has_aged(age))
+    await old.put_back()
+    await cluster.settle(ids)
+    await check(cluster, ids)
+
+
+async def test_the_hosts_name_the_gap_when_all_workers_are_new(cluster: FaultCluster) -> None:
+    cluster.start_controller("c1")
+    cluster.start_tool("t1")
+    ids = await cluster.submit(steps(STEPS, seconds=0.3), count=2)
+    await cluster.until(lambda: all("begin-1" in cluster.effects(cid) for cid in ids))
+    old = OldFile(cluster)
+    await old.take(ids)
+    await cluster.until(lambda: grown(cluster, old, by=6))
+    cluster.kill("c1")
+    cluster.kill("t1")
+    await old.put_back()
+    others(cluster)
+    cluster.start_controller("c2")
+    cluster.start_tool("t2")
+    await cluster.settle(ids)
+    await check(cluster, ids)
+
+
+def others(cluster: FaultCluster) -> None:
+    """Let the models say something else from now on, so that the same numbers come to mean other commands."""
+    for script in cluster.root.glob("script-*.json"):
+        text = script.read_text()
+        script.write_text(text.replace("begin-", "other-begin-").replace("echo done", "echo other"))
+        assert script.read_text() != text
+
+
+async def test_a_lost_command_that_still_runs_does_not_answer_another(cluster: FaultCluster) -> None:
+    """The worker has the lost command in hand when another one comes under its number."""
+    gate = cluster.root / "gate"
+    cluster.start_controller("c1")
+    cluster.start_tool("t1")
+    first = {"name": "execute_bash", "arguments": {"command": "echo begin-0 >> effects; echo done 0"}}
+    waiting = f"echo begin-1 >> effects; while ! [ -e {gate} ]; do sleep 0.1; done; echo done 1"
+    second = {"name": "execute_bash", "arguments": {"command": waiting}}
+    finish = {"name": "finish", "arguments": {"message": "done"}}
+    (cid,) = ids = await cluster.submit([{"tool_calls": [call]} for call in (first, second, finish)], latency=1.0)
+    await cluster.until_kind(cid, "observation.run")
+    old = OldFile(cluster)
+    await old.take(ids)
+    await cluster.until(lambda: "begin-1" in cluster.effects(cid))
+    cluster.kill("c1")
+    await old.put_back()
+    others(cluster)
+    cluster.start_controller("c2")
+    await cluster.until_kind(cid, "observation.events_lost")
+    gate.touch()
+    await cluster.settle(ids)
+    await check(cluster, ids)
+
+
+async def test_whoever_follows_hears_of_the_gap(cluster: FaultCluster) -> None:
+    cluster.start_controller("c1")
+    cluster.start_tool("t1")
+    ids = await cluster.submit(steps(STEPS, seconds=0.3))
+    await cluster.until(lambda: "begin-1" in cluster.effects(ids[0]))
+    old = OldFile(cluster)
+    await old.take(ids)
+    seen: list[Event] = []
+
+    async def follow() -> None:
+        async for event in cluster.client.tail(ids[0]):
+            seen.append(event)  # noqa: PERF401  (a comprehension would keep nothing: it ends in an error)
+
+    following = asyncio.create_task(follow())
+    settling = asyncio.create_task(cluster.client.wait_until_settled(ids[0]))
+    await cluster.until(lambda: len(seen) >= old.last_ids[ids[0]] + 6)
+    cluster.kill("c1")
+    cluster.kill("t1")
+    await cluster.close_workspaces()
+    known = len(seen)
+    await old.put_back()
+    with pytest.raises(EventsLost, match="Follow it again from its beginning") as lost:
+        await asyncio.wait_for(following, 30)
+    assert lost.value.known_id >= known
+    cluster.start_controller("c2")
+    cluster.start_tool("t2")
+    summary = await asyncio.wait_for(settling, 60)
+    assert summary.state == "finished"
+    await check(cluster, ids)
+
+
+async def test_delegates_and_their_parents_go_on(cluster: FaultCluster) -> None:
+    """At the copy the delegates work; what is lost are their last steps, or their beginning, or their report."""
+    script = cluster.root / "delegate.json"
+    script.write_text(json.dumps({"turns": steps(3, seconds=0.2)}))
+    helper = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
+    cluster.start_controller()
+    cluster.start_tool()
+    ask = {"name": "delegate", "arguments": {"agent": "helper", "task": "count"}}
+    turns = [{"tool_calls": [ask]}, {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}]
+    ids = await cluster.submit(turns, count=3, enable_delegation=True, delegates={"helper": helper}, latency=0.2)
+    await cluster.until_kind(ids[0], "action.delegate")
+    old = OldFile(cluster)
+    await old.take(ids)
+    await cluster.until_kind(ids[0], "conversation.delegate_ended")
+    await old.put_back()
+    await cluster.settle(ids)
+    everybody = [row.conversation_id for row in await cluster.client.recent()]
+    assert len(everybody) == 2 * len(ids)
+    await cluster.settle(everybody)
+    gaps = 0
+    for cid in everybody:
+        events = await cluster.client.events(cid)
+        gaps += sum(event.kind == "observation.events_lost" for event in events)
+        row = await cluster.client.row(cid)
+        assert not violations(events, conversation_id=cid, last_event_id=row.last_event_id)
+        assert row.state == "finished", [event.sentence for event in events]
+    for cid in ids:
+        events = await cluster.client.events(cid)
+        assert sum(event.kind == "observation.delegate" for event in events) == 1
+    assert gaps > 0

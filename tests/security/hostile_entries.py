@@ -1,0 +1,128 @@
+"""Entries and values for the keys that workers read, as somebody writes them who can reach the store: seeded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+Command = tuple[str | bytes | int | float, ...]
+ROOT = "deck:{0}"
+NAMES = (b"c", b"a", b"e", b"w", b"x", b"t", b"p", b"foo", b"", b"\xff")
+TYPED = ("ready", "unread", "parked", "workers", "nodes", "takeovers", "dead", "index", "unreadable")
+"""What every worker needs of a shard; each is overwritten by a string now and then."""
+
+
+def hostile_commands(seed: int, count: int, *, conversations: list[str], workers: list[str]) -> Iterator[Command]:
+    """Commands that write what no worker of ours does.
+
+    Args:
+        conversations: victims: what is theirs may be written; entries name them now and then.
+        workers: whose mailboxes are written to.
+    """
+    chance = random.Random(seed)
+    for number in range(count):
+        # Not from the beginning: what is overwritten takes no entries until it is moved out of the way.
+        if number > 0.9 * count and chance.random() < 0.03:
+            yield ("SET", f"{ROOT}:{chance.choice(TYPED)}", "no stream and no set")
+        yield _command(chance, conversations, workers)
+
+
+def _command(chance: random.Random, conversations: list[str], workers: list[str]) -> Command:
+    cid = _conversation(chance, conversations)
+    match chance.randint(0, 19):
+        case 0 | 1 | 2 | 3 | 4 | 5:
+            streams = ("act:pool:bash", "act:node:node1", "ready", "ready", "takeovers", "act:node:lost")
+            return ("XADD", f"{ROOT}:{chance.choice(streams)}", "*", *_fields(chance, cid))
+        case 6 | 7:
+            return ("XADD", f"{ROOT}:worker:{chance.choice(workers)}:mail", "*", *_fields(chance, cid))
+        case 8:
+            return ("ZADD", f"{ROOT}:{chance.choice(('parked', 'unread', 'dead', 'index'))}", _score(chance), cid)
+        case 9:
+            return ("ZADD", f"{ROOT}:{chance.choice(('workers', 'nodes'))}", _score(chance), _bytes(chance))
+        case 10:
+            worker = chance.choice((b"ghost", _bytes(chance)))
+            fields = (b"streams", b"ttl_ms", b"end", b"node", b"node_patience_ms", b"role")
+            values = (f"{ROOT}:act:pool:bash {ROOT}:ready x".encode(), _bytes(chance), b"nan")
+            return (
+                "HSET",
+                f"{ROOT}:worker:".encode() + worker + b":about",
+                chance.choice(fields),
+                chance.choice(values),
+            )
+        case 11:
+            return ("ZADD", f"{ROOT}:workers", 1, chance.choice((b"ghost", _bytes(chance))))
+        case 12:
+            return ("SADD", f"{ROOT}:worker:ghost:owned", cid)
+        case 13:
+            return ("HSET", "deck:tools", _bytes(chance), _bytes(chance))
+        case 14:
+            pool = f"{ROOT}:quota:s-any-"
+            where = chance.choice(("held", "about", "limits", "state", "shares:1", "level:k"))
+            return ("HSET", f"{pool}:{where}", chance.choice((cid, b"keys", b"swept", b"k")), _bytes(chance))
+        case 15:
+            return ("ZADD", f"{ROOT}:quota:s-any-:{chance.choice(('waiting:0', 'waiting:1', 'called'))}", 1, cid)
+        case 16:
+            where = chance.choice(("ledger:held", "ledger:lost", "budget:tenant:x", "budget:tenant:x:wanted"))
+            return ("HSET", f"{ROOT}:{where}", chance.choice((cid, b"limit", b"spent", b"parent")), _bytes(chance))
+        case 17:
+            where = chance.choice(("batch:lanes", "batch:about:b", "batch:calls:b", "batch:call:" + "x"))
+            return ("HSET", f"{ROOT}:{where}", chance.choice((b"lane", b"count", b"1", b"bytes")), _bytes(chance))
+        case 18:
+            return ("SADD", f"{ROOT}:ledger:crowded", chance.choice((b"tenant:x", _bytes(chance))))
+    return _against_a_conversation(chance, chance.choice(conversations))
+
+
+def _against_a_conversation(chance: random.Random, victim: str) -> Command:
+    base = f"{ROOT}:c:{victim}"
+    match chance.randint(0, 5):
+        case 0:
+            names = (b"last_id", b"token", b"crashes", b"owner", b"node", b"ready_id", b"rung", b"workspace", b"moves")
+            return ("HSET", f"{base}:meta", chance.choice(names), _bytes(chance))
+        case 1:
+            names = (b"q:5", b"w:5", b"n:5", b"o:5", b"p:x")
+            return ("HSET", f"{base}:once", chance.choice(names), _bytes(chance))
+        case 2:
+            return ("XADD", f"{base}:events", "*", chance.choice((b"e", b"foo")), _bytes(chance))
+        case 3:
+            return ("SET", f"{base}:{chance.choice(('meta', 'once', 'events', 'snapshot'))}", _bytes(chance))
+        case 4:
+            return ("SET", f"{base}:snapshot", _bytes(chance))
+    return ("XADD", f"{base}:live", "*", "p", _bytes(chance))
+
+
+def _fields(chance: random.Random, cid: bytes) -> tuple[bytes, ...]:
+    if chance.random() < 0.1:
+        return (b"foo", b"bar")
+    found: list[bytes] = []
+    for name in chance.sample(NAMES, chance.randint(1, 6)):
+        found += (name, cid if name == b"c" and chance.random() < 0.7 else _bytes(chance))
+    return tuple(found)
+
+
+def _conversation(chance: random.Random, conversations: list[str]) -> bytes:
+    return chance.choice((chance.choice(conversations).encode(), b"nobody-1", _bytes(chance)))
+
+
+def _score(chance: random.Random) -> float | int | str:
+    return chance.choice((0, 1, -1, 2**53, "inf", "-inf", 1e300, 1_700_000_000_000))
+
+
+def _bytes(chance: random.Random) -> bytes:
+    plain = (
+        b"",
+        b"x",
+        b"7",
+        b"-1",
+        b"1e999",
+        b"null",
+        b"{}",
+        b"[[],{}]",
+        b"\xff\xfe",
+        b"\x00",
+        b"../../x",
+        b"a|b",
+        b"|",
+    )
+    if chance.random() < 0.7:
+        return chance.choice((*plain, b"cancel", b"close", b"transfer", b"1-0", b"nan", b" ", b"9" * 400))
+    return chance.randbytes(chance.randint(1, 40))

@@ -1,0 +1,277 @@
+"""A workspace may be asked for in any directory. Either it is refused, or nothing of anybody else's is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import unicodedata
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from broker.runtime.errors import DeckhandsError, UsageError
+from broker.runtime.settings import joined_paths
+from deckhands.client.named_directory import own_directory
+from tests.integration.workspace_hosts import Terminal, opened
+from tests.security.directory_world import IS_ROOT, World, mounted, world
+from tool_worker.errors import WorkspaceRefused
+from tool_worker.sandbox.sandbox import interpreter
+from tool_worker.settings import tool_settings
+from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.workspaces import Workspaces
+
+BOUND = "bound, and nothing is reached"
+ONE_DOT, WIDE_STOP = "\u2024", "\uff0e"
+SYSTEM = (
+    *("/", "//", "/.", "/etc", "/etc/", "/etc/ssl", "/usr", "/usr/lib", "/usr/local", "/var", "/var/lib", "/var/log"),
+    *("/var/tmp", "/proc", "/proc/1", "/proc/self", "/sys", "/sys/fs/cgroup", "/dev", "/dev/shm", "/run", "/boot"),
+    *("/bin", "/lib", "/sbin", "/root", "/home", "/tmp", "/opt", "/srv", "/mnt", "/media"),
+)
+OURS = (
+    *("home", "home/", "home/cluster", "home/cluster/valkey", "home/secret.key", "home/cluster/valkey/valkey.sock"),
+    *("node", "node/neighbour", "node/neighbour/workspace", "node/neighbour/host", "node/new/workspace"),
+    *("checkpoints", "checkpoints/neighbour"),
+)
+BELOW_ROOTS = {
+    "roots": BOUND,  # with all its traps: none leads anywhere from inside
+    "roots/good": BOUND,
+    "roots/good/": BOUND,
+    "roots//good": BOUND,
+    "roots/./good/.": BOUND,
+    "roots/good/inner": BOUND,
+    "roots/with space": BOUND,
+    "roots/with:colon": BOUND,
+    "roots/-rf": BOUND,
+    "roots/üñí": BOUND,
+    "roots/...": BOUND,
+    "roots/everybodys": BOUND,
+    **{
+        f"roots/{name}": "refused"
+        for name in (
+            *("link", "link/cluster", "relative-link", "chain", "chain-2", "chain-3", "to-top", "to-top/home"),
+            *("to-root", "to-root/etc", "to-etc", "to-node", "to-neighbour", "to-good", "to-good/inner", "loop"),
+            *("through-proc", "dangling", "good/link", "good/to-root", "good/to-root/etc", "good/to-neighbour"),
+            *("../home", "../roots/good", "good/../../home", "good/..", "..", "good/../good", "%2e%2e/home"),
+            *("new\nline", "tab\there", "escape\x1b[31m", "good\0", "good\0/../../home", "good\n", "\u2028good"),
+            *(
+                f"{ONE_DOT * 2}/home",
+                f"{WIDE_STOP * 2}/home",
+                "good\u2215..",
+                "GOOD",
+                "goo\u0501",
+                "missing",
+                "missing/deeper",
+                "file",
+            ),
+            *("file/", "hard-link", "fifo", "x" * 256, "x/" * 3_000, "/".join(["d" * 200] * 25), "bytes-\udcff"),
+            *("*", "~", "$HOME", "good;ls", "good/link/../.."),
+        )
+    },
+}
+ELSEWHERE = (
+    *("outside", "roots-beside", "roots-beside/inner", "ROOTS/good", "root", "", "roots/../outside"),
+    *("proc/self/root", "nowhere"),
+)
+RELATIVE = ("", " ", ".", "..", "good", "./good", "~", "~root", "-", "roots/good", "file:///etc", "C:\\", "\0", "\n")
+MOUNTED = {
+    **{
+        f"mounts/{name}": "refused"
+        for name in ("home", "node", "part-of-node", "etc", "slash", "slash/tmp", "proc", "top", "top/cluster")
+    },
+    **{f"mounts/{name}": "refused" for name in ("around", "around/home", "around-part", "around-slash/deep", "")},
+    "mounts/again": BOUND,
+    "mounts/fresh": BOUND,
+}
+
+
+def asked_for(made: World, waiting: subprocess.Popen[bytes], descriptor: int) -> dict[str, str]:
+    """Return the directories that are asked for, with what is expected."""
+    top, pid = made.top, waiting.pid
+    cases = dict.fromkeys(SYSTEM, "refused")
+    cases |= {f"{top}/{name}": "refused" for name in (*OURS, *ELSEWHERE)}
+    cases |= {f"{top}/{name}": expected for name, expected in BELOW_ROOTS.items()}
+    cases |= dict.fromkeys(RELATIVE, "refused")
+    for around in (f"/proc/self/root{top}", f"/proc/{pid}/root{top}", f"/proc/{os.getpid()}/root{top}"):
+        cases |= dict.fromkeys((f"{around}/roots/good", f"{around}/home", around), "refused")
+    cases |= dict.fromkeys(
+        (f"/proc/{pid}/cwd", "/proc/self/cwd", f"/proc/self/fd/{descriptor}", f"/dev/fd/{descriptor}"), "refused"
+    )
+    cases |= dict.fromkeys((f"/{top}/roots/good", f"{top}/roots/good " + "x" * 70_000), "refused")
+    cases[f"//{top}/roots/good"] = BOUND  # three slashes are one, two are not (POSIX)
+    cases[f"{top}/roots/" + "/".join(["d" * 200] * 13)] = BOUND
+    if IS_ROOT:
+        cases |= {f"{top}/{name}": expected for name, expected in MOUNTED.items()}
+        cases |= dict.fromkeys((f"{top}/roots/somebodys", f"{top}/roots/device"), "refused")
+    return cases
+
+
+def is_clear(error: DeckhandsError) -> bool:
+    """Say whether an error is of the right kind, says what to do, and is one line of a bearable length."""
+    is_typed = error.code in ("workspace_refused", "workspace_lost")
+    return is_typed and bool(error.remedy) and str(error).isprintable() and len(str(error)) < 1_000
+
+
+async def outcome(made: World, workspaces: Workspaces, conversation_id: str, path: str) -> str:
+    """Ask for a directory as a conversation does, and say what comes of it."""
+    try:
+        run = Terminal(await workspaces.open(conversation_id, path=path))
+        own = Path(path).resolve() if Path(path).is_absolute() else None
+        return ", ".join(await made.reached_from(run, own=own)) or BOUND
+    except DeckhandsError as error:
+        return "refused" if is_clear(error) or path.endswith("somebodys") else f"refused badly: {error!r}"
+    finally:
+        await workspaces.close(conversation_id)
+        # So that each case is the first to name its directory.
+        subprocess.run(["rm", "-rf", made.node / conversation_id], check=True)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """Return what was expected of each directory, and what came of it, on a node with roots."""
+    with world() as made, ExitStack() as closing:
+        if IS_ROOT:
+            closing.enter_context(mounted(made))
+        waiting = closing.enter_context(
+            subprocess.Popen([interpreter(), "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, cwd=made.outside)
+        )
+        descriptor = os.open(made.roots / "good", os.O_RDONLY | os.O_DIRECTORY)
+        closing.callback(os.close, descriptor)
+        cases = asked_for(made, waiting, descriptor)
+        named = tool_settings(made.environment).named
+
+        async def every() -> dict[str, str]:
+            async with opened(made.node, sandbox="bwrap", named=named) as workspaces:
+                return {
+                    path: await outcome(made, workspaces, f"case-{number}", path) for number, path in enumerate(cases)
+                }
+
+        found = asyncio.run(every())
+        waiting.communicate(b"\n", timeout=10)
+        shortened = {path: path.replace(str(made.top), "<world>") for path in cases}
+        yield (
+            {shortened[path]: expected for path, expected in cases.items()},
+            {shortened[path]: came for path, came in found.items()},
+        )
+
+
+def test_no_directory_leads_to_what_is_somebody_elses(outcomes: tuple[dict[str, str], dict[str, str]]) -> None:
+    expected, found = outcomes
+    assert {path: came for path, came in found.items() if came != expected[path]} == {}
+    assert len(found) >= 150 + 12 * IS_ROOT
+    assert sum(came == BOUND for came in found.values()) >= 12
+
+
+async def test_the_probe_finds_what_a_careless_node_gives_away(tmp_path: Path) -> None:
+    with world() as made:
+        careless = NamedDirectories([made.top])
+        async with opened(tmp_path / "node", sandbox="bwrap", named=careless) as workspaces:
+            run = Terminal(await workspaces.open("careless", path=str(made.top)))
+            found = await made.reached_from(run)
+    expected = [("connected to" if "sock" in path.name else "read", path) for path in made.files]
+    assert {f"{verb} {path}" for verb, path in expected} <= set(found)
+    assert {f"wrote {path.parent}" for path in made.files} <= set(found)
+
+
+def test_lookalikes_are_what_they_seem() -> None:
+    assert unicodedata.normalize("NFKC", f"{ONE_DOT}{WIDE_STOP}") == ".."
+
+
+@pytest.mark.parametrize("sandbox", ["bwrap", "none"])
+async def test_without_roots_no_directory_is_taken(tmp_path: Path, sandbox: str) -> None:
+    (tmp_path / "project").mkdir()
+    async with opened(tmp_path / "node", sandbox=sandbox) as workspaces:
+        for path in (tmp_path / "project", tmp_path, "/etc", "/var/log", "/usr/local"):
+            with pytest.raises(WorkspaceRefused, match="it is below none of this node's workspace roots; it has none"):
+                await workspaces.open("conversation", path=str(path))
+        assert (await Terminal(await workspaces.open("conversation"))("echo served")).content == "served"
+
+
+PERSONS = {
+    "outside": True,
+    "roots/good": True,
+    "roots/to-good": True,
+    "roots/good/../good": True,
+    "roots/with:colon": True,
+    "": False,
+    "home": False,
+    "home/cluster": False,
+    "home/new": False,
+    "roots/link": False,
+    "roots/chain": False,
+    "roots/relative-link": False,
+    "roots/to-top": False,
+    "roots/to-root": False,
+    "roots/to-etc": False,
+    "roots/to-node": False,
+    "roots/to-neighbour": False,
+    "roots/through-proc": False,
+    "roots/good/../../home": False,
+    "roots/loop": False,
+    "roots/dangling": False,
+    "roots/file": False,
+    "roots/fifo": False,
+    "roots/new\nline": False,
+    "roots/missing": False,
+    "node": False,
+    "node/neighbour/workspace": False,
+    "node/neighbour/host": False,
+    "checkpoints": False,
+}
+
+
+async def test_a_person_names_any_directory_of_theirs_and_nothing_of_ours_or_the_systems() -> None:
+    with world() as made:
+        (made.home / "new").mkdir()
+        for path in {*SYSTEM} - {str(Path.home())}:
+            with pytest.raises(UsageError, match=r"may not be a workspace|cannot be used|does not exist"):
+                own_directory(Path(path), made.environment)
+        for name, is_taken in PERSONS.items():
+            path = made.top / name
+            if not is_taken:
+                with pytest.raises(UsageError, match=r"may not be a workspace|cannot be used|is not a dir|not exist"):
+                    own_directory(path, made.environment)
+                continue
+            directory = own_directory(path, made.environment)
+            environment = {**made.environment, "DECKHANDS_WORKSPACE_ROOTS": joined_paths([directory])}
+            named = tool_settings(environment).named
+            async with opened(made.node, sandbox="bwrap", named=named) as workspaces:
+                assert await outcome(made, workspaces, "persons", str(directory)) == BOUND
+
+
+@pytest.mark.parametrize("way", ["home", "link to the home", "link around the home", "home is a link in it"])
+def test_where_the_home_lies_is_no_secret_of_a_link(tmp_path: Path, way: str) -> None:
+    person, real = tmp_path / "person", tmp_path / "real"
+    for path in (person, real):
+        path.mkdir()
+    home, named = person / ".deckhands", person
+    if way == "link to the home":
+        named = tmp_path / "link"
+        named.symlink_to(person)
+    elif way == "link around the home":
+        (tmp_path / "around").symlink_to(person)
+        home = tmp_path / "around" / ".deckhands"
+    elif way == "home is a link in it":
+        home.symlink_to(real)  # an agent could put another home in the place of the link
+    home.resolve().mkdir(exist_ok=True)
+    with pytest.raises(UsageError, match=f"may not be a workspace: it holds {home}, which is Deckhands' own"):
+        own_directory(named, {"DECKHANDS_HOME": str(home)})
+
+
+@pytest.mark.parametrize("root", ["/", "/etc", "/usr/share", "relative", "/nowhere/at/all", "/etc/passwd", "/var/lib"])
+def test_roots_that_cannot_be_used_are_named(root: str) -> None:
+    with pytest.raises(UsageError, match=f"The workspace root {root} cannot be used"):
+        tool_settings({"DECKHANDS_WORKSPACE_ROOTS": root})
+
+
+def test_roots_are_what_they_lead_to(tmp_path: Path) -> None:
+    (tmp_path / "with:colon").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "with:colon")
+    roots = joined_paths([tmp_path / "link", tmp_path / "with:colon", tmp_path])
+    assert tool_settings({"DECKHANDS_WORKSPACE_ROOTS": roots}).named.roots == (
+        tmp_path / "with:colon",
+        tmp_path / "with:colon",
+        tmp_path,
+    )

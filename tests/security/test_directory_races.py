@@ -1,0 +1,132 @@
+"""A directory is swapped for another between the look at it and its use: what was not looked at is not used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from broker.coordination.transfers import TransferRequest
+from broker.runtime.errors import DeckhandsError
+from tests.integration.workspace_hosts import Terminal, opened
+from tests.security.directory_world import World, world
+from tool_worker.errors import WorkspaceRefused, WorkspaceUnavailable
+from tool_worker.settings import tool_settings
+from tool_worker.worker import transfer_service as porter
+from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.host_folder import HostFolder
+from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.node_room import NodeRoom
+
+# Swaps a directory for a link, or for another directory, and back, as fast as the kernel does.
+FLIPPER = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+here, there = (os.fsencode(name) for name in sys.argv[1:])
+print("ready", flush=True)
+while True:
+    libc.renameat2(-100, here, -100, there, 2)
+"""
+OPENINGS = 40
+
+
+class Swapping(NodeRoom):
+    """Does something between the look at a directory and its use: room is made right before a host is started."""
+
+    def __init__(self, swap: list[tuple[Path, Path]]) -> None:
+        super().__init__()
+        self._swap = swap
+
+    def shortage(self) -> None:
+        for old, new in self._swap:
+            old.rename(new)
+        self._swap.clear()
+
+
+@pytest.fixture
+def made() -> Iterator[World]:
+    with world() as made:
+        (made.roots / "swapped").mkdir()
+        (made.roots / "swapped" / "file").write_text("harmless")
+        yield made
+
+
+@contextmanager
+def flipping(here: Path, there: Path) -> Iterator[None]:
+    command = [sys.executable, "-I", "-S", "-c", FLIPPER, str(here), str(there)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as flipper:
+        assert flipper.stdout is not None
+        assert flipper.stdout.readline() == b"ready\n"
+        yield
+        flipper.kill()
+
+
+@pytest.mark.parametrize("sandbox", ["bwrap", "none"])
+@pytest.mark.parametrize("other", ["link", "to-root", "to-neighbour", "good"])
+async def test_what_was_put_in_its_place_before_it_was_bound_is_not_entered(
+    made: World, sandbox: str, other: str
+) -> None:
+    swapped = made.roots / "swapped"
+    room = Swapping([(swapped, made.roots / "kept"), (made.roots / other, swapped)])
+    named = tool_settings(made.environment).named
+    async with opened(made.node, sandbox=sandbox, named=named, room=room) as workspaces:
+        # Another directory below a root may be used, but is not the one that was looked at.
+        error = WorkspaceUnavailable if other == "good" else WorkspaceRefused
+        with pytest.raises(error):
+            await workspaces.open("victim", path=str(swapped))
+    if other == "good":
+        log = HostFolder(made.node, "victim").log_tail()
+        assert log == "another directory was put in the place of the workspace"
+
+
+@pytest.mark.parametrize("other", ["link", "to-root", "to-neighbour", "good"])
+async def test_no_opening_gets_out_while_names_are_swapped(made: World, other: str) -> None:
+    swapped, came = made.roots / "swapped", []
+    named = tool_settings(made.environment).named
+    async with opened(made.node, sandbox="bwrap", named=named) as workspaces:
+        with flipping(swapped, made.roots / other):
+            for number in range(OPENINGS):
+                conversation_id = f"racer-{number}"
+                try:
+                    run = Terminal(await workspaces.open(conversation_id, path=str(swapped)))
+                except DeckhandsError as error:
+                    came.append(error.code)
+                else:
+                    came.append((await run("cat file secret.key etc/shadow 2>/dev/null")).content.strip())
+                await workspaces.close(conversation_id)
+    allowed = {"harmless", "", "workspace_refused", "workspace_unavailable"}
+    assert set(came) <= allowed, came
+
+
+def test_files_are_carried_from_the_directory_that_was_looked_at(made: World) -> None:
+    swapped = made.roots / "swapped"
+    root = made.node
+    bindings = Bindings(root, tool_settings(made.environment).named)
+    folder = HostFolder(root, "carried")
+    folder.create()
+    from tests.security.test_directory_neighbours import bound_to
+
+    with bindings.bind(folder, bound_to(swapped, "acme")) as directory:
+        swapped.rename(made.roots / "kept")
+        swapped.symlink_to(made.home)
+        _, content = porter.packed(directory, "file")
+        with pytest.raises(FileNotFoundError):
+            porter.packed(directory, "secret.key")
+        upload = TransferRequest(what="upload", path="copy")
+        porter.unpacked(directory, upload, content, made.top / "noted")
+    assert (made.roots / "kept" / "copy").read_text() == "harmless"
+    assert not (made.home / "copy").exists()
+    with pytest.raises(WorkspaceRefused, match="a part of its path is a symbolic link"):
+        bindings.open(folder, folder.read_binding())
+
+
+def test_a_workspace_of_our_own_that_became_a_link_is_not_followed(made: World) -> None:
+    own = made.neighbour / "workspace"
+    own.rename(made.neighbour / "kept")
+    own.symlink_to(made.home)
+    with pytest.raises(DeckhandsError, match="is not there"):
+        Bindings(made.node, NamedDirectories()).open(HostFolder(made.node, "neighbour"))

@@ -1,0 +1,111 @@
+"""What processes know of the environment of whoever started Deckhands: what is listed, whatever a secret is called."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.runtime.environment import tool_environment
+from broker.runtime.settings import BrokerSettings
+from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
+from tests.polling import until
+from tool_worker.workspace.drafts import remove
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRETS = {
+    "LLM_API_KEY": "canary-1",
+    "LLM_AWS_SECRET_ACCESS_KEY": "canary-2",
+    "ANTHROPIC_API_KEY": "canary-3",
+    "AWS_SECRET_ACCESS_KEY": "canary-4",
+    "GITHUB_TOKEN": "canary-5",
+    "GOOGLE_APPLICATION_CREDENTIALS": "canary-6",
+    "MY_PRIVATE_THING": "canary-7",
+    "PGPASSWORD": "canary-8",
+}
+NEEDED = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/nowhere",
+    "LANG": "C.UTF-8",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "TMPDIR": "/tmp",
+    "HTTPS_PROXY": "http://proxy:3128",
+    "no_proxy": "localhost",
+    "SSL_CERT_FILE": "/certificates",
+    "PYTHONPATH": "/code",
+    "DECKHANDS_POOLS": "bash",
+    "SANDBOX_ENV_SIGN": "sign",
+    "NO_CHANGE_TIMEOUT_SECONDS": "5",
+}
+PRINTING = ("/bin/sh", "-c", "env; exec sleep 600")
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    commands = {"controller": PRINTING, "tools": PRINTING}
+    running = Cluster(ClusterSpec(tmp_path, environment=NEEDED | SECRETS, commands=commands))
+    await running.start()
+    yield running
+    await running.stop()
+
+
+async def test_the_store_and_the_tool_workers_of_a_cluster_get_what_is_listed(cluster: Cluster) -> None:
+    logs = {name: worker.log for name, worker in cluster.workers.items()}
+    for log in logs.values():
+        await until(lambda log=log: "DECKHANDS_NODE_DIR" in log.read_text(), what="environment")
+    assert "canary" not in Path(f"/proc/{cluster.store.child.pid}/environ").read_text()
+    assert "canary" not in logs["tools-1"].read_text()
+    assert {f"{name}={value}" for name, value in NEEDED.items()} <= set(logs["tools-1"].read_text().splitlines())
+    # Controller workers ask models, and which variables their libraries read nobody can list.
+    assert {f"{name}={value}" for name, value in SECRETS.items()} <= set(logs["controller-1"].read_text().splitlines())
+
+
+def test_what_the_operator_names_is_passed_on_but_never_a_setting_of_models(tmp_path: Path) -> None:
+    servers = {"x": {"url": "https://x", "headers": {"Authorization": "Bearer ${GITHUB_TOKEN}", "X": "${LLM_API_KEY}"}}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    given = SECRETS | {"DECKHANDS_PASS_ENV": "AWS_*, PGPASSWORD,LLM_*", "DECKHANDS_MCP": str(tmp_path / "mcp.json")}
+    assert set(tool_environment(given)) == {
+        *("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "GITHUB_TOKEN", "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"),
+    }
+    assert BrokerSettings.from_env({"DECKHANDS_PASS_ENV": "AWS_*"}).pass_env == "AWS_*"
+
+
+def test_a_file_of_servers_that_cannot_be_read_names_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff${GITHUB_TOKEN}")
+    for name in ("missing", "bytes"):
+        assert set(tool_environment(SECRETS | {"DECKHANDS_MCP": str(tmp_path / name)})) <= {
+            "DECKHANDS_MCP",
+            "GITHUB_TOKEN",
+        }
+
+
+def test_what_clears_up_after_agents_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "rm").write_text(f'#!/bin/sh\nenv >{tmp_path}/seen\nexec /bin/rm "$@"\n')
+    (tmp_path / "bin" / "rm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("GITHUB_TOKEN", "canary")
+    (tmp_path / "doomed" / "folder").mkdir(parents=True)
+    remove(tmp_path / "doomed")
+    assert not (tmp_path / "doomed").exists()
+    assert not (tmp_path / "seen").exists() or "canary" not in (tmp_path / "seen").read_text()
+
+
+def test_whatever_starts_a_process_says_what_it_knows() -> None:
+    starting = {"run": "subprocess", "Popen": "subprocess", "create_subprocess_exec": "asyncio"}
+    silent = []
+    # Programs of `sessions` run in a workspace, and know what it knows.
+    sources = {*ROOT.glob("broker/**/*.py"), *ROOT.glob("tool_worker/**/*.py")} - {*ROOT.glob("tool_worker/sessions/*")}
+    for path in sorted(sources):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+                if starting.get(node.func.attr) == owner and "env" not in {word.arg for word in node.keywords}:
+                    silent.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert silent == []

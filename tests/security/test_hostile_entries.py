@@ -1,0 +1,155 @@
+"""Whatever the store holds hurts those it belongs to and nobody else, ends no worker, and is shown."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from broker.coordination.membership import Membership, members
+from broker.coordination.unreadable import Unreadable
+from broker.runtime.errors import StoreRefused
+from broker.store.store import Store
+from tests.faults.harness import FaultCluster, steps
+from tests.polling import until
+from tests.security.hostile_entries import ROOT, TYPED, hostile_commands
+
+SEED = 20261124
+QUOTAS = """
+[[quota]]
+model = "s*"
+requests_per_minute = 600000
+concurrency = 100
+"""
+
+
+class Crew:
+    """Two workers of each kind, and whoever can write to their store."""
+
+    def __init__(self, cluster: FaultCluster) -> None:
+        self.cluster = cluster
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def store(self) -> Store:
+        return self.cluster.client.store
+
+    async def start(self) -> None:
+        for name in ("c1", "c2"):
+            self.processes[name] = self.cluster.start_controller(name, DECKHANDS_QUOTAS=QUOTAS)
+        for name in ("t1", "t2"):
+            self.processes[name] = self.cluster.start_tool(name)
+        await self.work()
+
+    async def write(self, *command: str | bytes | float) -> bool:
+        with suppress(StoreRefused):  # a key that an earlier command has overwritten
+            await self.store.connection.call(*command)
+            return True
+        return False
+
+    async def work(self) -> None:
+        """Carry out an honest conversation, by the same processes as ever."""
+        (cid,) = await self.cluster.submit(steps(2))
+        await self.cluster.settle([cid])
+        await self.cluster.check([cid], commands=2)
+        self.check_alive()
+
+    async def is_swept(self) -> bool:
+        """Whether what was overwritten has been moved out of the way."""
+        self.check_alive()
+        commands = [("TYPE", f"{ROOT}:{name}") for name in TYPED]
+        return b"string" not in await self.store.connection.call_many(commands)
+
+    def check_alive(self) -> None:
+        ended = {name: worker.poll() for name, worker in self.processes.items() if worker.poll() is not None}
+        assert not ended, "".join(self.cluster.log_of(name)[-3000:] for name in ended)
+
+
+@pytest.fixture
+async def crew(tmp_path: Path) -> AsyncIterator[Crew]:
+    async with FaultCluster(tmp_path).running() as cluster:
+        crew = Crew(cluster)
+        await crew.start()
+        yield crew
+
+
+async def test_an_entry_without_its_fields_is_put_aside(crew: Crew) -> None:
+    odd = [
+        *(("foo", "bar"), ("c", b"\xff", "a", "1", "e", "x"), ("c", "nobody-1"), ("c", "nobody-1", "a", "1")),
+        *(
+            ("c", "nobody-1", "a", "x", "e", "x"),
+            ("c", "nobody-1", "a", "1", "e", "no event"),
+            ("a", "1", "x", "close"),
+        ),
+        *(("c", "../../etc", "a", "0", "x", "close"), ("c", "nobody-1", "a", "0", "x", "dance")),
+    ]
+    for fields in odd:
+        for route in ("pool:bash", "node:node1"):
+            await crew.write("XADD", f"{ROOT}:act:{route}", "*", *fields)
+    for fields in (("foo", "bar"), ("c", b"\xff"), ("c", "../x"), ("", "")):
+        await crew.write("XADD", f"{ROOT}:ready", "*", *fields)
+    found = Unreadable(crew.store)
+
+    async def all_are_aside() -> bool:
+        crew.check_alive()
+        return len(await found.all()) >= 2 * len(odd) + 4
+
+    await until(all_are_aside, what="entries put aside")
+    assert {entry.key for entry in await found.all()} == {
+        f"{ROOT}:act:pool:bash",
+        f"{ROOT}:act:node:node1",
+        f"{ROOT}:ready",
+    }
+    assert 'cannot be read and was put aside: "it has no field' in crew.cluster.log_of("t1") + crew.cluster.log_of("t2")
+    await crew.work()
+
+
+async def test_what_a_dead_worker_held_and_cannot_be_read_hurts_no_burial(crew: Crew) -> None:
+    for name in ("t1", "t2"):
+        crew.cluster.kill(name)
+        del crew.processes[name]
+    ghost = (await members(crew.store))[0].worker_id
+    for fields in (("foo", "bar"), ("a", "1"), ("c", "x"), ("x", "close"), ("c", b"\xff", "a", b"\xfe", "e", "x")):
+        await crew.write("XADD", f"{ROOT}:act:pool:bash", "*", *fields)
+    await crew.write("XREADGROUP", "GROUP", "tools", ghost, "COUNT", 100, "STREAMS", f"{ROOT}:act:pool:bash", ">")
+
+    async def is_buried() -> bool:
+        crew.check_alive()
+        return all(member.role == "controller" for member in await members(crew.store))
+
+    await until(is_buried, what="burial of the tool workers")
+    crew.processes["t3"] = crew.cluster.start_tool("t3")
+    await crew.work()
+
+
+@pytest.mark.parametrize("name", [*TYPED, "act:pool:bash", "act:node:node1"])
+async def test_a_key_of_another_type_is_moved_out_of_the_way(valkey_store: Store, name: str) -> None:
+    worker = Membership(valkey_store, "w", "tool", streams=[[f"{ROOT}:act:pool:bash", f"{ROOT}:act:node:node1"]])
+    await worker.register()
+    await valkey_store.connection.call("SET", f"{ROOT}:{name}", "a string")
+    if await worker.tick(1) is None:
+        await worker.register()
+    assert await worker.tick(2) is not None
+    assert await valkey_store.connection.call("GET", f"{ROOT}:{name}:unreadable") == b"a string"
+    (entry,) = await Unreadable(valkey_store).all()
+    assert entry.key == f"{ROOT}:{name}"
+    assert entry.why.startswith("it was a string, not a ")
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(4_000, id="some"), pytest.param(20_000, id="many", marks=pytest.mark.slow)]
+)
+async def test_no_hostile_entry_ends_a_worker(crew: Crew, count: int) -> None:
+    print(f"seed {SEED}")
+    victims = await crew.cluster.submit(steps(1), count=5)
+    workers = [member.worker_id for member in await members(crew.store)]
+    written = 0
+    for command in hostile_commands(SEED, count, conversations=victims, workers=workers):
+        written += await crew.write(*command)
+        crew.check_alive()
+    assert written > 0.7 * count, written
+    await until(crew.is_swept, what="keys of the right types")
+    await crew.work()

@@ -1,0 +1,81 @@
+"""What of a container's command line a tenant can choose: the image's name, and never an option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.runtime.errors import UsageError
+from tool_worker.errors import WorkspaceRefused
+from tool_worker.sandbox.docker import Containers, DockerSandbox
+from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, interpreter
+from tool_worker.settings import tool_settings
+
+ALL = Containers(("python:3.12", "*"))
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "--privileged",
+        "-v=/:/machine",
+        "--mount=type=bind,source=/,target=/machine",
+        "--image=--privileged",
+        " python",
+        "python --privileged",
+        "python\n",
+        "Python",
+        "team/../python",
+        "team//python",
+        "python:",
+        "python:-tag",
+        "python@sha256:abc",
+        "https://registry.example.com/python",
+        "a" * 256,
+        "*",
+        "\0",
+    ],
+)
+def test_what_is_no_name_of_an_image_is_refused_whatever_the_patterns_allow(image: str) -> None:
+    with pytest.raises(WorkspaceRefused, match="no name of an image"):
+        ALL.chosen(image)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "python",
+        "python:3.12-slim",
+        "team/python_x__y--z.w:V1.0_rc",
+        "localhost:5000/python",
+        "Registry.example.com/team/python@sha256:" + "0" * 64,
+        "registry.example.com:443/team/build:7@sha256:" + "a" * 64,
+        "[fd00::1]:5000/python",
+        "sha256:" + "f" * 64,
+        "f" * 64,
+    ],
+)
+def test_every_name_that_an_engine_takes_is_taken(image: str) -> None:
+    assert ALL.chosen(image) == image
+
+
+def test_no_option_follows_the_image(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    sandbox = DockerSandbox(ALL)
+    options = sandbox.options(Enclosure(tmp_path, "/workspace", is_own=True, image="team/build:7"))
+    assert list(options[-2:]) == ["--", "team/build:7"]
+    for descriptors in (None, 9, HostDescriptors(5, 6, 7)):
+        command = list(sandbox.command([interpreter(), "-c", "pass"], options, descriptors))
+        assert command.index("--") == command.index("team/build:7") - 1
+
+
+@pytest.mark.parametrize("path", ["/a,readonly=false", '/a"b', "/a\nb"])
+def test_a_path_that_would_be_read_as_more_than_a_path_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(WorkspaceRefused, match="cannot be mounted"):
+        DockerSandbox(ALL).options(Enclosure(tmp_path, path, is_own=True))
+
+
+def test_the_operators_first_image_is_a_name_too() -> None:
+    with pytest.raises(UsageError, match="DECKHANDS_DOCKER_IMAGES"):
+        tool_settings({"DECKHANDS_DOCKER_IMAGES": "--privileged,*"})

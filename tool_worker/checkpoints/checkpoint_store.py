@@ -1,0 +1,344 @@
+"""Saved copies of workspaces, from which any node can go on.
+
+    objects/<2>/<sha256>           a piece of a file, compressed, under the hash of its content
+    bases/<conversation>           the same of what a workspace began with
+    checkpoints/<conversation>     the latest manifest: every entry of the workspace, files as lists of pieces
+
+Holds:
+    - What did not change since the last checkpoint is neither read nor written again.
+    - A manifest is written after all that it names, and replaces the one before in one step: whoever restores gets a
+      whole checkpoint, the last or the one before.
+    - What is restored is checked against its hash, and stays below the directory.
+    - An entry is left out only if it changed while it was looked at, never because the place, or we, lack something.
+Does not:
+    - Save shells, processes, or what lies outside of the workspace.
+    - Take back the space of checkpoints that are gone, except by `drop_unused`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]
+import zstandard
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
+from broker.runtime.clock import SystemClock
+from broker.runtime.ids import check_conversation_id
+from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
+from tool_worker.workspace.drafts import draft_in, put
+from tool_worker.workspace.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
+from tool_worker.workspace.openat2_paths import Directory
+
+VERSION = 1
+CHECKPOINTS, BASES = "checkpoints", "bases"
+PIECE_BYTES = 8 * 2**20
+MAX_MANIFEST_BYTES = 256 * 2**20
+MODE_BITS = 0o777
+"""What is restored of a mode: a set-user-id file would run as whoever restores it."""
+UNSETTLED_NS = 50_000_000
+"""A file that changed so shortly before may change again within the same tick of the clock, and is read next time."""
+ROUNDS = 100
+"""How often what its owner has closed to himself is opened, each time one level deeper."""
+
+_Rows = list[list[Any]]
+_Pieces = dict[str, tuple[tuple[int, ...], list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What one checkpoint holds.
+
+    Attributes:
+        files: entries of every kind.
+        size_bytes: of all regular files.
+        read_bytes: of those that had to be read because they may have changed.
+        written_bytes: what was added to the store for them.
+    """
+
+    files: int
+    size_bytes: int
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(slots=True)
+class SavedFiles:
+    """What the last checkpoint of a workspace knew of its files; losing it costs time and nothing else."""
+
+    pieces: _Pieces = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints in one place, such as `file:///shared/checkpoints` or `s3://bucket/deckhands`.
+
+    All calls block, for as long as the place takes.
+    """
+
+    def __init__(self, url: str, *, limits: TreeLimits | None = None, folder: str = CHECKPOINTS) -> None:
+        self._folder = folder
+        self._files, root = fsspec.core.url_to_fs(url)
+        self._root = root.rstrip("/")
+        self._limits = limits or TreeLimits()
+
+    def save(self, conversation_id: str, workspace: Path, known: SavedFiles) -> Checkpoint:
+        """Save a workspace.
+
+        Args:
+            known: from the last checkpoint of this workspace in this place; brought up to date.
+
+        Raises:
+            WorkspaceTooLarge: beyond the limits; the last checkpoint stays.
+            CheckpointsUnavailable: the place cannot be used; the last checkpoint stays.
+            OSError: the workspace cannot be read; the last checkpoint stays.
+        """
+        with Directory(workspace) as directory, OpenedUp(directory) as opened_up:
+            for _ in range(ROUNDS):
+                closed: list[str] = []
+                rows, pieces, done = self._save_entries(directory, known, closed)
+                if not closed:
+                    break
+                opened_up.open(closed)
+            else:
+                raise PermissionError(errno.EACCES, "It is closed again and again", closed[0])
+        for row in rows:
+            row[2] = opened_up.modes.get(row[0], int(row[2])) & 0o777
+        manifest = json.dumps({"version": VERSION, "entries": rows}, separators=(",", ":")).encode("ascii")
+        written = self._write(self._manifest(conversation_id), manifest)
+        known.pieces = pieces
+        return replace(done, written_bytes=done.written_bytes + written)
+
+    def _save_entries(
+        self, directory: Directory, known: SavedFiles, closed: list[str]
+    ) -> tuple[_Rows, _Pieces, Checkpoint]:
+        """Save the content of all files that may have changed; `closed` gets what could not be read."""
+        began_ns = int(SystemClock().now().timestamp() * 1e9)
+        read = written = size = 0
+        saved: _Pieces = {}
+        rows: _Rows = []
+        for entry in entries(directory, self._limits, closed=closed):
+            content: Any = entry.target
+            if entry.kind == FILE:
+                before = known.pieces.get(entry.path)
+                if before is not None and before[0] == entry.stamp:
+                    content = before[1]
+                else:
+                    try:
+                        content, added = self._save_file(directory, entry)
+                    except PermissionError:
+                        closed.append(entry.path)
+                        continue
+                    except FileUnfit:
+                        continue  # it became something else
+                    except OSError as error:
+                        if is_of_the_entry(error):
+                            continue  # it went away
+                        raise
+                    written += added
+                    read += entry.size
+                if entry.ctime_ns < began_ns - UNSETTLED_NS:
+                    saved[entry.path] = (entry.stamp, content)
+                size += entry.size
+            rows.append([entry.path, entry.kind, entry.mode, entry.mtime_ns, entry.size, content])
+        return rows, saved, Checkpoint(len(rows), size, read, written)
+
+    def has(self, conversation_id: str) -> bool:
+        """Say whether there is a checkpoint of a conversation's workspace.
+
+        Raises:
+            CheckpointsUnavailable: the place cannot be asked.
+        """
+        return self._exists(self._manifest(conversation_id))
+
+    def restore(self, conversation_id: str, workspace: Path) -> Checkpoint:
+        """Make a workspace as the last checkpoint has it; the directory must not be there yet.
+
+        It appears whole or not at all.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            FileExistsError: there is something at its place.
+            CheckpointCorrupt: the checkpoint is damaged.
+            CheckpointsUnavailable, OSError: it cannot be fetched, or put there.
+        """
+        rows = self._rows(conversation_id)
+        if workspace.exists():
+            raise FileExistsError(f"{workspace} is there already")
+        workspace.parent.mkdir(parents=True, exist_ok=True)
+        with draft_in(workspace.parent) as folder:
+            draft = folder / workspace.name
+            draft.mkdir(mode=0o700)
+            size = sum(self._restore_entry(draft, row) for row in rows)
+            # Directories last: one without the right to write would take nothing, and each entry changes its time.
+            for path, _, mode, mtime_ns, _, _ in reversed([row for row in rows if row[1] == DIRECTORY]):
+                (draft / path).chmod(mode & MODE_BITS)
+                os.utime(draft / path, ns=(mtime_ns, mtime_ns))
+            put(draft, workspace)
+        return Checkpoint(len(rows), size)
+
+    def copy(self, source_id: str, target_id: str) -> bool:
+        """Let a fork begin with the checkpoint of its source; return whether there was one. Nothing is copied twice."""
+        if not self.has(source_id):
+            return False
+        self._write(self._manifest(target_id), self._read(self._manifest(source_id), MAX_MANIFEST_BYTES))
+        return True
+
+    def forget(self, conversation_id: str) -> None:
+        """Drop the checkpoint of a conversation.  Idempotent."""
+        if self.has(conversation_id):
+            self._files.rm_file(self._manifest(conversation_id))
+
+    def drop_unused(self) -> int:
+        """Drop the pieces that no checkpoint names, and return how many; nothing may be saved meanwhile."""
+        used: set[str] = set()
+        for folder in (f"{self._root}/{name}" for name in (CHECKPOINTS, BASES)):
+            for path in self._files.find(folder) if self._files.exists(folder) else []:
+                used.update(_pieces(self._rows_of(path)))
+        dropped = 0
+        for path in self._files.find(f"{self._root}/objects") if self._files.exists(f"{self._root}/objects") else []:
+            if path.rpartition("/")[2] not in used:
+                self._files.rm_file(path)
+                dropped += 1
+        return dropped
+
+    def _save_file(self, directory: Directory, entry: Entry) -> tuple[list[str], int]:
+        pieces: list[str] = []
+        written = 0
+        with directory.opened_file(entry.path, follows_links=False) as descriptor:
+            while len(pieces) * PIECE_BYTES <= self._limits.bytes:
+                piece = _read_up_to(descriptor, PIECE_BYTES)
+                if not piece:
+                    break
+                digest = hashlib.sha256(piece).hexdigest()
+                pieces.append(digest)
+                if not self._exists(self._object(digest)):
+                    written += self._write(self._object(digest), piece)
+        return pieces, written
+
+    def _restore_entry(self, draft: Path, row: list[Any]) -> int:
+        path, kind, mode, mtime_ns, _, content = row
+        target = draft / path
+        if kind == DIRECTORY:
+            target.mkdir(mode=0o700)
+            return 0
+        if kind == LINK:
+            # Nothing stands below a link, so that none is written through it.
+            target.symlink_to(content)
+            return 0
+        size = 0
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            for digest in content:
+                piece = self._read(self._object(digest), PIECE_BYTES)
+                if hashlib.sha256(piece).hexdigest() != digest:
+                    raise CheckpointCorrupt(f"The piece {digest} of {path} is damaged.")
+                size += file.write(piece)
+            os.fchmod(file.fileno(), mode & MODE_BITS)
+        os.utime(target, ns=(mtime_ns, mtime_ns))
+        return size
+
+    def _rows(self, conversation_id: str) -> list[list[Any]]:
+        return self._rows_of(self._manifest(conversation_id))
+
+    def _rows_of(self, path: str) -> list[list[Any]]:
+        conversation_id = path.rpartition("/")[2]
+        try:
+            manifest = json.loads(self._read(path, MAX_MANIFEST_BYTES))
+            rows: list[list[Any]] = manifest["entries"]
+            is_sound = manifest["version"] == VERSION and _are_sound(rows)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointCorrupt(f"The checkpoint of {conversation_id} cannot be read: {error}.") from error
+        if not is_sound:
+            raise CheckpointCorrupt(f"The checkpoint of {conversation_id} has entries that lead out of it.")
+        return rows
+
+    @contextmanager
+    def _using(self, *passing: type[Exception]) -> Iterator[None]:
+        """Make one error of whatever the client of the place raises, but for those that are named."""
+        try:
+            yield
+        except passing:
+            raise
+        except Exception as error:
+            raise CheckpointsUnavailable(f"The checkpoints at {self._root} cannot be used: {error}") from error
+
+    def _exists(self, path: str) -> bool:
+        with self._using():
+            if not isinstance(self._files, LocalFileSystem):
+                return bool(self._files.exists(path))
+            try:
+                Path(path).stat()  # what cannot be looked at may be there
+            except FileNotFoundError:
+                return False
+            return True
+
+    def _write(self, path: str, content: bytes) -> int:
+        packed = zstandard.ZstdCompressor(level=1).compress(content)
+        with self._using():
+            if isinstance(self._files, LocalFileSystem):
+                _replace(Path(path), packed)
+            else:
+                self._files.pipe_file(path, packed)  # object stores put whole objects
+        return len(packed)
+
+    def _read(self, path: str, limit_bytes: int) -> bytes:
+        with self._using(FileNotFoundError):
+            packed: bytes = self._files.cat_file(path)
+        try:
+            return zstandard.ZstdDecompressor().decompress(packed, max_output_size=limit_bytes)
+        except zstandard.ZstdError as error:
+            raise CheckpointCorrupt(f"{path} is damaged: {error}.") from error
+
+    def _object(self, digest: str) -> str:
+        return f"{self._root}/objects/{digest[:2]}/{digest}"
+
+    def _manifest(self, conversation_id: str) -> str:
+        return f"{self._root}/{self._folder}/{check_conversation_id(conversation_id)}"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _pieces(rows: list[list[Any]]) -> Iterator[str]:
+    for row in rows:
+        if row[1] == FILE:
+            yield from row[5]
+
+
+def _are_sound(rows: list[list[Any]]) -> bool:
+    """Say whether every entry stands in a directory that stands before it: then none leads out, links or not."""
+    directories = {""}
+    for row in rows:
+        folder, _, name = row[0].rpartition("/")
+        if len(row) != 6 or name in ("", ".", "..") or "\0" in name or folder not in directories:
+            return False
+        if row[1] == DIRECTORY:
+            directories.add(row[0])
+        elif row[1] not in (FILE, LINK):
+            return False
+    return True
+
+
+def _read_up_to(descriptor: int, limit_bytes: int) -> bytes:
+    chunks, missing = [], limit_bytes
+    while missing > 0 and (chunk := os.read(descriptor, missing)):
+        chunks.append(chunk)
+        missing -= len(chunk)
+    return b"".join(chunks)

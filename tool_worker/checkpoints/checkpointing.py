@@ -1,0 +1,322 @@
+"""When workspaces are saved, and how they come back on a node that does not have them.
+
+Holds:
+    - A workspace that is not on this node is restored, or said to be lost: the first action that needs it is not run
+      but answered with what became of it. Nothing runs in an empty directory, or an older one, unawares.
+    - One workspace is saved by one at a time; saving blocks no other conversation.
+Does not: save directories that somebody gave us by their path; they are not ours to copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.contract.events import ConversationCreated, Observation
+from broker.contract.workspace_sources import GitSource, UploadedSource
+from broker.log.event_log import EventLog
+from broker.runtime.errors import CorruptEntry
+from broker.runtime.ids import is_conversation_id
+from tool_worker.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
+from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
+from tool_worker.workspace.drafts import drafting_in
+from tool_worker.workspace.opening import BASE, Openings
+
+MUTATING = frozenset(
+    {"observation.run", "observation.edit", "observation.write", "observation.run_ipython", "observation.download"}
+    | {"observation.browse"}  # a click may have led to a download
+)
+OF_A_WORKSPACE = MUTATING | {"observation.read"}
+REMEMBERED_WORKSPACES = 500
+MOVES, SAVING = "moves", "saving.lock"
+
+RESTORED = (
+    "The files of this workspace are those of the last checkpoint{of_whom}: what was changed since is gone, and so are "
+    "the shell's variables and everything that was running. The action was not carried out here."
+)
+REOPENED = (
+    "The files of this workspace were gone, and there is no checkpoint of them. It holds again what it began with: "
+    "what was changed since is gone, and so are the shell's variables and everything that was running. The action was "
+    "not carried out here."
+)
+LOST = (
+    "The files of this workspace are gone, and there is no checkpoint of them. The workspace is empty now. "
+    "The action was not carried out here."
+)
+OUT_OF_REACH = (
+    "The files of this workspace cannot be brought back now ({error}). The action was not carried out: try again."
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is remembered of a workspace between two checkpoints."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    files: SavedFiles = field(default_factory=SavedFiles)
+    changes: int = 0
+
+
+class Safekeeping:
+    """Saves and restores the workspaces of one node.
+
+    Args:
+        root: Directory of the node's workspaces.
+        checkpoints: None: nothing is saved, and what is not here is lost.
+        every: after how many actions that may change files a workspace is saved.
+        bases: where what workspaces began with is saved; None: nowhere.
+        openings: opens anew what nobody has saved; None: nothing is.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        root: Path,
+        checkpoints: Checkpoints | None,
+        *,
+        every: int,
+        bases: Checkpoints | None = None,
+        openings: Openings | None = None,
+    ) -> None:
+        self._log = log
+        self._root = root
+        self._checkpoints = checkpoints
+        self._bases = bases
+        self._openings = openings
+        self._every = every
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    async def recover(
+        self,
+        conversation_id: str,
+        action_id: int,
+        source: GitSource | UploadedSource | None = None,
+        *,
+        fingerprint: str = "",
+        moves: int = 0,
+    ) -> str | None:
+        """Make sure that a workspace is what its conversation believes.
+
+        Args:
+            source: what it began with.
+            fingerprint: of the action, see `fingerprints`.
+            moves: see `has_left`.
+
+        Returns:
+            None if it is, or what the action is to be answered with instead of being carried out. Said once.
+            Idempotent.
+
+        Raises:
+            CheckpointsUnavailable: what was saved cannot be fetched or put there now; the next action tries again.
+        """
+        directory = self._directory(conversation_id)
+        told, asked = directory.with_name("recovery.json"), (action_id, fingerprint)
+        if directory.exists():
+            return _told_to(asked, told)
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.with_name(MOVES).write_text(str(moves))
+        notice = await self._recovered(conversation_id, asked, told, source)
+        # From here on it is a workspace like any other, empty as it may be.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return notice
+
+    async def has_left(self, conversation_id: str, moves: int) -> bool:
+        """Say whether a workspace that is here has gone on elsewhere meanwhile.
+
+        Args:
+            moves: how often it was taken off a node that was lost.
+        """
+        directory = self._directory(conversation_id)
+        # One that has moved more often than the store knows is the latest there is: the store has lost its tail.
+        return directory.exists() and _moves(directory) < moves
+
+    async def give_up(self, conversation_id: str) -> None:
+        """Remove a workspace that has gone on elsewhere; its processes have ended."""
+        directory = self._directory(conversation_id)
+        async with drafting_in(directory.parent) as doomed:
+            directory.rename(doomed / directory.name)
+            self._kept.pop(conversation_id, None)
+
+    async def _recovered(
+        self, conversation_id: str, asked: tuple[int, str], told: Path, source: GitSource | UploadedSource | None
+    ) -> str | None:
+        source_id = await self._forked_from(conversation_id)
+        restored = RESTORED.format(of_whom=" of the conversation that this one is a fork of" if source_id else "")
+        # What is to be said is noted before anything is there: whoever takes the action over after a crash says it too.
+        _note(told, asked, restored)
+        try:
+            if await self._restore(conversation_id, source_id):
+                return restored
+        except CheckpointsUnavailable:
+            if source_id is not None or await self._is_used(conversation_id, asked[0]):
+                raise
+        if source is not None and self._openings is not None:
+            _note(told, asked, REOPENED)
+            try:
+                await self._openings.open(conversation_id, source)
+            except (OSError, WorkspaceError, CorruptEntry) as error:
+                _log.error("the workspace of %s cannot be opened again: %s", conversation_id, error)
+            else:
+                return REOPENED
+        notice = LOST if await self._is_used(conversation_id, asked[0]) else None
+        _note(told, asked, notice)
+        return notice
+
+    async def _is_used(self, conversation_id: str, action_id: int) -> bool:
+        earlier = await self._log.read(conversation_id, until=action_id)
+        return any(isinstance(event, Observation) and event.kind in OF_A_WORKSPACE for event in earlier)
+
+    async def keep_beginning(self, conversation_id: str) -> None:
+        """Save a workspace that was opened, and what it began with; a failure is logged."""
+        if self._checkpoints is None:
+            return
+        base = self._directory(conversation_id).with_name(BASE)
+        try:
+            await self.save(conversation_id)
+            if self._bases is not None and base.is_dir():
+                await asyncio.to_thread(self._bases.save, conversation_id, base, SavedFiles())
+        except (OSError, WorkspaceError) as error:
+            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+
+    async def beginning(self, conversation_id: str) -> Path | None:
+        """Return where it is kept what a workspace began with, fetched if need be; None: it is not known.
+
+        Raises:
+            OSError, CheckpointCorrupt: it was saved and cannot be fetched.
+        """
+        base = self._directory(conversation_id).with_name(BASE)
+        if not base.is_dir() and self._bases is not None:
+            source_id = await self._forked_from(conversation_id)
+            with suppress(FileExistsError):
+                await asyncio.to_thread(_fetched, self._bases, conversation_id, source_id, base)
+        return base if base.is_dir() else None
+
+    async def _forked_from(self, conversation_id: str) -> str | None:
+        created = (await self._log.read(conversation_id, until=1))[0]
+        assert isinstance(created, ConversationCreated)
+        # `<conversation>@<event>`, or the conversation alone; a trajectory's is no conversation of ours.
+        source_id = (created.forked_from or "").partition("@")[0]
+        return source_id if is_conversation_id(source_id) else None
+
+    async def has_source(self, conversation_id: str) -> bool:
+        """Say whether a workspace began with something."""
+        created = (await self._log.read(conversation_id, until=1))[0]
+        return isinstance(created, ConversationCreated) and created.workspace.source is not None
+
+    def note_change(self, conversation_id: str) -> None:
+        """Count a change that no action has made."""
+        self._remembered(conversation_id).changes += 1
+
+    async def note_result(self, conversation_id: str, kind: str) -> None:
+        """Count an observation that may mean a change, and save the workspace when it is time.
+
+        A failure is logged: the actions themselves have succeeded, and the next one tries again.
+        """
+        if self._checkpoints is None or kind not in MUTATING:
+            return
+        kept = self._remembered(conversation_id)
+        kept.changes += 1
+        if kept.changes < self._every or kept.turn.locked():
+            return
+        try:
+            await self.save(conversation_id)
+        except (OSError, WorkspaceError) as error:
+            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+
+    async def save(self, conversation_id: str) -> Checkpoint | None:
+        """Save a workspace now; None: it is not ours to save, or nothing is saved here.
+
+        Raises:
+            WorkspaceTooLarge, OSError: see `Checkpoints.save`.
+        """
+        directory = self._directory(conversation_id)
+        if self._checkpoints is None or not directory.is_dir():
+            return None
+        kept = self._remembered(conversation_id)
+        async with kept.turn:
+            changes = kept.changes
+            saved = await asyncio.to_thread(_saved, self._checkpoints, conversation_id, directory, kept.files)
+            kept.changes -= changes
+        return saved
+
+    async def save_last(self, conversation_id: str) -> None:
+        """Save a workspace whose processes have ended, unless it has gone on elsewhere; a failure is logged.
+
+        What has changed since its last checkpoint is not for us to know: other workers of the node work in it too.
+        """
+        if self._checkpoints is None or await self.has_left(conversation_id, await self._log.moves(conversation_id)):
+            return
+        try:
+            await self.save(conversation_id)
+        except (OSError, WorkspaceError) as error:
+            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+
+    async def _restore(self, conversation_id: str, source_id: str | None) -> bool:
+        if self._checkpoints is None:
+            return False
+        try:
+            directory = self._directory(conversation_id)
+            return await asyncio.to_thread(_fetched, self._checkpoints, conversation_id, source_id, directory)
+        except FileExistsError:
+            return True  # another worker of this node was faster
+        except (FileNotFoundError, CheckpointCorrupt) as error:
+            _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
+            return False
+        except (OSError, CheckpointsUnavailable) as error:
+            raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
+
+    def _directory(self, conversation_id: str) -> Path:
+        return self._root / conversation_id / "workspace"
+
+    def _remembered(self, conversation_id: str) -> _Kept:
+        kept = self._kept.pop(conversation_id, None) or _Kept()
+        self._kept[conversation_id] = kept
+        while len(self._kept) > REMEMBERED_WORKSPACES:
+            self._kept.popitem(last=False)
+        return kept
+
+
+def _saved(checkpoints: Checkpoints, conversation_id: str, directory: Path, files: SavedFiles) -> Checkpoint:
+    # Among the workers of the node too: one that looked earlier must not have the last word.
+    with directory.with_name(SAVING).open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        return checkpoints.save(conversation_id, directory, files)
+
+
+def _fetched(checkpoints: Checkpoints, conversation_id: str, source_id: str | None, directory: Path) -> bool:
+    if not checkpoints.has(conversation_id) and (source_id is None or not checkpoints.copy(source_id, conversation_id)):
+        return False
+    checkpoints.restore(conversation_id, directory)
+    return True
+
+
+def _moves(directory: Path) -> int:
+    try:
+        return int(directory.with_name(MOVES).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _note(told: Path, asked: tuple[int, str], notice: str | None) -> None:
+    told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    action_id, fingerprint = asked
+    told.write_text(json.dumps({"action_id": action_id, "fingerprint": fingerprint, "notice": notice}))
+
+
+def _told_to(asked: tuple[int, str], told: Path) -> str | None:
+    """Return what an action was answered with by a worker that died before it could append it."""
+    try:
+        said = json.loads(told.read_text())
+    except (OSError, ValueError):
+        return None
+    to_it = (said["action_id"], said.get("fingerprint") or asked[1])  # older notes have no fingerprint
+    notice: str | None = said["notice"] if to_it == asked else None
+    return notice

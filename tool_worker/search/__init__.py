@@ -1,0 +1,5 @@
+"""Questions about the code of a workspace, answered beside its shell. Standard library only.
+
+May import: host.
+Start with: code_questions.
+"""

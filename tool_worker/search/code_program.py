@@ -1,0 +1,55 @@
+"""The program beside the shell that answers questions about the workspace's code; see `session_program`.
+
+It is a program of its own because reading a large workspace takes seconds, in which the shell has to answer.
+
+Holds: it changes nothing and runs nothing; it reads what is below its working directory and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+if __name__ == "__main__":  # started by its path, with nothing but the standard library
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from tool_worker.search.code_map import CodeMap
+from tool_worker.search.code_questions import QuestionError, answered
+
+SESSION_FD = 3
+
+Result = dict[str, object]
+
+
+def result_of(code: CodeMap, arguments: dict[str, object]) -> Result:
+    """Return the result of one call."""
+    question, asked = arguments.get("question"), arguments.get("arguments")
+    if not isinstance(question, str) or not isinstance(asked, dict):
+        return {"content": "ERROR: the call names no question.", "is_error": True}
+    code.refresh()
+    try:
+        return {"content": answered(code, question, asked)}
+    except QuestionError as error:
+        return {"content": str(error), "is_error": True}
+
+
+def main() -> None:
+    """Serve the workspace host that started this program until it closes the line."""
+    code = CodeMap(os.getcwd())
+    with socket.socket(fileno=SESSION_FD) as line, line.makefile("rwb") as stream:
+        for received in stream:
+            message = json.loads(received)
+            if "call" not in message:
+                continue  # an interrupt: whoever asks for it ends a program that does not stop by itself
+            try:
+                result = result_of(code, message["arguments"])
+            except Exception as error:  # noqa: BLE001  (the edge of the program: a defect is the answer to this call)
+                result = {"content": f"ERROR: {type(error).__name__}: {error}", "is_error": True}
+            stream.write(json.dumps({"call": message["call"], "result": result}).encode("ascii") + b"\n")
+            stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""The consumer of a tool worker: reads the action streams of its pools and its node, runs what it is handed.
+
+Holds: at most `concurrency` actions at once; what this worker was handed and has not answered is handed on when its
+heartbeat lapses; a worker that was swept lets its running actions go on in their workspace hosts and starts over under
+a new name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from broker.celery.bootstep import cancel_when
+from broker.contract.codec import checksum_of
+from broker.coordination.action_streams import ActionDelivery, ActionQueue, ActionReclaimed, ControlDelivery
+from broker.coordination.crash_attribution import Probation, Turns
+from broker.coordination.file_pieces import Parcels
+from broker.coordination.heartbeat_thread import Understudy
+from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.transfers import Transfers
+from broker.log.event_log import EventLog
+from broker.log.follower import check_remembered
+from broker.log.lost_tails import name_gap
+from broker.runtime.errors import DeckhandsError, EventsLost, OwnershipLost, UnknownConversation
+from broker.runtime.failpoints import failpoint
+from broker.runtime.ids import new_worker_id
+from broker.runtime.settings import joined_paths
+from broker.secrets.secrets import Secrets
+from broker.store.store import Store, open_store
+from broker.tools.tool_offers import ToolOffers
+from tool_worker.checkpoints.checkpoint_store import BASES, Checkpoints
+from tool_worker.checkpoints.checkpointing import Safekeeping
+from tool_worker.settings import ToolSettings
+from tool_worker.tools.mcp_launch import SandboxedLaunch
+from tool_worker.tools.mcp_tools import McpServers
+from tool_worker.tools.offered import OfferedTools, found_tools
+from tool_worker.worker.executor import Executor
+from tool_worker.worker.transfer_service import Porter
+from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.departure import end_finished
+from tool_worker.workspace.held_bounds import TERMINALS, WATCHERS, HeldBounds
+from tool_worker.workspace.holdings import Held
+from tool_worker.workspace.node_identity import identity_of, only_here
+from tool_worker.workspace.opening import Openings
+from tool_worker.workspace.quota import Quota
+from tool_worker.workspace.reaper import Reaper
+from tool_worker.workspace.repositories import sandbox_of_git
+from tool_worker.workspace.session_programs import session_programs
+from tool_worker.workspace.workspaces import Workspaces
+
+_log = logging.getLogger(__name__)
+
+
+class ToolConsumer:
+    """Everything a tool worker does; a `LoopService`."""
+
+    def __init__(self, settings: ToolSettings) -> None:
+        self._settings = settings
+        self._offered = OfferedTools(found_tools(settings.tools, settings.pools))
+        self._programs = session_programs(settings.pools, chromium=settings.chromium, sandbox=settings.sandbox)
+        self._incarnation: Incarnation | None = None
+        self._identity = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """See `LoopService.run`."""
+        settings = self._settings
+        workspaces = Workspaces(
+            settings.node_dir,
+            sandbox=settings.sandbox,
+            ttl_seconds=settings.workspace_ttl_seconds,
+            idle_seconds=settings.workspace_idle_seconds,
+            no_change_timeout_seconds=settings.no_change_timeout_seconds,
+            environment=settings.environment,
+            search_path=settings.search_path,
+            sessions=self._programs.commands,
+            container_sessions=self._programs.in_containers,
+            read_only=self._programs.read_only,
+            limits=settings.limits,
+            gate=settings.gate,
+            containers=settings.containers,
+            named=settings.named,
+        )
+        store = await open_store(
+            settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
+        )
+        if store.weakness:
+            _log.warning("%s", store.weakness)
+        self._identity = identity_of(settings.node_dir)
+        await only_here(store, settings.node, self._identity)
+        launch = SandboxedLaunch(
+            settings.sandbox, settings.node_dir, gate=settings.gate, containers=settings.containers
+        )
+        servers = McpServers(settings.mcp_servers, self._offered, launch)
+        publish = ToolOffers(store).publish
+        offering = [asyncio.create_task(task(publish), name="offer mcp") for task in (servers.offer, servers.follow)]
+        announcing = asyncio.create_task(_announce_sandbox(workspaces))
+        try:
+            while not stop.is_set():
+                incarnation = self.begin(store, workspaces)
+                with Understudy(settings.store_url, incarnation.membership) as understudy:
+                    await incarnation.run(stop, on_beat=understudy.loop_turned)
+            if settings.workspace_ends_with_worker:
+                await end_finished(store, workspaces, settings.node_dir)
+        finally:
+            for task in (announcing, *offering):
+                task.cancel()
+            await servers.aclose()
+            await workspaces.aclose()
+            await store.aclose()
+
+    def begin(self, store: Store, workspaces: Workspaces) -> Incarnation:
+        """Begin a life under a new name; `run` does, and simulations do on a store and workspaces of their own."""
+        self._incarnation = Incarnation(store, workspaces, self._offered, self._settings, self._identity)
+        return self._incarnation
+
+    def report(self) -> Mapping[str, Any]:
+        """See `LoopService.report`."""
+        incarnation = self._incarnation
+        return {
+            "role": "tool",
+            "node": self._settings.node,
+            "pools": list(self._settings.pools),
+            "worker_id": incarnation.worker_id if incarnation else "",
+            "running": len(incarnation.running) if incarnation else 0,
+            "actions": incarnation.progress if incarnation else 0,
+            "refused_by_proxies": incarnation.refusals if incarnation else 0,
+        }
+
+
+class Incarnation:
+    """One life of the worker under one name."""
+
+    def __init__(
+        self, store: Store, workspaces: Workspaces, offered: OfferedTools, settings: ToolSettings, identity: str
+    ) -> None:
+        self.worker_id = new_worker_id("tool")
+        self.running: set[asyncio.Task[None]] = set()
+        self.progress = 0
+        self._in_hand: dict[tuple[str, int, str], str] = {}
+        self._connects = store.connection.connects
+        self._turns = Turns()
+        self._store = store
+        self._settings = settings
+        self._workspaces = workspaces
+        self._offers = offered.offers
+        self._queues = [
+            ActionQueue(store, names, worker_id=self.worker_id, node=settings.node, pools=settings.pools)
+            for names in store.all_shards
+        ]
+        self.membership = Membership(
+            store,
+            self.worker_id,
+            "tool",
+            streams=[queue.streams for queue in self._queues],
+            about={
+                "node": settings.node,
+                "directory": identity,
+                "pools": ",".join(settings.pools),
+                "workspace_roots": joined_paths(settings.named.roots),
+                "node_patience_ms": str(int(settings.node_lost_seconds * 1000)),
+            },
+            ttl_seconds=settings.heartbeat_ttl_seconds,
+        )
+        self._log = log = EventLog(store, Secrets(store, settings.secret_key, own=_secrets_of(settings)))
+        sandbox = partial(sandbox_of_git, workspaces.demanded_sandbox, settings.node_dir / ".sandbox")
+        limits = settings.workspace_limits
+        openings = Openings(
+            log,
+            settings.node_dir,
+            Parcels(store),
+            sandbox,
+            limits,
+            gate=settings.gate,
+            roots=settings.repository_roots,
+        )
+        keeping = _safekeeping(log, settings, openings)
+        bindings = Bindings(settings.node_dir, settings.named)
+        porter = Porter(Transfers(store), settings.node_dir, keeping, sandbox, bindings)
+        self._held = HeldBounds(settings.node_dir, Held(limits.bytes, TERMINALS, WATCHERS))
+        self._executor = Executor(
+            log,
+            workspaces,
+            worker_id=self.worker_id,
+            offered=offered,
+            keeping=keeping,
+            openings=openings,
+            porter=porter,
+            quota=Quota(settings.node_dir, limits),
+            held=self._held,
+        )
+        self._reaper = Reaper(store, settings.node_dir, settings.workspace_keep_seconds)
+        self._room = asyncio.Semaphore(settings.concurrency)
+
+    async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
+        """Work until stopped or swept; `on_beat` is told the progress at each beat."""
+        await self.membership.register()
+        await ToolOffers(self._store).publish(self._offers)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._reaper.run())]
+                tasks.append(group.create_task(self._held.run()))
+                tasks += [group.create_task(self._read(queue)) for queue in self._queues]
+                group.create_task(cancel_when(stop, tasks))
+        except* OwnershipLost:
+            _log.warning("%s was presumed dead; starting over", self.worker_id)
+            await self._look_again()
+        finally:
+            for task in self.running:
+                task.cancel()  # the workspace host goes on; whoever takes the action over collects the result
+            for queue in self._queues:
+                await queue.aclose()
+        if stop.is_set():
+            await self.membership.leave()
+
+    async def _beat(self, on_beat: Callable[[int], None]) -> None:
+        while True:
+            failpoint("tool.beat")
+            on_beat(self.progress)
+            if await self.membership.tick(self.progress) is None:
+                raise OwnershipLost(f"{self.worker_id} was swept.")
+            await self._look_again()
+            await self._workspaces.let_go_of_idle()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _look_again(self) -> None:
+        """If the store was away: say in their logs which of the actions in hand it has lost."""
+        connects = self._store.connection.connects
+        if connects == self._connects:
+            return
+        self._connects = connects
+        for conversation_id, action_id, checksum in list(self._in_hand):
+            try:
+                await check_remembered(self._store, conversation_id, action_id, checksum)
+            except EventsLost as lost:
+                await name_gap(self._log, lost, noticed_by="the tool worker that carries it out")
+            except UnknownConversation:
+                continue
+
+    @property
+    def refusals(self) -> int:
+        """How often proxies have refused a host to a workspace."""
+        return self._executor.refusals
+
+    async def _read(self, queue: ActionQueue) -> None:
+        while True:
+            await self._room.acquire()
+            self._room.release()
+            for delivery in await queue.read(limit=8):
+                await self._room.acquire()
+                task = asyncio.create_task(self._take(queue, delivery))
+                self.running.add(task)
+                task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self.running.discard(task)
+        self._room.release()
+        self.progress += 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("an action was left to be handed out again", exc_info=error)
+
+    async def _take(self, queue: ActionQueue, delivery: ActionDelivery | ControlDelivery) -> None:
+        failpoint("tool.before_claim")
+        if isinstance(delivery, ControlDelivery):
+            await self._executor.obey(delivery)
+            await queue.acknowledge(delivery)
+            return
+        action = (delivery.conversation_id, delivery.action_id, checksum_of(delivery.entry))
+        if action in self._in_hand:
+            if self._in_hand[action] != delivery.place:
+                await queue.acknowledge(delivery)  # queued twice; the entry in hand is acknowledged with its result
+            return
+        self._in_hand[action] = delivery.place
+        try:
+            claim = await queue.claim(delivery)
+            deaths = claim.attempt - 1 if isinstance(claim, ActionReclaimed) else 0
+            probation = Probation(
+                self._turns, lambda is_acting: queue.mark(delivery, is_acting=is_acting), deaths=deaths
+            )
+            await self._executor.execute(delivery, claim, probation)
+        finally:
+            del self._in_hand[action]
+
+
+def _safekeeping(log: EventLog, settings: ToolSettings, openings: Openings) -> Safekeeping:
+    place, every = settings.checkpoints, settings.checkpoint_every
+    if not place:
+        return Safekeeping(log, settings.node_dir, None, every=every, openings=openings)
+    saved = Checkpoints(place, limits=settings.workspace_limits)
+    bases = Checkpoints(place, folder=BASES)
+    return Safekeeping(log, settings.node_dir, saved, every=every, bases=bases, openings=openings)
+
+
+def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:
+    return tuple(secret for server in settings.mcp_servers for secret in server.secrets)
+
+
+async def _announce_sandbox(workspaces: Workspaces) -> None:
+    """Say in the log which sandbox is in force and what it leaves open, before the first command needs it."""
+    try:
+        sandbox = await workspaces.demanded_sandbox()
+    except DeckhandsError as error:
+        _log.error("no sandbox is in force, so commands of agents are refused: %s", error)
+    else:
+        # As a warning, because nothing less gets into the log of a worker.
+        _log.warning("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)

@@ -1,0 +1,136 @@
+"""What this machine can do for workspaces: `python -m tool_worker.worker.examination` prints it as a JSON object.
+
+Holds: a layer that is missing is named with its reason; nothing is left out because it is inconvenient.
+Does not: change anything; the self-test runs in a directory of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from broker.runtime.errors import UsageError
+from tool_worker.errors import SandboxUnavailable
+from tool_worker.host.landlock import MINIMUM_ABI, landlock_version
+from tool_worker.sandbox.choice import AUTO, sandboxes
+from tool_worker.sandbox.control_groups import ControlGroups
+from tool_worker.sandbox.docker import Containers
+from tool_worker.sandbox.none import NoSandbox
+from tool_worker.sandbox.sandbox import Sandbox
+from tool_worker.sandbox.seccomp import system_call_filter
+from tool_worker.sandbox.selftest import run_self_test
+from tool_worker.sessions.programs import PROGRAMS
+from tool_worker.settings import ToolSettings, tool_settings
+from tool_worker.workspace.node_room import NodeRoom
+from tool_worker.workspace.session_programs import session_programs
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what it is.
+        is_good: whether it is as it should be.
+        is_needed: whether nothing is served without it, unless somebody asks for it.
+        detail: one line.
+    """
+
+    name: str
+    is_good: bool
+    is_needed: bool
+    detail: str
+
+
+def examine(demanded: str = AUTO, containers: Containers | None = None) -> list[Finding]:
+    """Look at this machine; takes about a second.
+
+    Args:
+        demanded: The sandbox that workspaces run in here.
+        containers: What they may be; without an image nobody wants the sandbox `docker`.
+    """
+    with tempfile.TemporaryDirectory(prefix="deckhands-examination-") as folder:
+        found = sandboxes(Path(folder), containers).values()
+        wanted = [sandbox for sandbox in found if sandbox.name != "docker" or (containers and containers.images)]
+        findings = [_sandbox(sandbox, demanded) for sandbox in wanted if sandbox.is_confining]
+    return [*findings, _filter(), _landlock(), _groups(), _room(demanded)]
+
+
+def examine_programs(settings: ToolSettings) -> list[Finding]:
+    """Look for what the pools need that a worker with these settings serves."""
+    findings = []
+    for pool in (pool for pool in settings.pools if pool in PROGRAMS):
+        try:
+            session_programs([pool], chromium=settings.chromium, sandbox=settings.sandbox)
+            finding = Finding(f"pool {pool}", is_good=True, is_needed=True, detail="can be served")
+        except UsageError as error:
+            finding = Finding(f"pool {pool}", is_good=False, is_needed=True, detail=str(error))
+        findings.append(finding)
+    return findings
+
+
+def _sandbox(sandbox: Sandbox, demanded: str) -> Finding:
+    is_needed = sandbox.name == demanded or (demanded != "docker" and sandbox.name == "bwrap")
+    name = f"sandbox {sandbox.name}"
+    reason = sandbox.reason_unavailable()
+    if reason is not None:
+        return Finding(name, is_good=False, is_needed=is_needed, detail=reason)
+    try:
+        report = run_self_test(sandbox)
+    except SandboxUnavailable as error:
+        return Finding(name, is_good=False, is_needed=is_needed, detail=str(error))
+    escapes = ", ".join(f"{result.name} ({result.reached})" for result in report.escapes)
+    detail = f"got out: {escapes}" if escapes else f"holds: {len(report.results)} attempts to get out were stopped"
+    return Finding(name, is_good=not escapes, is_needed=is_needed, detail=detail)
+
+
+def _filter() -> Finding:
+    machine = platform.machine()
+    size = len(system_call_filter(machine))
+    detail = f"{size // 8} instructions" if size else f"not known for {machine}: programs may make every system call"
+    return Finding("system call filter", is_good=size > 0, is_needed=False, detail=detail)
+
+
+def _landlock() -> Finding:
+    version = landlock_version()
+    if version >= MINIMUM_ABI:
+        return Finding("Landlock", is_good=True, is_needed=False, detail=f"version {version}")
+    detail = "the kernel has none, or an old one: what programs may write is bounded by mounts alone"
+    return Finding("Landlock", is_good=False, is_needed=False, detail=detail)
+
+
+def _groups() -> Finding:
+    found = ControlGroups.find()
+    if isinstance(found, str):
+        detail = f"{found}: memory is bounded for each process alone, processes not at all if the tool worker is root"
+        return Finding("control groups", is_good=False, is_needed=False, detail=detail)
+    return Finding("control groups", is_good=True, is_needed=False, detail=f"version {found.version}")
+
+
+def _room(demanded: str) -> Finding:
+    try:
+        for descriptor in os.openpty():
+            os.close(descriptor)
+    except OSError as error:
+        # Sandboxes have terminals of their own.
+        detail = f"no terminal can be opened, which a shell without a sandbox needs: {error}"
+        return Finding("room for sessions", is_good=False, is_needed=demanded == NoSandbox.name, detail=detail)
+    is_short = NodeRoom().is_short()
+    detail = "less than a tenth of the terminals or of the memory is free" if is_short else "terminals and memory"
+    return Finding("room for sessions", is_good=not is_short, is_needed=False, detail=detail)
+
+
+def main() -> None:
+    """Print the findings."""
+    settings = tool_settings()
+    findings = [*examine(settings.sandbox, settings.containers), *examine_programs(settings)]
+    sys.stdout.write(json.dumps([asdict(finding) for finding in findings]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,383 @@
+"""Runs one action and appends exactly one observation for it.
+
+The order is: claimed in the store, run by the workspace host (which journals begin and result by action id), appended
+under the action's id. Whichever of them was the last to happen when a worker died, the next worker goes on from there.
+
+Holds: nothing that ran is run again unless its outcome policy allows it; no failure of a tool or a workspace leaves an
+action without an observation; what is not known is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+
+from broker.contract import codec
+from broker.contract.actions import OfferedToolAction
+from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Observation
+from broker.contract.observations import (
+    ErrorObservation,
+    OutcomeUnknownObservation,
+)
+from broker.contract.tool_specs import OutcomePolicy, outcome_policy
+from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
+from broker.coordination.action_streams import (
+    ActionClaimed,
+    ActionDelivery,
+    ActionReclaimed,
+    ClaimOutcome,
+    ControlDelivery,
+)
+from broker.coordination.crash_attribution import INNOCENT, Probation
+from broker.log.event_log import EventLog
+from broker.log.lost_tails import name_gap
+from broker.runtime.errors import (
+    CorruptEntry,
+    DeckhandsError,
+    EventsLost,
+    EventUnfit,
+    OutcomeUnknown,
+    StoreError,
+    StoreTooNew,
+    StoreUnavailable,
+    UnknownKind,
+)
+from broker.runtime.failpoints import failpoint
+from broker.tools.custom_tools import ToolContext
+from tool_worker.checkpoints.checkpointing import MUTATING, Safekeeping
+from tool_worker.errors import HostLost, SourceUnusable, WorkspaceLost
+from tool_worker.host.protocol import NEVER_STARTED
+from tool_worker.tools.offered import OfferedTools
+from tool_worker.tools.registry import TOOLS
+from tool_worker.tools.tool import HostRequest, answering
+from tool_worker.worker.fingerprints import fingerprint_of
+from tool_worker.worker.journal_check import NOT_CARRIED_OUT, is_outdated, name_other
+from tool_worker.worker.running_calls import RunningCalls
+from tool_worker.worker.transfer_service import Porter
+from tool_worker.workspace.held_bounds import HeldBounds
+from tool_worker.workspace.host_connection import HostResult
+from tool_worker.workspace.open_workspace import OpenWorkspace
+from tool_worker.workspace.opening import Openings
+from tool_worker.workspace.quota import Quota
+from tool_worker.workspace.workspaces import Workspaces
+
+MAX_ATTEMPTS = 3
+
+LOST_WITH_HOST = (
+    "The process that carried this action out ended before its result was recorded. "
+    "It may have taken effect, wholly or in part: check before you repeat it."
+)
+LOST_BY_REBOOT = (
+    "The machine was restarted since this action was handed out, and the record of what ran may have lost its end. "
+    "It may have taken effect, wholly or in part: check before you repeat it."
+)
+UNWANTED_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Executor:
+    """Carries out what a tool worker is handed.
+
+    Attributes:
+        refusals: how often proxies have refused a host to a workspace, the same one once for each action.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        workspaces: Workspaces,
+        *,
+        worker_id: str,
+        offered: OfferedTools | None = None,
+        keeping: Safekeeping | None = None,
+        openings: Openings | None = None,
+        porter: Porter | None = None,
+        quota: Quota | None = None,
+        held: HeldBounds | None = None,
+    ) -> None:
+        self._log = log
+        self._workspaces = workspaces
+        self._offered = offered or OfferedTools(())
+        self._worker_id = worker_id
+        self._keeping = keeping
+        self._openings = openings
+        self._porter = porter
+        self._calls = RunningCalls(log.is_answered)
+        self._quota = quota
+        self._held = held
+        self._looking: set[asyncio.Task[None]] = set()
+        self.refusals = 0
+
+    async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome, probation: Probation = INNOCENT) -> None:
+        """Run a claimed action and append its observation.
+
+        Idempotent: a repeated delivery finds the action settled, in other hands, or its result in the journal.
+
+        Args:
+            probation: Of an action that workers have died with.
+        """
+        if not isinstance(claim, ActionClaimed | ActionReclaimed):
+            return
+        try:
+            await probation.act()
+            await self._carry_out(delivery, claim, probation)
+        finally:
+            probation.end_turn()
+
+    async def _carry_out(
+        self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed, probation: Probation
+    ) -> None:
+        failpoint("tool.after_claim")
+        observation = await self._observe(delivery, claim, probation)
+        failpoint("tool.before_append")
+        try:
+            await self._append(delivery, observation)
+        except EventUnfit as error:
+            text = f"The action was carried out, but its result cannot be recorded: {error}"
+            instead = ErrorObservation(content=text, error_id=error.code, cause=observation.cause)
+            await self._append(
+                delivery, instead.model_copy(update={"tool_call_metadata": observation.tool_call_metadata})
+            )
+        failpoint("tool.after_append")
+        if self._keeping is not None and delivery.workspace.path is None:
+            await self._keeping.note_result(delivery.conversation_id, observation.kind)
+
+    async def _append(self, delivery: ActionDelivery, observation: Observation) -> None:
+        # What could not be read has no checksum to go by.
+        is_unread = isinstance(observation, ErrorObservation) and observation.error_id == CorruptEntry.code
+        checksum = "" if is_unread else codec.checksum_of(delivery.entry)
+        try:
+            await self._log.append_observation(
+                delivery.conversation_id,
+                observation,
+                worker_id=self._worker_id,
+                place=delivery.place,
+                checksum=checksum,
+            )
+        except EventsLost as lost:
+            _log.warning("an action is not in its log any more: %s", lost.message)
+            await name_gap(self._log, lost, noticed_by="the tool worker that carried it out")
+
+    async def obey(self, order: ControlDelivery) -> None:
+        """Stop a running action, or end a workspace.  Idempotent."""
+        if order.order == "close":
+            await self._workspaces.close(order.conversation_id)
+            if self._keeping is not None:
+                await self._keeping.save_last(order.conversation_id)
+        elif order.order == "transfer" and self._porter is not None:
+            await self._porter.carry(order.conversation_id, order.token)
+        elif order.order == "cancel" and not self._calls.stop(order.conversation_id, order.action_id):
+            if self._openings is not None:
+                self._openings.stop(order.conversation_id)
+            await self._workspaces.interrupt(order.conversation_id, order.action_id)
+
+    async def _observe(
+        self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed, probation: Probation
+    ) -> Observation:
+        try:
+            action = await self._action(delivery)
+        except (CorruptEntry, StoreTooNew, UnknownKind) as error:
+            return ErrorObservation(content=str(error), error_id=error.code, cause=delivery.action_id)
+        status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
+        if status is not ConfirmationStatus.CONFIRMED:
+            text = "The action was not carried out: nobody has confirmed it."
+            return answering(action, ErrorObservation(content=text, error_id="not_confirmed"))
+        try:
+            if claim.attempt > MAX_ATTEMPTS:
+                text = f"The action was given up after {MAX_ATTEMPTS} workers died with it. It may have taken effect."
+                return answering(action, OutcomeUnknownObservation(content=text))
+            return answering(action, await self._run(delivery, action, claim, probation))
+        except StoreError:
+            raise
+        except DeckhandsError as error:
+            return answering(action, ErrorObservation(content=str(error), error_id=error.code))
+        except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an observation)
+            await self._note_failure(delivery.conversation_id, action)
+            text = f"The action could not be carried out: {type(error).__name__}: {error}"
+            return answering(action, ErrorObservation(content=text))
+
+    async def _run(
+        self, delivery: ActionDelivery, action: Action, claim: ActionClaimed | ActionReclaimed, probation: Probation
+    ) -> Observation:
+        if isinstance(action, OfferedToolAction):
+            failpoint("tool.before_run")
+            context = ToolContext(delivery.conversation_id, action.id, fingerprint=fingerprint_of(action))
+            call = self._offered.call(action, claim, delivery.conversation_id, context)
+            answer = await self._calls.run(context, call)
+            failpoint("tool.after_result")
+            return answer
+        if isinstance(action, OpenWorkspaceAction) and self._openings is not None:
+            return await self._opened(delivery)
+        tool = TOOLS.get(action.kind)
+        if tool is None:
+            return ErrorObservation(content=f"This worker has no tool for {action.kind}.")
+        request = tool.request(action)
+        if not isinstance(request, HostRequest):
+            return request
+        spec = delivery.workspace
+        if self._keeping is not None and spec.path is None:
+            cid, moves = delivery.conversation_id, claim.moves
+            if await self._keeping.has_left(cid, moves):
+                await self._workspaces.close(cid)
+                await self._keeping.give_up(cid)
+            fingerprint = fingerprint_of(action)
+            notice = await self._keeping.recover(cid, action.id, spec.source, fingerprint=fingerprint, moves=moves)
+            if notice is not None:
+                return ErrorObservation(content=notice, error_id=WorkspaceLost.code)
+        host = await self._workspaces.open(
+            delivery.conversation_id,
+            path=spec.path,
+            sandbox=spec.sandbox,
+            network=spec.network,
+            allow=spec.allow,
+            image=spec.image,
+            tenant=functools.partial(self._tenant, delivery.conversation_id),
+        )
+        unsandboxed = None if host.is_confined else True
+        fingerprint = fingerprint_of(action)
+        if await is_outdated(self._log, host, action, fingerprint):
+            return OutcomeUnknownObservation(content=NOT_CARRIED_OUT, unsandboxed=unsandboxed)
+        failpoint("tool.before_run")
+        may_repeat = outcome_policy(action.kind) is OutcomePolicy.IDEMPOTENT
+        if isinstance(claim, ActionReclaimed) and not may_repeat and await _may_have_run_before_reboot(host, action):
+            return OutcomeUnknownObservation(content=LOST_BY_REBOOT, unsandboxed=unsandboxed)
+        arguments = await self._with_secrets(delivery.conversation_id, request)
+        await probation.rest()  # while the host acts, nothing of it can end this worker
+        ask = functools.partial(
+            host.run, action.id, request.tool, arguments, may_repeat=may_repeat, fingerprint=fingerprint
+        )
+        running = self._while_wanted(host, action.id, ask)
+        quota = self._quota if spec.path is None else None
+        result = await (_within(quota, host, action.id, running) if quota is not None else running)
+        await probation.act()
+        failpoint("tool.after_result")
+        if result.is_other:
+            await name_other(self._log, action, delivery.conversation_id)
+            return OutcomeUnknownObservation(content=NOT_CARRIED_OUT, unsandboxed=unsandboxed)
+        if result.is_unknown:
+            return OutcomeUnknownObservation(content=LOST_WITH_HOST, unsandboxed=unsandboxed)
+        observation = _with_refusals(tool.observe(action, result.value), refused := _refused(result.value))
+        self.refusals += len(refused)
+        is_bounded = observation.kind in MUTATING
+        notice = await quota.notice(delivery.conversation_id) if quota is not None and is_bounded else ""
+        ended = self._held.take_notice(delivery.conversation_id) if self._held is not None else ""
+        notice = "\n".join(filter(None, (notice, ended)))
+        changes: dict[str, Any] = {"unsandboxed": True} if unsandboxed else {}
+        if notice:
+            changes["content"] = f"{observation.content}\n{notice}"
+        return observation.model_copy(update=changes) if changes else observation
+
+    async def _while_wanted(
+        self, host: OpenWorkspace, action_id: int, ask: Callable[[], Awaitable[HostResult]]
+    ) -> HostResult:
+        """Run an action; one that was answered before it began is stopped when it has run for a second.
+
+        An order to stop it can have come to this node when there was nothing to stop yet, and to another worker.
+        """
+
+        def look() -> None:
+            looking = asyncio.create_task(self._stop_if_answered(host, action_id))
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
+
+        timer = asyncio.get_running_loop().call_later(UNWANTED_SECONDS, look)
+        try:
+            return await ask()
+        finally:
+            timer.cancel()
+
+    async def _stop_if_answered(self, host: OpenWorkspace, action_id: int) -> None:
+        with suppress(HostLost, StoreError):
+            if await self._log.is_answered(host.conversation_id, action_id):
+                await host.interrupt(action_id)
+
+    async def _opened(self, delivery: ActionDelivery) -> Observation:
+        """Open a workspace that begins with something, and save it as it is then."""
+        assert self._openings is not None
+        source = delivery.workspace.source
+        if source is None:
+            return WorkspaceFailedObservation(content="There is nothing to open.", code="source_unusable")
+        failpoint("tool.before_run")
+        try:
+            opened = await self._openings.open(delivery.conversation_id, source)
+        except (StoreUnavailable, OutcomeUnknown):
+            raise
+        except (DeckhandsError, OSError) as error:
+            code = error.code if isinstance(error, DeckhandsError) else SourceUnusable.code
+            return WorkspaceFailedObservation(content=f"The workspace could not be opened. {error}", code=code)
+        if self._keeping is not None:
+            await self._keeping.keep_beginning(delivery.conversation_id)
+        return WorkspaceOpenedObservation(
+            content=opened.text, commit=opened.commit, files=opened.files, size_bytes=opened.size_bytes
+        )
+
+    async def _with_secrets(self, conversation_id: str, request: HostRequest) -> Mapping[str, Any]:
+        """Return a request's arguments, with those secrets in a command's environment that the command names."""
+        secrets = self._log.secrets
+        if secrets is None or request.tool != "bash" or request.arguments["is_input"]:
+            return request.arguments
+        wanted = await secrets.wanted_by(conversation_id, request.arguments["command"])
+        return {**request.arguments, "env": wanted} if wanted else request.arguments
+
+    async def _tenant(self, conversation_id: str) -> str:
+        created = (await self._log.read(conversation_id, until=1))[0]
+        tenancy = created.tenancy if isinstance(created, ConversationCreated) else None
+        return tenancy.tenant if tenancy is not None else ""
+
+    async def _note_failure(self, conversation_id: str, action: Action) -> None:
+        """Log the exception that is being dealt with; its text may hold what a command was given."""
+        text = traceback.format_exc()
+        if self._log.secrets is not None:
+            text = (await self._log.secrets.masker(conversation_id)).text(text)
+        _log.error("action %s of %s\n%s", action.id, conversation_id, text)
+
+    async def _action(self, delivery: ActionDelivery) -> Action:
+        event = codec.decode(delivery.entry, delivery.action_id)
+        event = await self._log.blobs.whole(delivery.conversation_id, event)
+        assert isinstance(event, Action)
+        return event
+
+
+async def _within(
+    quota: Quota, host: OpenWorkspace, action_id: int, running: Coroutine[Any, Any, HostResult]
+) -> HostResult:
+    """Wait for an action, and stop it when it makes the workspace too large."""
+    acting = asyncio.ensure_future(running)
+    watching = asyncio.ensure_future(quota.until_exceeded(host.conversation_id))
+    try:
+        await asyncio.wait({acting, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not acting.done():
+            with suppress(HostLost):
+                await host.interrupt(action_id)
+        return await acting
+    finally:
+        acting.cancel()
+        watching.cancel()
+
+
+def _refused(result: Mapping[str, Any]) -> list[object]:
+    """Return what the workspace's proxy refused meanwhile."""
+    refused = result.get("refused")
+    return refused if isinstance(refused, list) else []
+
+
+def _with_refusals(observation: Observation, refused: list[object]) -> Observation:
+    """Add what was refused: most programs do not say why they were."""
+    if not refused:
+        return observation
+    listed = "".join(f"\n- {text}" for text in refused)
+    return observation.model_copy(
+        update={"content": f"{observation.content}\n[The proxy of this workspace refused:{listed}]"}
+    )
+
+
+async def _may_have_run_before_reboot(host: OpenWorkspace, action: Action) -> bool:
+    """Say whether an action that a dead worker had claimed is missing from a journal that a reboot may have cut."""
+    status = await host.status(action.id)
+    return status.state == NEVER_STARTED and not status.is_certain

@@ -1,0 +1,62 @@
+"""Comparing a workspace host's journal with the log: the host may have carried out what the store has lost.
+
+Holds: a host is asked when it is attached and whenever the store was away; if its newest action is not in the log, the
+log names the gap, and nothing that was decided before that is begun in the workspace.
+Does not: believe a host anything but its own journal; at worst it keeps its own conversation from acting.
+"""
+
+from __future__ import annotations
+
+from broker.contract import codec
+from broker.contract.events import Action
+from broker.log.event_log import EventLog
+from broker.log.lost_tails import name_gap
+from broker.runtime.errors import CorruptEntry, DeckhandsError, EventsLost
+from tool_worker.host.protocol import OTHER, RECORDED, RUNNING
+from tool_worker.worker.fingerprints import fingerprint_of
+from tool_worker.workspace.open_workspace import OpenWorkspace
+
+NOT_CARRIED_OUT = (
+    "This action was not carried out. It was decided without knowing that the store had lost events of this "
+    "conversation: other actions were carried out in this workspace since, and what they did may be there. "
+    "Look at how things stand, then decide again."
+)
+
+
+async def is_outdated(log: EventLog, host: OpenWorkspace, action: Action, fingerprint: str) -> bool:
+    """Say whether an action was decided before its log named a gap and has not been begun.
+
+    Raises:
+        HostLost: the host does not answer.
+    """
+    connects = log.store.connection.connects
+    if host.checked_at != connects:
+        newest = await host.newest()
+        if newest is not None:
+            host.gap_id = await _gap_behind(log, host.conversation_id, *newest)
+        host.checked_at = connects
+    if action.id >= host.gap_id:
+        return False
+    status = await host.status(action.id, fingerprint=fingerprint)
+    return status.state not in (RECORDED, RUNNING)
+
+
+async def name_other(log: EventLog, action: Action, conversation_id: str) -> None:
+    """Say in the log that the number of an action was another one's before."""
+    lost = EventsLost(conversation_id, action.id, action.id, OTHER)
+    await name_gap(log, lost, noticed_by="a workspace host")
+
+
+async def _gap_behind(log: EventLog, conversation_id: str, action_id: int, fingerprint: str) -> int:
+    """Return where the log says that it has lost this action, which a host has begun; 0 if it has it."""
+    try:
+        event = codec.decode(await log.entry(conversation_id, action_id), action_id)
+        event = await log.blobs.whole(conversation_id, event)
+        if isinstance(event, Action) and (not fingerprint or fingerprint_of(event) == fingerprint):
+            return 0
+    except CorruptEntry:
+        pass  # there is no such event
+    except DeckhandsError:
+        return 0  # there is one that cannot be read here
+    lost = EventsLost(conversation_id, await log.last_id(conversation_id), action_id, fingerprint)
+    return await name_gap(log, lost, noticed_by="a workspace host")

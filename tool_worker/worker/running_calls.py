@@ -1,0 +1,76 @@
+"""The calls of custom tools that run in this worker, so that they can be stopped.
+
+Holds: a call that was stopped, or that is answered in the log already because its conversation was, is told so within a
+second, wherever the order to stop it went. What is awaited ends; a thread or a task elsewhere is asked to.
+Does not: append anything: whoever stops a call has answered it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation
+from broker.tools.custom_tools import ToolContext
+
+LOOK_SECONDS = 0.5
+STOP_LIMIT_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+Call = tuple[str, int, str]
+"""Conversation, number and fingerprint."""
+
+
+class RunningCalls:
+    """The calls of one worker.
+
+    Args:
+        is_answered: Says whether an action, by conversation and id, has its observation.
+        stop_seconds: How long a call may take to tidy up when it is stopped; then nobody waits for it any more.
+    """
+
+    def __init__(
+        self, is_answered: Callable[[str, int], Awaitable[bool]], *, stop_seconds: float = STOP_LIMIT_SECONDS
+    ) -> None:
+        self._is_answered = is_answered
+        self._stop_seconds = stop_seconds
+        self._running: dict[Call, tuple[asyncio.Task[Observation], ToolContext]] = {}
+
+    async def run(self, context: ToolContext, call: Coroutine[Any, Any, Observation]) -> Observation:
+        """Carry a call out, to its end or until it is stopped."""
+        key = (context.conversation_id, context.action_id, context.fingerprint)
+        task = asyncio.create_task(call, name=f"call {key[1]} of {key[0]}")
+        self._running[key] = (task, context)
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+                if context.is_cancelled or await self._is_answered(*key[:2]):
+                    self.stop(*key[:2])
+                    break
+            if context.is_cancelled:
+                return await _stopped(task, self._stop_seconds)
+            return task.result()
+        finally:
+            # Of a worker that stops the call is left to the next one: it is not told that it was cancelled.
+            task.cancel()
+            del self._running[key]
+
+    def stop(self, conversation_id: str, action_id: int) -> bool:
+        """Stop a call; return whether it ran here.  Idempotent."""
+        found = [call for key, call in self._running.items() if key[:2] == (conversation_id, action_id)]
+        for task, context in found:
+            context.cancelled.set()
+            task.cancel()
+        return bool(found)
+
+
+async def _stopped(task: asyncio.Task[Observation], limit_seconds: float) -> Observation:
+    done, _ = await asyncio.wait({task}, timeout=limit_seconds)
+    if not done:
+        _log.warning("%s does not stop; it is left alone", task.get_name())
+    elif not task.cancelled() and task.exception() is None:
+        return task.result()
+    return ErrorObservation(content="The call was stopped.", error_id="cancelled")

@@ -1,0 +1,98 @@
+"""The directories of a node that conversations may name as their workspaces: those below the roots of its operator.
+
+A conversation's fields are a producer's, who may be anybody's agent: what they name is opened, looked at and bound by
+one descriptor, so that nothing can be put in its place in between.
+
+Holds:
+    - A directory is a root or below one; no link leads to it, neither its own nor one of a directory around it.
+    - Nothing of ours or of the system's is in it, and it is in nothing of either.
+Does not: keep a root's directories apart for tenants; see `bindings`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from broker.secrets.private_directories import fault, name_fault
+from tool_worker.errors import WorkspaceLost, WorkspaceRefused
+from tool_worker.workspace.openat2_paths import Directory
+
+ASK_THE_OPERATOR = (
+    "Ask the operator of the tool worker to name it, or one around it, by --workspace-root or "
+    "DECKHANDS_WORKSPACE_ROOTS; or name none, and get an empty one."
+)
+NAME_ANOTHER = "Name a directory of your own, such as that of a project."
+
+
+class NamedDirectories:
+    """What may be named on one node.
+
+    Args:
+        roots: Absolute paths without links; none: no directory may be named.
+        private: What is ours, see `broker.secrets.private_directories.private_paths`.
+    """
+
+    def __init__(self, roots: Iterable[Path] = (), private: Iterable[Path] = ()) -> None:
+        self.roots = tuple(roots)
+        self._private = tuple(private)
+
+    def open(self, name: str, *also_private: Path) -> Directory:
+        """Open a directory that a conversation names.
+
+        Args:
+            also_private: What else is ours.
+
+        Raises:
+            WorkspaceRefused: it may not be a workspace.
+            WorkspaceLost: it is not there.
+        """
+        if found := name_fault(name):
+            raise _refused(name, found)
+        path = PurePosixPath(name)
+        if not path.is_absolute() or ".." in path.parts:
+            raise _refused(name, "it is no absolute path without `..`")
+        if not any(path.is_relative_to(root) for root in self.roots):
+            reason = f"it is below none of this node's workspace roots{self._listed()}"
+            raise _refused(name, reason, remedy=ASK_THE_OPERATOR)
+        directory = _opened(str(path))
+        try:
+            # By the descriptor: whoever moves it meanwhile moves what is looked at.
+            place = Path(f"/proc/self/fd/{directory.descriptor}").readlink()
+            found = fault(place, (*self._private, *also_private))
+        except OSError as error:
+            found = f"it cannot be looked at ({error.strerror})"
+        if found:
+            directory.close()
+            raise _refused(name, found)
+        return directory
+
+    def _listed(self) -> str:
+        return f" ({', '.join(map(str, self.roots))})" if self.roots else "; it has none"
+
+
+def _opened(name: str) -> Directory:
+    try:
+        return Directory.without_links(Path(name))
+    except FileNotFoundError as error:
+        raise WorkspaceLost(
+            f"The directory {name} of the workspace is not there.", remedy="Make it, or start another conversation."
+        ) from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _refused(name, "a part of its path is a symbolic link", remedy="Name it by where it is.") from error
+        if error.errno == errno.ENOTDIR:
+            raise _refused(name, "it is no directory") from error
+        raise _refused(name, f"it cannot be opened ({os.strerror(error.errno or 0)})") from error
+
+
+def _refused(name: str, reason: str, *, remedy: str = NAME_ANOTHER) -> WorkspaceRefused:
+    return WorkspaceRefused(f"The directory {_shown(name)} may not be a workspace: {reason}.", remedy=remedy)
+
+
+def _shown(name: str) -> str:
+    """Return a name as one line of bounded length."""
+    shown = name if not name_fault(name) else ascii(name)
+    return shown if len(shown) <= 300 else f"{shown[:200]}…"

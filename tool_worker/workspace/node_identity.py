@@ -1,0 +1,69 @@
+"""Which directory a node's name stands for.
+
+A conversation's actions go to its node by name. Two directories under one name would be two workspaces of one
+conversation, each with half of the work.
+
+Holds: a directory keeps the identity that the first worker gave it; a worker does not begin while its node's name is
+served from another directory.
+Does not: notice workers of one name that begin in the same moment; the next of them to begin anew will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker.coordination.membership import HEARTBEAT_SECONDS, Member, members
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import new_key
+from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
+from broker.store.store import Store
+
+FOLDER = ".node"
+PATIENCE_SECONDS = 3 * HEARTBEAT_TTL_SECONDS
+"""A worker that was killed is seen for a moment longer, and its successor may have a new disk."""
+
+
+def identity_of(node_dir: Path) -> str:
+    """Return the identity of a node's directory, which it gets if it has none; empty if it cannot be written."""
+    kept = node_dir / FOLDER / "identity"
+    try:
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mine = kept.with_name(new_key())
+        mine.write_text(mine.name)
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, kept)  # whole, or somebody else's
+        mine.unlink()
+        return kept.read_text()
+    except OSError:
+        return ""  # whatever needs the directory will say so
+
+
+async def only_here(store: Store, node: str, identity: str) -> None:
+    """Make sure that nobody serves a node from another directory, waiting for whoever is about to be presumed dead.
+
+    Raises:
+        UsageError: somebody does.
+    """
+    waited = 0.0
+    while other := serves_elsewhere(await members(store), node, identity):
+        if waited >= PATIENCE_SECONDS:
+            raise UsageError(
+                f"The node {node!r} is served from another directory, by {other.worker_id}.",
+                remedy="Give this worker a DECKHANDS_NODE of its own, or the same DECKHANDS_NODE_DIR.",
+            )
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        waited += HEARTBEAT_SECONDS
+
+
+def serves_elsewhere(found: Sequence[Member], node: str, identity: str) -> Member | None:
+    """Return a live worker that serves a node from a directory of another identity; None if there is none."""
+    for member in found:
+        theirs = member.about.get("directory", "")
+        is_double = member.about.get("node") == node and theirs and identity and theirs != identity
+        if member.role == "tool" and is_double and member.left_seconds > 0:
+            return member
+    return None

@@ -1,0 +1,143 @@
+"""Files of a workspace as seen from outside of its sandbox, while programs in it may change any name at any moment.
+
+Holds:
+    - No path leads out of the directory: not by `..`, not by a symbolic link, not by one that was put there between a
+      look and an open. The kernel follows the path and refuses in one step (`openat2`, RESOLVE_BENEATH).
+    - Only regular files are read; nothing waits for a FIFO.
+Does not: hold for hard links, which lead out only if somebody outside makes them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from tool_worker.errors import FileUnfit
+
+ATTEMPTS = 100
+"""How often an open is repeated that the kernel could not finish because names changed meanwhile."""
+
+_OPENAT2 = 437
+_NO_MAGIC_LINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
+_CHUNK_BYTES = 2**20
+
+
+class _How(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Directory:
+    """A directory opened once: later changes of its own path do not matter.
+
+    Raises:
+        OSError: it cannot be opened, or is a link; those in the path before it are followed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    @classmethod
+    def without_links(cls, path: Path) -> Self:
+        """Open a directory by an absolute path in which nothing is a link.
+
+        Raises:
+            OSError: `ELOOP` if something is; see `open`.
+        """
+        directory = object.__new__(cls)
+        directory.path = path
+        with Directory(Path("/")) as top:
+            name = str(path.relative_to("/"))
+            directory.descriptor = top.open(name, os.O_RDONLY | os.O_DIRECTORY, follows_links=False)
+        return directory
+
+    @classmethod
+    def inside(cls, outer: Directory, path: str) -> Self:
+        """Open a directory below another, wherever links that stay below it lead.
+
+        Raises:
+            OSError: see `open`.
+        """
+        directory = object.__new__(cls)
+        directory.path = outer.path / path
+        directory.descriptor = outer.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        return directory
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Device and number by which the kernel knows it, and nothing else as long as it is open here."""
+        found = os.fstat(self.descriptor)
+        return found.st_dev, found.st_ino
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.descriptor)
+
+    def open(self, path: str, flags: int, mode: int = 0, *, follows_links: bool = True) -> int:
+        """Open what is at a path below the directory and return its descriptor.
+
+        Args:
+            path: relative.
+            follows_links: Whether symbolic links are followed, as long as they stay below the directory.
+
+        Raises:
+            OSError: `EXDEV` if the path leads out, `ELOOP` if a link may not be followed, or as `open` would.
+        """
+        resolve = _BENEATH | _NO_MAGIC_LINKS | (0 if follows_links else _NO_SYMLINKS)
+        how = _How(flags | os.O_CLOEXEC, mode, resolve)
+        name = os.fsencode(path)
+        for _ in range(ATTEMPTS):
+            descriptor = _libc.syscall(_OPENAT2, self.descriptor, name, ctypes.byref(how), ctypes.sizeof(how))
+            if descriptor >= 0:
+                return int(descriptor)
+            number = ctypes.get_errno()
+            if number not in (errno.EAGAIN, errno.EINTR):
+                break
+        raise OSError(number, os.strerror(number), path)
+
+    @contextmanager
+    def opened_file(self, path: str, *, follows_links: bool = True) -> Iterator[int]:
+        """Open a regular file for reading.
+
+        Raises:
+            FileUnfit: it is something else.
+            OSError: see `open`.
+        """
+        descriptor = self.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, follows_links=follows_links)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise FileUnfit(f"{path} is not a regular file.")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: str, limit_bytes: int, *, follows_links: bool = True) -> bytes:
+        """Return the content of a regular file.
+
+        Raises:
+            FileUnfit: it is something else, or larger than the limit.
+            OSError: see `open`.
+        """
+        chunks, missing = [], limit_bytes + 1
+        with self.opened_file(path, follows_links=follows_links) as descriptor:
+            while missing > 0 and (chunk := os.read(descriptor, min(missing, _CHUNK_BYTES))):
+                chunks.append(chunk)
+                missing -= len(chunk)
+        if missing == 0:
+            raise FileUnfit(f"{path} has more than {limit_bytes} bytes.")
+        return b"".join(chunks)

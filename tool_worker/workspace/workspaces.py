@@ -1,0 +1,397 @@
+"""The workspaces of one node: each is a directory and the host process that works in it.
+
+Holds:
+    - One host per conversation, however many tool workers of the node ask for it at once.
+    - A workspace keeps its directory, sandbox and network for life. A directory that is gone is an error, never an
+      empty directory unawares; one that was put in its place while it was opened is seen by the host, which ends
+      before anything else runs.
+Does not: delete directories or journals; `close` ends processes only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from broker.runtime.ids import check_conversation_id
+from tool_worker.errors import HostLost, WorkspaceUnavailable
+from tool_worker.sandbox.bwrap import BubblewrapSandbox
+from tool_worker.sandbox.choice import AUTO
+from tool_worker.sandbox.control_groups import ControlGroups
+from tool_worker.sandbox.docker import Containers, DockerSandbox
+from tool_worker.sandbox.none import NoSandbox
+from tool_worker.sandbox.sandbox import ResourceLimits, Sandbox
+from tool_worker.workspace.binding import MOUNT_AT, Binding
+from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.egress_gate import EgressGate
+from tool_worker.workspace.host_connection import HostConnection
+from tool_worker.workspace.host_folder import HostFolder
+from tool_worker.workspace.host_launch import (
+    bound_host,
+    bounding,
+    end_host,
+    interrupt_host,
+    reap,
+    start_host,
+    to_its_end,
+    wait_until_dead,
+)
+from tool_worker.workspace.host_plan import HostPlans
+from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.node_room import NodeRoom, make_room
+from tool_worker.workspace.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
+from tool_worker.workspace.openat2_paths import Directory
+from tool_worker.workspace.tried_sandboxes import TriedSandboxes
+
+SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0
+STARTS_AT_ONCE = 4
+ENDING_LIMIT_SECONDS = 10.0
+LET_GO_SECONDS = 60.0
+SESSION_IDLE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceState:
+    """One workspace on this node."""
+
+    conversation_id: str
+    path: str
+    sandbox: str
+    is_alive: bool
+
+
+@dataclass(slots=True)
+class _Attached:
+    """What this worker has of a workspace: one at a time opens or closes it."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    connection: HostConnection | None = None
+    binding: Binding | None = None
+
+
+class Workspaces:
+    """Opens and closes the workspaces of a node; one object serves all conversations of a tool worker.
+
+    Args:
+        root: Directory of the node's workspaces. Tool workers of one node share it.
+        sandbox: What the node demands: `auto` (the best that works here), `bwrap`, `docker`, or `none`. A conversation
+            may ask for something weaker only if this is `none`.
+        ttl_seconds: How long a host lives on when nobody is attached and no action runs.
+        idle_seconds: How long it lives on when nothing at all runs in it, background jobs included.
+        no_change_timeout_seconds: After how much silence a command is answered.
+        environment: Variables for every shell, over those that the sandbox sets.
+        search_path: `PATH` of shells without a sandbox; None: the system's.
+        read_only: Further paths that programs in a sandbox may read.
+        sessions, container_sessions: See `HostConfiguration`; the latter are for the sandbox `docker`.
+        limits: Bounds for every shell and what it starts.
+        gate: What of the network workspaces may be given.
+        containers: What they may be, for the sandbox `docker`.
+        room: When there is little of it, sessions that were not used for long end before another starts.
+        named: The directories that conversations may name.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        sandbox: str = AUTO,
+        ttl_seconds: float = 3600.0,
+        idle_seconds: float = SESSION_IDLE_SECONDS,
+        no_change_timeout_seconds: float = SERVED_NO_CHANGE_TIMEOUT_SECONDS,
+        environment: Mapping[str, str] | None = None,
+        search_path: str | None = None,
+        read_only: tuple[Path, ...] = (),
+        sessions: Mapping[str, Sequence[str]] | None = None,
+        container_sessions: Mapping[str, Sequence[str]] | None = None,
+        limits: ResourceLimits | None = None,
+        gate: EgressGate | None = None,
+        containers: Containers | None = None,
+        room: NodeRoom | None = None,
+        named: NamedDirectories | None = None,
+    ) -> None:
+        self._root = root.absolute()
+        self._bindings = Bindings(self._root, named or NamedDirectories())
+        self._limits = limits or ResourceLimits()
+        self._gate = gate or EgressGate()
+        self._room = room or NodeRoom()
+        found = ControlGroups.find()
+        self._groups = found if isinstance(found, ControlGroups) else None
+        self._plans = HostPlans(
+            self._root,
+            ttl_seconds=ttl_seconds,
+            idle_seconds=idle_seconds,
+            no_change_timeout_seconds=no_change_timeout_seconds,
+            environment=environment or {},
+            search_path=search_path,
+            read_only=read_only,
+            sessions=sessions or {},
+            container_sessions=container_sessions or {},
+            limits=self._limits,
+            are_grouped=self._groups is not None,
+        )
+        self._attached: dict[str, _Attached] = {}
+        self._sandboxes = TriedSandboxes(sandbox, self._root, containers or Containers())
+        self._started: set[int] = set()
+        self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._making_room = asyncio.Lock()
+        self._is_closed = False
+
+    async def open(
+        self,
+        conversation_id: str,
+        *,
+        path: str | None = None,
+        sandbox: str = AUTO,
+        network: bool | None = None,
+        allow: tuple[str, ...] | None = None,
+        image: str = "",
+        tenant: Callable[[], Awaitable[str]] | None = None,
+    ) -> OpenWorkspace:
+        """Return the workspace with a host that answers, started if need be.
+
+        Args:
+            path: An existing directory; None: as before, or an empty one of its own the first time.
+            sandbox: `auto`: as before, or what the node demands the first time.
+            network: None: as before, or none the first time.
+            allow: The hosts that it may reach; None: as before, or none the first time.
+            image: Of its container; looked at the first time only.
+            tenant: Says whose the conversation is; asked the first time only, of one that names a directory.
+
+        Raises:
+            WorkspaceLost: the directory is not there.
+            WorkspaceRefused: the directory may not be a workspace.
+            WorkspaceConflict: it was first opened with other arguments.
+            SandboxError: the sandbox is too weak for the node, does not work here or does not hold.
+            EgressRefused: it asks for more of the network than the node gives.
+            WorkspaceUnavailable: no host could be started, or `aclose` was called; retryable.
+            UsageError: the conversation id cannot be used.
+        """
+        attached = self._attached.setdefault(check_conversation_id(conversation_id), _Attached())
+        async with attached.turn:
+            if self._is_closed:
+                raise WorkspaceUnavailable(f"The workspace of {conversation_id} is left to other tool workers.")
+            if attached.connection is not None and not attached.connection.is_open:
+                await attached.connection.detach()
+                attached.connection = None
+            if attached.binding is not None:
+                attached.binding.require_same(path, None if sandbox == AUTO else sandbox, network, allow)
+            if attached.connection is None:
+                folder = HostFolder(self._root, conversation_id)
+                folder.create()
+                async with folder.opening():
+                    bound = await self._bind(folder, path, sandbox, network, allow, image=image, tenant=tenant)
+                    attached.binding, directory = bound
+                    with directory:
+                        attached.connection = await self._attach(folder, attached.binding, directory)
+            binding, connection = attached.binding, attached.connection
+            assert binding is not None
+            if binding.allow:
+                await self._lead_out(HostFolder(self._root, conversation_id), binding, connection)
+            is_confined = binding.sandbox != NoSandbox.name
+            return OpenWorkspace(
+                conversation_id, connection, lambda: self._reopen(conversation_id), is_confined=is_confined
+            )
+
+    async def demanded_sandbox(self) -> Sandbox:
+        """Return the sandbox of conversations that ask for none in particular, tried out before.  Idempotent.
+
+        Raises:
+            SandboxError: it does not work here or does not hold; opening a workspace would fail for the same reason.
+        """
+        return await self._sandboxes.get(AUTO)
+
+    async def interrupt(self, conversation_id: str, action_id: int | None) -> bool:
+        """Stop an action, or with None whatever runs in the shell; return whether anything ran. Starts no host.
+
+        Raises:
+            OSError, HostLost: the host does not answer.
+        """
+        return await interrupt_host(HostFolder(self._root, check_conversation_id(conversation_id)), action_id)
+
+    async def close(self, conversation_id: str) -> None:
+        """End the host and all processes of the workspace; when this returns none of them is left.  Idempotent.
+
+        Raises:
+            WorkspaceUnavailable: the kernel keeps a process that was killed; retryable.
+        """
+        folder = HostFolder(self._root, check_conversation_id(conversation_id))
+        attached = self._attached.setdefault(conversation_id, _Attached())
+        async with attached.turn:
+            if folder.exists:
+                async with folder.opening():
+                    binding = folder.read_binding()
+                    if binding is not None:
+                        await end_host(folder, self._sandboxes.known(binding.sandbox), binding.host_id)
+            # Only now: over it the host has told whoever waits for an action.
+            if attached.connection is not None:
+                await attached.connection.detach()
+                attached.connection = None
+        await self._reap()
+
+    def list(self) -> tuple[WorkspaceState, ...]:
+        """Return the workspaces that were ever opened on this node, by conversation id."""
+        return tuple(self._states())
+
+    async def let_go_of_idle(self, idle_seconds: float = LET_GO_SECONDS) -> None:
+        """Detach from hosts that have not been asked for so long; from then on their time to live runs."""
+        await self._reap()
+        now = asyncio.get_running_loop().time()
+        for attached in list(self._attached.values()):
+            connection = attached.connection
+            if connection is None or attached.turn.locked() or not connection.is_idle:
+                continue
+            if now - connection.last_used >= idle_seconds:
+                attached.connection = None
+                await connection.detach()
+
+    async def aclose(self) -> None:
+        """Detach from all hosts, which live on, and open none any more.  Idempotent."""
+        self._is_closed = True
+        for attached in self._attached.values():
+            if attached.connection is not None:
+                await attached.connection.detach()
+                attached.connection = None
+        await self._reap()
+
+    def _states(self) -> Iterator[WorkspaceState]:
+        if not self._root.is_dir():
+            return
+        for entry in sorted(self._root.iterdir()):
+            folder = HostFolder(self._root, entry.name)
+            binding = folder.read_binding()
+            if binding is not None:
+                yield WorkspaceState(entry.name, binding.path, binding.sandbox, folder.is_alive)
+
+    async def _lead_out(self, folder: HostFolder, binding: Binding, connection: HostConnection) -> None:
+        proxy = await self._gate.lead_out(folder, binding.allow, connection)
+        if proxy is not None:
+            self._started.add(proxy)
+
+    async def _reopen(self, conversation_id: str) -> HostConnection:
+        return (await self.open(conversation_id)).connection
+
+    async def _bind(
+        self,
+        folder: HostFolder,
+        path: str | None,
+        sandbox: str,
+        network: bool | None,
+        allow: tuple[str, ...] | None,
+        *,
+        image: str,
+        tenant: Callable[[], Awaitable[str]] | None,
+    ) -> tuple[Binding, Directory]:
+        """Return the binding of a workspace, made the first time, checked every other, and its directory, opened."""
+        binding = folder.read_binding()
+        is_bound = binding is not None
+        if binding is None:
+            chosen = await self._sandboxes.get(sandbox)
+            if chosen.name == DockerSandbox.name:
+                image = self._sandboxes.containers.chosen(image)
+            self._gate.check(allow or (), has_network=bool(network), is_confined=chosen.is_confining)
+            if path is None:
+                folder.workspace.mkdir(mode=0o700, exist_ok=True)
+            directory = str(folder.workspace if path is None else PurePosixPath(path))
+            binding = Binding(
+                path=directory,
+                # Our own directories have the same path on every node, so that a conversation can go on elsewhere. A
+                # user's stays where it is: virtual environments and build trees contain its path.
+                mount_at=MOUNT_AT if path is None and chosen.is_confining else directory,
+                sandbox=chosen.name,
+                has_network=bool(network),
+                host_id=secrets.token_hex(16),
+                allow=allow or (),
+                image=image,
+            )
+        else:
+            binding.require_same(path, None if sandbox == AUTO else sandbox, network, allow)
+        is_whose_unknown = binding.tenant is None and binding.is_named(folder.workspace) and tenant is not None
+        if is_whose_unknown:
+            assert tenant is not None
+            binding = replace(binding, tenant=await tenant())
+        open_directory = self._bindings.open if is_bound and not is_whose_unknown else self._bindings.bind
+        return binding, await _opened(partial(open_directory, folder, binding))
+
+    async def _attach(self, folder: HostFolder, binding: Binding, directory: Directory) -> HostConnection:
+        """Connect to the living host, or start one; the caller holds `folder.opening()`."""
+        failure: Exception | None = None
+        for _ in range(OPEN_ATTEMPTS):
+            alive_fd = folder.hold_alive()
+            try:
+                if alive_fd is None:
+                    return await self._connect(folder, binding)
+                async with self._starting:
+                    await self._make_room()
+                    await self._start(folder, binding, directory, alive_fd)
+                    async with bounding(partial(self._bound, folder, binding)):
+                        return await self._connect(folder, binding)
+            except (OSError, HostLost) as error:
+                # A host that is ending still holds its lock but takes no connection any more.
+                failure = error
+                if not await wait_until_dead(folder, ENDING_LIMIT_SECONDS):
+                    break
+        (await _opened(partial(self._bindings.open, folder, binding))).close()  # if this fails, it says more
+        text = f"The host of {folder.conversation_id} cannot be reached: {failure} {folder.log_tail()}"
+        raise WorkspaceUnavailable(text.strip()) from failure
+
+    async def _connect(self, folder: HostFolder, binding: Binding) -> HostConnection:
+        """Connect to a host, and bound what it will ever start, if nobody has got to that yet."""
+        connection = await HostConnection.attach(folder.conversation_id, folder.connect())
+        try:
+            await asyncio.to_thread(self._bound, folder, binding)
+        except BaseException:
+            await connection.detach()
+            raise
+        return connection
+
+    def _bound(self, folder: HostFolder, binding: Binding) -> None:
+        if self._groups is not None and binding.sandbox == BubblewrapSandbox.name:
+            bound_host(folder, self._groups, binding.host_id, self._limits)
+
+    async def _start(self, folder: HostFolder, binding: Binding, directory: Directory, alive_fd: int) -> None:
+        """Start a host, which takes the lock over, and give up our own hold of it."""
+        try:
+            await self._reap()
+            sandbox = await self._sandboxes.get(binding.sandbox)
+            enclosure, configuration = self._plans.plan(binding, folder, directory, sandbox)
+            if folder.main_pid() is not None:
+                await asyncio.to_thread(sandbox.kill_stragglers, binding.host_id)
+            if sandbox.inherits_descriptors:
+                started = start_host(folder, sandbox, enclosure, configuration, alive_fd)
+            else:
+                starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
+                started = await to_its_end(starting)
+            self._started.add(started)
+        finally:
+            os.close(alive_fd)
+
+    async def _make_room(self) -> None:
+        async with self._making_room:
+            if (held := self._room.shortage()) is not None:
+                await make_room((HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held)
+
+    async def _reap(self) -> None:
+        left = {pid for pid in self._started if not reap(pid)}
+        have_ended, self._started = left != self._started, left
+        if have_ended and self._groups is not None:
+            await asyncio.to_thread(self._groups.drop_empty)
+
+
+async def _opened(open_directory: Callable[[], Directory]) -> Directory:
+    opening = asyncio.ensure_future(asyncio.to_thread(open_directory))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # The thread cannot be called back; what it opens is closed as soon as it has it.
+        opening.add_done_callback(_close)
+        raise
+
+
+def _close(opening: asyncio.Future[Directory]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
