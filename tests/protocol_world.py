@@ -259,6 +259,7 @@ class World:
         self.claims, self.handed, self.rung = [], [], []
         for slot in SLOTS:
             await self.restart(slot)
+        await self._let_parked_become_due()
         for _ in range(ROUNDS):
             for slot in SLOTS:
                 await self.tick(slot, 0)
@@ -274,6 +275,11 @@ class World:
                 await self.take(slot)
             while self.handed:
                 await self.run(0, False)
+
+    async def _let_parked_become_due(self) -> None:
+        parked = self.store.all_shards[0].parked
+        for cid in await self.store.connection.call("ZRANGE", parked, 0, -1):
+            await self.store.connection.call("ZADD", parked, 0, cid)
 
     async def check(self) -> None:
         """Make sure that nothing was lost and nothing is left over."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from broker.store.store import Store, open_store
@@ -67,7 +67,11 @@ async def _lose_nothing(sequence: list[Step], *, dispatches: bool) -> None:
     await world.check()
 
 
+PARKED_AND_CLOSED: list[Step] = [("close", CONVERSATIONS[0]), ("hear", "c1"), ("release", 0, 1)]
+
+
 @settings(max_examples=80)
+@example(sequence=PARKED_AND_CLOSED)
 @given(sequence=st.lists(steps, max_size=40))
 def test_crashes_zombies_and_copies_lose_nothing(sequence: list[Step]) -> None:
     asyncio.run(_lose_nothing(sequence, dispatches=False))
