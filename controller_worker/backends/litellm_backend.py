@@ -129,6 +129,9 @@ def _import_litellm(config: LLMConfig) -> ModuleType:
     litellm.suppress_debug_info = True
     litellm.redact_messages_in_exceptions = True
     litellm.telemetry = False
+    # For providers that take no addresses of images litellm downloads them: never from the controller's own network.
+    litellm.user_url_validation = True
+    litellm.user_url_allowed_hosts = []
     litellm.modify_params = config.modify_params
     module: ModuleType = litellm
     return module

@@ -68,7 +68,7 @@ def content_of(event: Observation, *, max_chars: int, sees_images: bool, shows_p
     if not isinstance(event, _UNCUT):
         text = truncate_content(text, max_chars)
     urls: Sequence[str] = getattr(event, "image_urls", None) or ()
-    usable = [url for url in urls if is_image_url(url)]
+    usable = [url for url in urls if is_inline_image(url)]
     if len(usable) < len(urls) and sees_images:
         text += f"\n\nNote: {len(urls) - len(usable)} of {len(urls)} images cannot be shown."
     return (*((TextPart(text),) if text else ()), *(ImagePart(url) if sees_images else NOT_SEEN for url in usable))
@@ -81,12 +81,16 @@ def text_of(event: Observation) -> str:
 
 
 def is_image_url(url: str) -> bool:
-    """Say whether a provider can be given this address of an image.
+    """Say whether a provider can be given this image of a person's message: an address, or the image itself."""
+    return url.startswith(("https://", "http://")) or is_inline_image(url)
 
-    What a tool says to be a picture may be anything, and a provider that refuses a picture refuses every later prompt.
+
+def is_inline_image(url: str) -> bool:
+    """Say whether this is a whole image in a `data:` URL that providers take.
+
+    A tool may return anything as an image. A provider that refuses an image refuses every later prompt with it, and a
+    client that downloads images would fetch any address a tool names from the controller's network.
     """
-    if not url.startswith("data:"):
-        return url.startswith(("https://", "http://"))
     head, _, encoded = url.partition(",")
     beginning = _BEGINNINGS.get(head)
     if beginning is None or not beginning.match(encoded) or len(encoded) > MAX_IMAGE_CHARS or len(encoded) % 4:
@@ -98,7 +102,7 @@ def _page(event: BrowserOutputObservation, max_chars: int, *, is_shown: bool) ->
     text = truncate_content(event.content, max_chars)
     if event.trigger_by_action != "browse_interactive" or not is_shown:
         return (TextPart(text),) if text else ()
-    image = next((url for url in (event.set_of_marks, event.screenshot) if is_image_url(url)), None)
+    image = next((url for url in (event.set_of_marks, event.screenshot) if is_inline_image(url)), None)
     if image is None:
         return (TextPart(text + NO_SCREENSHOT_NOTE),)
     return (TextPart(text + SCREENSHOT_NOTE), ImagePart(image))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import AuthenticationError, OutOfCreditsError
+from controller_worker.llm.errors import AuthenticationError, ModelError, OutOfCreditsError
+from controller_worker.llm.messages import ImagePart, Message, TextPart
 from tests.integration.llm_requests import REQUEST, answer
 from tests.model_server.running_server import RunningModelServer
 
@@ -49,6 +52,28 @@ async def test_without_a_key_nobody_waits(model: str, monkeypatch: pytest.Monkey
     with pytest.raises(AuthenticationError, match=r"Check LLM_API_KEY\.$") as caught:
         await llm.complete(REQUEST)
     assert "Traceback" not in str(caught.value)
+
+
+async def test_no_image_is_fetched_from_the_controllers_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections: list[bytes] = []
+
+    async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(await reader.read(1024))
+        writer.close()
+
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    inner = await asyncio.start_server(record, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{inner.sockets[0].getsockname()[1]}"
+    llm = create_llm(
+        LLMConfig.create(model="gemini/gemini-2.0-flash", api_key="k", base_url=address, disable_vision=False)
+    )
+    picture = ImagePart(f"{address}/picture.png")
+    request = replace(REQUEST, messages=(Message("user", (TextPart("What is this?"), picture)),))
+    async with inner:
+        with pytest.raises(ModelError, match="Unable to fetch image"):
+            await llm.complete(request)
+    assert connections == []
 
 
 def test_importing_litellm_is_quiet(tmp_path: Path) -> None:

@@ -58,6 +58,14 @@ def test_images_that_cannot_be_shown_are_counted_for_who_sees_images() -> None:
     assert content(cell, sees_images=False) == (TextPart("done"), NOT_SEEN)
 
 
+@pytest.mark.parametrize("url", ["http://169.254.169.254/latest/meta-data/a.png", "https://a/b.png"])
+def test_an_address_from_a_tool_is_never_passed_on(url: str) -> None:
+    note = "\n\nNote: 1 of 1 images cannot be shown."
+    observation = MCPObservation(content="done", name="look", arguments={}, image_urls=(url,))
+    assert content(observation) == (TextPart("done" + note),)
+    assert content(page(screenshot=url)) == (TextPart("tree" + NO_SCREENSHOT_NOTE),)
+
+
 @pytest.mark.parametrize(
     "url",
     [
