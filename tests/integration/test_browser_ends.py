@@ -16,7 +16,7 @@ from broker.contract.observations import BrowserOutputObservation, ErrorObservat
 from tests.browser_parts import SETTINGS, Surfer, opened_site
 from tests.integration.workspace_hosts import ROOT, alive, opened, processes
 from tests.polling import until
-from tool_worker.workspace.egress_gate import EgressGate
+from tool_worker.launch.egress_gate import EgressGate
 
 CONVERSATION = "conversation-1"
 

@@ -19,7 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.trees import cleared, nested, without_rights
 from tool_worker.checkpoints.checkpoint_store import PIECE_BYTES, Checkpoint, Checkpoints, SavedFiles
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
-from tool_worker.workspace.file_tree import TreeLimits
+from tool_worker.files.file_tree import TreeLimits
 
 
 @pytest.fixture(params=["file", "memory"])

@@ -26,10 +26,10 @@ from tests.integration.test_mcp import offering, program
 from tests.integration.workspace_hosts import Terminal, answer, client, gone, opened
 from tests.polling import until
 from tool_worker.errors import EgressRefused, WorkspaceConflict
+from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.mcp.config import McpServerSpec
 from tool_worker.settings import tool_settings
-from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.worker.executor import Executor
-from tool_worker.workspace.egress_gate import EgressGate
 
 ADDRESS = "127.0.0.2"
 GATE = EgressGate(private=(f"{ADDRESS}/32",))
@@ -211,7 +211,7 @@ def test_an_entry_of_a_server_names_hosts_that_make_sense() -> None:
 
 @asynccontextmanager
 async def with_kernel(root: Path, allow: tuple[str, ...]) -> AsyncIterator[Any]:
-    from tool_worker.workspace.session_programs import session_programs
+    from tool_worker.launch.session_programs import session_programs
 
     programs = session_programs(["ipython"])
     settings = {"sessions": programs.commands, "read_only": programs.read_only}

@@ -25,13 +25,13 @@ from broker.runtime.errors import UsageError
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
 from tool_worker.errors import EgressRefused, FileUnfit, SourceUnusable, WorkspaceTooLarge
+from tool_worker.files.drafts import remove_drafts
+from tool_worker.files.file_tree import TreeLimits
+from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.opening.openings import Opened, Openings
+from tool_worker.opening.repository_roots import RepositoryRoots
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.sandbox import Sandbox
-from tool_worker.workspace.drafts import remove_drafts
-from tool_worker.workspace.egress_gate import EgressGate
-from tool_worker.workspace.file_tree import TreeLimits
-from tool_worker.workspace.opening import Opened, Openings
-from tool_worker.workspace.repository_roots import RepositoryRoots
 
 CID = "conversation"
 PASSWORD = "correct-horse-battery"

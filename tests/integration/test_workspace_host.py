@@ -34,8 +34,8 @@ from tool_worker.errors import (
     WorkspaceRefused,
     WorkspaceUnavailable,
 )
-from tool_worker.workspace.host_folder import HostFolder
-from tool_worker.workspace.host_launch import wait_until_dead
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.launch.host_launch import wait_until_dead
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.workspaces import Workspaces
 

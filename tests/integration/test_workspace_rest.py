@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, alive, opened, processes
-from tool_worker.workspace.host_folder import HostFolder
-from tool_worker.workspace.host_launch import wait_until_dead
-from tool_worker.workspace.node_room import NodeRoom
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.launch.host_launch import wait_until_dead
+from tool_worker.node.node_capacity import NodeRoom
 
 NEW_SHELL = "[The earlier shell has ended; this is a new one in {}, without its variables.]\n"
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
 from tool_worker.errors import HostRefused
+from tool_worker.launch.host_folder import HostFolder
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.sandbox import ResourceLimits
-from tool_worker.workspace.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.open_workspace import OpenWorkspace
 

@@ -15,12 +15,12 @@ from broker.runtime.errors import DeckhandsError
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security.directory_world import World, world
 from tool_worker.errors import WorkspaceRefused, WorkspaceUnavailable
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.node.node_capacity import NodeRoom
 from tool_worker.settings import tool_settings
 from tool_worker.worker import transfer_service as porter
 from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.node_room import NodeRoom
 
 # Swaps a directory for a link, or for another directory, and back, as fast as the kernel does.
 FLIPPER = """

@@ -19,8 +19,8 @@ from tests.integration.workspace_hosts import Terminal, opened
 from tests.security import egress_client
 from tool_worker.egress.addresses import AddressRules
 from tool_worker.egress.proxy import EgressProxy, EgressRules
+from tool_worker.launch.egress_gate import EgressGate
 from tool_worker.sandbox.sandbox import interpreter
-from tool_worker.workspace.egress_gate import EgressGate
 
 ALLOWED, FORBIDDEN = "127.0.0.2", "127.0.0.1"
 LIMIT_SECONDS = 60.0

@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 from tool_worker.host.protocol import NEVER_STARTED, RECORDED, RUNNING
+from tool_worker.launch.host_connection import ActionStatus, HostResult
 from tool_worker.sandbox.none import NoSandbox
-from tool_worker.workspace.host_connection import ActionStatus, HostResult
 
 RUN_SECONDS = 0.2
 

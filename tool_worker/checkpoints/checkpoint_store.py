@@ -35,9 +35,9 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from broker.runtime.clock import SystemClock
 from broker.runtime.ids import check_conversation_id
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
-from tool_worker.workspace.drafts import draft_in, put
-from tool_worker.workspace.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
-from tool_worker.workspace.openat2_paths import Directory
+from tool_worker.files.drafts import draft_in, put
+from tool_worker.files.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
+from tool_worker.files.openat2_paths import Directory
 
 VERSION = 1
 CHECKPOINTS, BASES = "checkpoints", "bases"

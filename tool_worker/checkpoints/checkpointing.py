@@ -25,8 +25,8 @@ from broker.runtime.errors import CorruptEntry
 from broker.runtime.ids import is_conversation_id
 from tool_worker.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
-from tool_worker.workspace.drafts import drafting_in
-from tool_worker.workspace.opening import BASE, Openings
+from tool_worker.files.drafts import drafting_in
+from tool_worker.opening.openings import BASE, Openings
 
 MUTATING = frozenset(
     {"observation.run", "observation.edit", "observation.write", "observation.run_ipython", "observation.download"}

@@ -29,9 +29,9 @@ def main() -> None:
         PID_FD,
         HostConfiguration,
     )
+    from tool_worker.host.hardening import seclude
     from tool_worker.host.journal import Journal
     from tool_worker.host.loop import Loop
-    from tool_worker.host.seclusion import seclude
     from tool_worker.host.server import Server
 
     with open(0, "rb", closefd=False) as source:

@@ -14,8 +14,6 @@ import os
 from time import monotonic
 
 from tool_worker.host import protocol
-from tool_worker.host.bash_call import BashCall, BashCallError
-from tool_worker.host.bash_session import BashSession
 from tool_worker.host.children import Children, KillScore
 from tool_worker.host.compiled import accepted, signal, socket
 from tool_worker.host.configuration import HostConfiguration
@@ -25,6 +23,8 @@ from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal,
 from tool_worker.host.json_text import dumps
 from tool_worker.host.loop import Loop, Outlet
 from tool_worker.host.requests import Refused, action_id_of, fingerprint_in
+from tool_worker.shell.bash_call import BashCall, BashCallError
+from tool_worker.shell.bash_session import BashSession
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one

@@ -5,7 +5,7 @@ Holds:
     - All processes end with the first one, which is the host, and none of them can end, stop or trace it.
     - No program in it has a capability or can gain one, and its environment is what it is given.
     - System calls that change the machine are refused (see `seccomp`), and a host adds the kernel's own list of what
-      may be written (see `host/landlock`).
+      may be written (see `host/hardening`).
 Does not:
     - Bound memory and CPU.
     - Keep a program with network access from the machine's own ports.

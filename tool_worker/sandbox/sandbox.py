@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-HOST_ROOMS = ("host", "editor", "search")
+HOST_ROOMS = ("host", "shell", "editor", "search")
 """The rooms of this package whose code runs in a workspace host."""
 HOST_ID_VARIABLE = "DECKHANDS_HOST_ID"
 """In the environment of every shell: by it what outlived its host is found."""

@@ -33,22 +33,22 @@ from broker.store.store import Store, open_store
 from broker.tools.tool_offers import ToolOffers
 from tool_worker.checkpoints.checkpoint_store import BASES, Checkpoints
 from tool_worker.checkpoints.checkpointing import Safekeeping
+from tool_worker.launch.session_programs import session_programs
+from tool_worker.mcp.launch import SandboxedLaunch
+from tool_worker.mcp.servers import McpServers
+from tool_worker.node.node_identity import identity_of, only_here
+from tool_worker.node.quota import Quota
+from tool_worker.node.reaper import Reaper
+from tool_worker.node.resource_usage import Held
+from tool_worker.node.usage_bounds import TERMINALS, WATCHERS, HeldBounds
+from tool_worker.opening.openings import Openings
+from tool_worker.opening.repositories import sandbox_of_git
 from tool_worker.settings import ToolSettings
-from tool_worker.tools.mcp_launch import SandboxedLaunch
-from tool_worker.tools.mcp_tools import McpServers
 from tool_worker.tools.offered import OfferedTools, found_tools
 from tool_worker.worker.executor import Executor
+from tool_worker.worker.finished_workspaces import end_finished
 from tool_worker.worker.transfer_service import Porter
 from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.departure import end_finished
-from tool_worker.workspace.held_bounds import TERMINALS, WATCHERS, HeldBounds
-from tool_worker.workspace.holdings import Held
-from tool_worker.workspace.node_identity import identity_of, only_here
-from tool_worker.workspace.opening import Openings
-from tool_worker.workspace.quota import Quota
-from tool_worker.workspace.reaper import Reaper
-from tool_worker.workspace.repositories import sandbox_of_git
-from tool_worker.workspace.session_programs import session_programs
 from tool_worker.workspace.workspaces import Workspaces
 
 _log = logging.getLogger(__name__)

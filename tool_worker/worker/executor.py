@@ -52,6 +52,10 @@ from broker.tools.custom_tools import ToolContext
 from tool_worker.checkpoints.checkpointing import MUTATING, Safekeeping
 from tool_worker.errors import HostLost, SourceUnusable, WorkspaceLost
 from tool_worker.host.protocol import NEVER_STARTED
+from tool_worker.launch.host_connection import HostResult
+from tool_worker.node.quota import Quota
+from tool_worker.node.usage_bounds import HeldBounds
+from tool_worker.opening.openings import Openings
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest, answering
@@ -59,11 +63,7 @@ from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.worker.journal_check import NOT_CARRIED_OUT, is_outdated, name_other
 from tool_worker.worker.running_calls import RunningCalls
 from tool_worker.worker.transfer_service import Porter
-from tool_worker.workspace.held_bounds import HeldBounds
-from tool_worker.workspace.host_connection import HostResult
 from tool_worker.workspace.open_workspace import OpenWorkspace
-from tool_worker.workspace.opening import Openings
-from tool_worker.workspace.quota import Quota
 from tool_worker.workspace.workspaces import Workspaces
 
 MAX_ATTEMPTS = 3

@@ -25,13 +25,13 @@ from broker.coordination.transfers import TransferAnswer, TransferRequest, Trans
 from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable
 from tool_worker.checkpoints.checkpointing import Safekeeping
 from tool_worker.errors import FileUnfit, SourceUnusable, WorkspaceLost, WorkspaceTooLarge
+from tool_worker.files.file_tree import FILE, LINK, Entry, TreeLimits, entries
+from tool_worker.files.openat2_paths import Directory
+from tool_worker.files.unpacking import Unpacking
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.opening.repositories import Repositories, require_git
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.file_tree import FILE, LINK, Entry, TreeLimits, entries
-from tool_worker.workspace.host_folder import HostFolder
-from tool_worker.workspace.openat2_paths import Directory
-from tool_worker.workspace.repositories import Repositories, require_git
-from tool_worker.workspace.unpacking import Unpacking
 
 LIMITS = TreeLimits(files=100_000, bytes=512 * 2**20)
 """What is carried at once, unpacked."""

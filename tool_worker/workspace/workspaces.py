@@ -19,34 +19,34 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from broker.runtime.ids import check_conversation_id
+from tool_worker.completion import to_completion
 from tool_worker.errors import HostLost, WorkspaceUnavailable
-from tool_worker.sandbox.bwrap import BubblewrapSandbox
-from tool_worker.sandbox.choice import AUTO
-from tool_worker.sandbox.control_groups import ControlGroups
-from tool_worker.sandbox.docker import Containers, DockerSandbox
-from tool_worker.sandbox.none import NoSandbox
-from tool_worker.sandbox.sandbox import ResourceLimits, Sandbox
-from tool_worker.workspace.binding import MOUNT_AT, Binding
-from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.egress_gate import EgressGate
-from tool_worker.workspace.host_connection import HostConnection
-from tool_worker.workspace.host_folder import HostFolder
-from tool_worker.workspace.host_launch import (
+from tool_worker.files.openat2_paths import Directory
+from tool_worker.launch.binding import MOUNT_AT, Binding
+from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.launch.host_connection import HostConnection
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.launch.host_launch import (
     bound_host,
     bounding,
     end_host,
     interrupt_host,
     reap,
     start_host,
-    to_its_end,
     wait_until_dead,
 )
-from tool_worker.workspace.host_plan import HostPlans
+from tool_worker.launch.host_plan import HostPlans
+from tool_worker.launch.tested_sandboxes import TriedSandboxes
+from tool_worker.node.node_capacity import NodeRoom, make_room
+from tool_worker.sandbox.bwrap import BubblewrapSandbox
+from tool_worker.sandbox.choice import AUTO
+from tool_worker.sandbox.control_groups import ControlGroups
+from tool_worker.sandbox.docker import Containers, DockerSandbox
+from tool_worker.sandbox.none import NoSandbox
+from tool_worker.sandbox.sandbox import ResourceLimits, Sandbox
+from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.node_room import NodeRoom, make_room
 from tool_worker.workspace.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
-from tool_worker.workspace.openat2_paths import Directory
-from tool_worker.workspace.tried_sandboxes import TriedSandboxes
 
 SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 STARTS_AT_ONCE = 4
@@ -365,7 +365,7 @@ class Workspaces:
                 started = start_host(folder, sandbox, enclosure, configuration, alive_fd)
             else:
                 starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
-                started = await to_its_end(starting)
+                started = await to_completion(starting)
             self._started.add(started)
         finally:
             os.close(alive_fd)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trees import nested, without_rights
-from tool_worker.workspace.drafts import draft_in, remove, remove_drafts
+from tool_worker.files.drafts import draft_in, remove, remove_drafts
 
 
 def test_what_is_deeper_than_python_goes_is_removed(tmp_path: Path) -> None:
