@@ -22,7 +22,7 @@ from tool_worker.host.egress import Egress
 from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, bounded
 from tool_worker.host.json_text import dumps
 from tool_worker.host.loop import Loop, Outlet
-from tool_worker.host.requests import Refused, action_id_of, fingerprint_in
+from tool_worker.host.protocol import Refused, action_id_of, fingerprint_in
 from tool_worker.shell.bash_call import BashCall, BashCallError
 from tool_worker.shell.bash_session import BashSession
 

@@ -20,8 +20,8 @@ from collections import deque
 from tool_worker.host import protocol
 from tool_worker.host.compiled import signal
 from tool_worker.host.descendants import kill, kill_descendants, kill_marked
+from tool_worker.host.hardening import lower_limits
 from tool_worker.host.loop import Loop, Outlet
-from tool_worker.shell.shell import lower_limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tool_worker.errors import HostLost, HostRefused, WorkspaceUnavailable
 from tool_worker.host import protocol
-from tool_worker.host.requests import FINGERPRINT_LIMIT_CHARS
+from tool_worker.host.protocol import FINGERPRINT_LIMIT_CHARS
 
 ANSWER_LIMIT_SECONDS = 30.0
 """How long a host may take to answer what it can answer at once."""

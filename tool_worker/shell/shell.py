@@ -14,7 +14,6 @@ from __future__ import annotations
 import _struct as struct
 import fcntl
 import os
-import resource
 import termios
 from time import monotonic
 
@@ -22,6 +21,7 @@ from tool_worker.host.children import Children
 from tool_worker.host.compiled import signal, socket
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import children, kill, present_tick, started_since
+from tool_worker.host.hardening import lower_limits
 from tool_worker.host.loop import Loop, Outlet
 from tool_worker.shell.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
 from tool_worker.shell.output_buffer import OutputBuffer
@@ -315,16 +315,3 @@ def _become_bash(terminal: int, commands: socket.socket, configuration: HostConf
         os.execve(BASH, ["bash", *options], configuration.environment)  # noqa: S606  (this is the shell)
     finally:
         os._exit(127)
-
-
-def lower_limits(configuration: HostConfiguration) -> None:
-    """Bound this process, and all that it starts, as the configuration says."""
-    for name, limit in configuration.resource_limits.items():
-        _lower(getattr(resource, name), limit)
-
-
-def _lower(kind: int, limit: int) -> None:
-    ceiling = resource.getrlimit(kind)[1]
-    if ceiling != resource.RLIM_INFINITY:
-        limit = min(limit, ceiling)
-    resource.setrlimit(kind, (limit, limit))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from broker.runtime.errors import UsageError
 from tool_worker.errors import SandboxUnavailable
-from tool_worker.host.landlock import MINIMUM_ABI, landlock_version
+from tool_worker.host.hardening import MINIMUM_ABI, landlock_version
 from tool_worker.launch.session_programs import session_programs
 from tool_worker.node.node_capacity import NodeRoom
 from tool_worker.sandbox.choice import AUTO, sandboxes
