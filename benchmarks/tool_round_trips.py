@@ -158,7 +158,7 @@ async def mcp_server(node: Path, offered: OfferedTools, sandbox: str) -> AsyncIt
 
 async def measure(node: Path, sandbox: str, rounds: int, slow_rounds: int) -> dict[str, object]:
     sessions, missing = programs()
-    workspaces = Workspaces(node, sandbox=sandbox, sessions=sessions.commands, read_only=sessions.read_only)
+    workspaces = Workspaces(node, sandbox=sandbox, programs=sessions)
     offered = OfferedTools([echo, echo_in_a_thread])
     report: dict[str, object] = {"sandbox": sandbox}
     try:

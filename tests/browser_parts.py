@@ -20,7 +20,7 @@ from tool_worker.workspace.workspaces import OpenWorkspace
 
 LIMIT_SECONDS = 90.0
 PROGRAMS = session_programs(["browser"])
-SETTINGS: dict[str, Any] = {"sessions": PROGRAMS.commands, "read_only": PROGRAMS.read_only}
+SETTINGS: dict[str, Any] = {"programs": PROGRAMS}
 
 
 class Site:

@@ -25,7 +25,7 @@ from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
 
 PROGRAMS = session_programs(["ipython"])
-SETTINGS: dict[str, Any] = {"sessions": PROGRAMS.commands, "read_only": PROGRAMS.read_only}
+SETTINGS: dict[str, Any] = {"programs": PROGRAMS}
 CONVERSATION = "conversation-1"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"  # 1 x 1, black
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import (
     LIMIT_SECONDS,
     Gate,
@@ -350,7 +351,7 @@ async def test_a_directory_of_the_user_keeps_its_path_and_its_binding(
 ) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    host = await workspaces.open(CONVERSATION, path=str(project), network=False)
+    host = await workspaces.open(CONVERSATION, WorkspaceSpec(path=str(project), network=False))
     await host.run(1, "bash", {"command": "pwd > where"})
     assert (project / "where").read_text() == f"{project}\n"
     other = "none" if sandbox == "bwrap" else "bwrap"
@@ -367,15 +368,15 @@ async def test_a_directory_of_the_user_keeps_its_path_and_its_binding(
 async def test_directories_that_may_not_be_workspaces(workspaces: Workspaces, tmp_path: Path) -> None:
     for path in ("/", "/usr", "/etc/"):
         with pytest.raises(WorkspaceRefused):
-            await workspaces.open(CONVERSATION, path=path)
+            await workspaces.open(CONVERSATION, WorkspaceSpec(path=path))
     with pytest.raises(WorkspaceLost):
-        await workspaces.open(CONVERSATION, path=str(tmp_path / "project" / "missing"))
+        await workspaces.open(CONVERSATION, WorkspaceSpec(path=str(tmp_path / "project" / "missing")))
 
 
 async def test_a_node_with_a_sandbox_runs_nothing_without_one(root: Path) -> None:
     async with opened(root, sandbox="auto") as workspaces:
         with pytest.raises(SandboxTooWeak):
-            await workspaces.open(CONVERSATION, sandbox="none")
+            await workspaces.open(CONVERSATION, WorkspaceSpec(sandbox="none"))
         host = await workspaces.open(CONVERSATION)
         assert (await host.connection.ping()).workspace == "/workspace"
         assert [state.sandbox for state in workspaces.list()] == ["bwrap"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
 from tool_worker.errors import HostRefused
 from tool_worker.launch.host_folder import HostFolder
@@ -184,7 +185,7 @@ async def test_a_program_that_leaks_descriptors_fails_alone(tmp_path: Path) -> N
 async def test_a_full_disk_is_an_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
-            host = await workspaces.open("conversation", path=str(disk))
+            host = await workspaces.open("conversation", WorkspaceSpec(path=str(disk)))
             run = Terminal(host)
             assert "No space left on device" in (await run("head -c 8000000 /dev/zero > big")).content
             edit = {"command": "create", "path": f"{disk}/new.txt", "file_text": "x" * 100_000}
@@ -213,7 +214,7 @@ async def test_a_disk_that_takes_no_more_files_is_an_answer_and_what_runs_goes_o
 async def test_a_disk_that_became_read_only_is_an_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
-            host = await workspaces.open("conversation", path=str(disk))
+            host = await workspaces.open("conversation", WorkspaceSpec(path=str(disk)))
             run = Terminal(host)
             await run("echo text > file")
             subprocess.run(["mount", "-o", "remount,ro", disk], check=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from broker.coordination.transfers import TransferRequest
 from broker.runtime.errors import DeckhandsError
 from tests.integration.workspace_hosts import Terminal, opened
@@ -77,7 +78,7 @@ async def test_what_was_put_in_its_place_before_it_was_bound_is_not_entered(
         # Another directory below a root may be used, but is not the one that was looked at.
         error = WorkspaceUnavailable if other == "good" else WorkspaceRefused
         with pytest.raises(error):
-            await workspaces.open("victim", path=str(swapped))
+            await workspaces.open("victim", WorkspaceSpec(path=str(swapped)))
     if other == "good":
         log = HostFolder(made.node, "victim").log_tail()
         assert log == "another directory was put in the place of the workspace"
@@ -92,7 +93,7 @@ async def test_no_opening_gets_out_while_names_are_swapped(made: World, other: s
             for number in range(OPENINGS):
                 conversation_id = f"racer-{number}"
                 try:
-                    run = Terminal(await workspaces.open(conversation_id, path=str(swapped)))
+                    run = Terminal(await workspaces.open(conversation_id, WorkspaceSpec(path=str(swapped))))
                 except DeckhandsError as error:
                     came.append(error.code)
                 else:

@@ -66,7 +66,7 @@ class FakeWorkspaces:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    async def open(self, conversation_id: str, **_: Any) -> _FakeWorkspace:
+    async def open(self, conversation_id: str, *_: Any, **__: Any) -> _FakeWorkspace:
         await asyncio.sleep(0)
         return _FakeWorkspace(self._node, conversation_id)
 

@@ -29,7 +29,7 @@ def main() -> None:
         PID_FD,
         HostConfiguration,
     )
-    from tool_worker.host.hardening import harden_process, restrict_writes
+    from tool_worker.host.hardening import harden, restrict_writes
     from tool_worker.host.journal import Journal
     from tool_worker.host.loop import Loop
     from tool_worker.host.server import Server
@@ -41,7 +41,7 @@ def main() -> None:
         sys.exit("another directory was put in the place of the workspace")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    harden_process()
+    harden()
     if configuration.temporary:
         os.makedirs(configuration.temporary, 0o700, exist_ok=True)
     if configuration.announces_pid:

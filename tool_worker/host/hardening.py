@@ -1,7 +1,7 @@
 """Process hardening: what a workspace host and its programs can never do again, by the kernel's word.
 
 Holds:
-    - After `harden_process`, a program without capabilities can neither trace the host nor open its descriptors through
+    - After `harden`, a program without capabilities can neither trace the host nor open its descriptors through
       /proc. Orphans among the host's descendants become its children, so none of them escapes its end.
     - After `restrict_writes` (Landlock), this process and all it starts write only below the given directories, even
       where a mount was forgotten. Nothing that a program does to its mounts or its user id lifts this. Only making
@@ -39,7 +39,7 @@ _TRUNCATE = 1 << 14  # from version 3 on
 _OUTSIDE_ABSTRACT_SOCKETS, _OUTSIDE_SIGNALS = 1, 2  # from version 6 on
 
 
-def harden_process() -> None:
+def harden() -> None:
     """Make this process untraceable and the parent of its orphaned descendants.
 
     Raises:

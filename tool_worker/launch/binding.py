@@ -9,7 +9,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker.contract.specs import WorkspaceSpec
 from tool_worker.errors import WorkspaceConflict
+from tool_worker.sandbox.choice import AUTO
 
 MOUNT_AT = "/workspace"
 
@@ -40,19 +42,17 @@ class Binding:
         """Say whether the directory is one that the conversation names, and not the one of its own."""
         return self.path != str(own)
 
-    def require_same(
-        self, path: str | None, sandbox: str | None, network: bool | None, allow: tuple[str, ...] | None = None
-    ) -> None:
-        """Refuse to be opened as something else; None asks for nothing.
+    def require_same(self, spec: WorkspaceSpec) -> None:
+        """Refuse to be opened as something else; no path, no image and the sandbox `auto` fit every binding.
 
         Raises:
-            WorkspaceConflict: it was first opened with other arguments.
+            WorkspaceConflict: it was first opened by another specification.
         """
         is_other = (
-            (path is not None and str(absolute(path)) != self.path)
-            or sandbox not in (None, self.sandbox)
-            or (network is not None and network != self.has_network)
-            or (allow is not None and allow != tuple(self.allow))
+            (spec.path is not None and str(absolute(spec.path)) != self.path)
+            or spec.sandbox not in (AUTO, self.sandbox)
+            or spec.network != self.has_network
+            or spec.allow != tuple(self.allow)
         )
         if is_other:
             raise WorkspaceConflict(

@@ -32,6 +32,7 @@ from tool_worker.host.descendants import children
 from tool_worker.launch.descriptor_handover import start_and_hand_over
 from tool_worker.launch.host_connection import HostConnection
 from tool_worker.launch.host_folder import HostFolder
+from tool_worker.sandbox.bwrap import WRAPPER_COMMAND
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, ResourceLimits, Sandbox, interpreter
 from tool_worker.sandbox.seccomp import system_call_filter
@@ -61,7 +62,7 @@ def start_host(
     options = sandbox.options(enclosure)
     command = list(sandbox.command(program, options, HostDescriptors(PID_FD, OPTIONS_FD, FILTER_FD)))
     # What has to come for its descriptors binds itself: of an engine's own filter we know nothing.
-    calls_refused = sandbox.system_call_filter if sandbox.inherits_descriptors else system_call_filter()
+    calls_refused = sandbox.system_call_filter if sandbox.capabilities.inherits_descriptors else system_call_filter()
     folder.forget_pids()
     with ExitStack() as closing:
         listener = closing.enter_context(folder.listen())
@@ -75,7 +76,7 @@ def start_host(
             FILTER_FD: in_memory(closing, calls_refused),
             OPTIONS_FD: in_memory(closing, b"".join(option.encode() + b"\0" for option in options)),
         }
-        if not sandbox.inherits_descriptors:
+        if not sandbox.capabilities.inherits_descriptors:
             assert enclosure.entrance is not None
             return start_and_hand_over(command, enclosure.entrance, sources, sources[2])
         return spawn(command, sources)
@@ -191,7 +192,7 @@ def _outer_process(pid: int | None) -> int | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         parent = int(fields[1])
-        is_sandbox = Path(f"/proc/{parent}/comm").read_text().strip() == "bwrap"
+        is_sandbox = Path(f"/proc/{parent}/comm").read_text().strip() == WRAPPER_COMMAND
     except OSError:
         return None
     return parent if is_sandbox else None

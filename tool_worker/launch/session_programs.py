@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.runtime.errors import UsageError
+from tool_worker.sandbox.choice import CAPABILITIES
 from tool_worker.sandbox.docker import DockerSandbox
 from tool_worker.sandbox.sandbox import HOST_ROOMS
 from tool_worker.sessions.programs import PROGRAMS, installed_chromium
@@ -51,7 +52,7 @@ def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str =
         return SessionPrograms()
     started = f"{DockerSandbox.code_root}/tool_worker/sessions/image_start.py"
     in_containers = {pool: ["python3", "-P", started, pool] for pool in chosen}
-    if sandbox == DockerSandbox.name:
+    if sandbox in CAPABILITIES and CAPABILITIES[sandbox].runs_images:
         return SessionPrograms(in_containers=in_containers)
     commands: dict[str, Sequence[str]] = {}
     # The folder's package has to be there too, or another one of that name could be taken for it.

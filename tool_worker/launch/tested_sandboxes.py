@@ -26,10 +26,11 @@ class TriedSandboxes:
     """
 
     def __init__(self, demanded: str, root: Path, containers: Containers) -> None:
-        self.containers = containers
+        self._containers = containers
         self._demanded = demanded
         self._root = root
         self._files = root / ".sandbox"
+        self._known = sandboxes(self._files, containers)
         self._tried: dict[str, Sandbox] = {}
         self._choosing = asyncio.Lock()
 
@@ -47,14 +48,22 @@ class TriedSandboxes:
             return self._tried[name]
 
     def known(self, name: str) -> Sandbox:
-        """Return a sandbox to end something in: what this node would not start any more it must still be able to."""
-        return sandboxes(self._files, self.containers)[name]
+        """Return a sandbox without a test: for what runs in it already, which a node may end but not start any more."""
+        return self._known[name]
+
+    def image(self, sandbox: Sandbox, wanted: str) -> str:
+        """Return the image of a workspace; empty for a sandbox that runs no images.
+
+        Raises:
+            WorkspaceRefused: this one may not be used.
+        """
+        return self._containers.chosen(wanted) if sandbox.capabilities.runs_images else ""
 
     def _try(self, name: str) -> Sandbox:
-        sandbox = named_sandbox(name, self._files, self.containers)
+        sandbox = named_sandbox(name, self._files, self._containers)
         if isinstance(sandbox, DockerSandbox):
             sandbox.remove_dead(self._root, lambda conversation_id: HostFolder(self._root, conversation_id).is_alive)
-        if sandbox.is_confining:
+        if sandbox.capabilities.confines_programs:
             require_safe(run_self_test(sandbox))
         elif self._demanded != sandbox.name:
             raise SandboxTooWeak(

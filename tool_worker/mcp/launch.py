@@ -61,9 +61,9 @@ class SandboxedLaunch:
         directory = files / "mcp" / spec.name
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = files / "mcp" / f"{spec.name}.log"
-        mount_at = MOUNT_AT if sandbox.is_confining else str(directory)
+        mount_at = MOUNT_AT if sandbox.capabilities.confines_programs else str(directory)
         # Not by our own gate: its ceiling is for conversations, and this list is the operator's.
-        EgressGate().check(spec.allow, has_network=False, is_confined=sandbox.is_confining)
+        EgressGate().check(spec.allow, has_network=False, is_confined=sandbox.capabilities.confines_programs)
         address = files / "mcp" / f"{spec.name}.out" / "socket"
         read_only = (*spec.read_only, address) if spec.allow else spec.read_only
         enclosure = Enclosure(directory, mount_at, has_network=spec.network, read_only=read_only, is_own=True)

@@ -110,7 +110,7 @@ async def leading_out(
     """
     await asyncio.to_thread(folder.mkdir, mode=0o700, exist_ok=True)
     log = folder / "log"
-    if sandbox.is_confining:
+    if sandbox.capabilities.confines_programs:
         address = folder / "out" / "socket"
         async with way_out(address, gate, allow, log=log, name=name):
             yield WayOut(f"http://127.0.0.1:{EGRESS_PORT}", (address,), partial(led_out, sandbox, address), log)

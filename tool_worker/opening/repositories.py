@@ -227,7 +227,7 @@ async def sandbox_of_git(demanded: Callable[[], Awaitable[Sandbox]], files: Path
     An image need not have a git, and a container takes a second to start.
     """
     sandbox = await demanded()
-    if sandbox.inherits_descriptors:
+    if not sandbox.capabilities.runs_images:
         return sandbox
     bubblewrap = BubblewrapSandbox(files)
     return sandbox if await asyncio.to_thread(bubblewrap.reason_unavailable) else bubblewrap

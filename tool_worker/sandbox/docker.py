@@ -27,6 +27,7 @@ from tool_worker.sandbox.sandbox import (
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
+    Capabilities,
     Enclosure,
     HostDescriptors,
     interpreter,
@@ -92,8 +93,7 @@ class DockerSandbox:
 
     name = "docker"
     code_root = "/run/deckhands"
-    is_confining = True
-    inherits_descriptors = False
+    capabilities = Capabilities(confines_programs=True, inherits_descriptors=False, runs_images=True)
     reach = "their own workspace and container; where a conversation was given the network, that of the engine's bridge"
     system_call_filter = b""  # the engine brings its own; a host adds ours (see `host/descriptor_receiver`)
 

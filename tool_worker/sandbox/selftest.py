@@ -63,7 +63,7 @@ def run_self_test(sandbox: Sandbox) -> SelfTestReport:
         workspace.mkdir()
         probes = workspace / _PROBES.name
         probes.write_bytes(_PROBES.read_bytes())
-        mount_at = "/workspace" if sandbox.is_confining else str(workspace)
+        mount_at = "/workspace" if sandbox.capabilities.confines_programs else str(workspace)
         program = [interpreter(), "-I", "-S", f"{mount_at}/{probes.name}", json.dumps(settings)]
         enclosure = Enclosure(workspace, mount_at, is_own=True, labels={"host": settings["argument"]})
         try:

@@ -231,13 +231,7 @@ class Executor:
             if notice is not None:
                 return ErrorObservation(content=notice, error_id=WorkspaceLost.code)
         host = await self._workspaces.open(
-            delivery.conversation_id,
-            path=spec.path,
-            sandbox=spec.sandbox,
-            network=spec.network,
-            allow=spec.allow,
-            image=spec.image,
-            tenant=functools.partial(self._tenant, delivery.conversation_id),
+            delivery.conversation_id, spec, tenant=functools.partial(self._tenant, delivery.conversation_id)
         )
         unsandboxed = None if host.is_confined else True
         fingerprint = fingerprint_of(action)
