@@ -25,11 +25,11 @@ from broker.runtime.errors import UsageError
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
 from tool_worker.errors import EgressRefused, FileUnfit, SourceUnusable, WorkspaceTooLarge
-from tool_worker.files.drafts import remove_drafts
 from tool_worker.files.file_tree import TreeLimits
+from tool_worker.files.staging import remove_staging
 from tool_worker.launch.egress_gate import EgressGate
-from tool_worker.opening.openings import Opened, Openings
 from tool_worker.opening.repository_roots import RepositoryRoots
+from tool_worker.opening.workspace_opener import Opened, WorkspaceOpener
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.sandbox import Sandbox
 
@@ -92,8 +92,10 @@ class World:
 
         gate = gate or EgressGate(private=("127.0.0.1",))
         roots = RepositoryRoots((self.repositories,))
-        openings = Openings(self.log, self.root, self.parcels, sandbox, TreeLimits(**limits), gate=gate, roots=roots)
-        return await openings.open(cid, source)
+        opener = WorkspaceOpener(
+            self.log, self.root, self.parcels, sandbox, TreeLimits(**limits), gate=gate, roots=roots
+        )
+        return await opener.open(cid, source)
 
     @property
     def workspace(self) -> Path:
@@ -207,13 +209,13 @@ async def test_what_a_killed_worker_left_half_filled_goes_unless_another_fills_o
     (half / "workspace").mkdir(parents=True)
     filling = os.open(world.root / CID, os.O_RDONLY)
     fcntl.flock(filling, fcntl.LOCK_SH)  # as a worker does that fills it
-    remove_drafts(world.root / CID)
+    remove_staging(world.root / CID)
     await world.open(source, cid=CID)
     assert half.exists()
     os.close(filling)
     await world.open(source)
     assert half.exists()  # it was open already, and nothing was filled
-    remove_drafts(world.root / CID)
+    remove_staging(world.root / CID)
     assert world.left() == {"workspace", "base.git", "opened.json"}
     half.mkdir()
     world.workspace.rename(world.workspace.with_name("elsewhere"))

@@ -337,9 +337,9 @@ async def test_what_cannot_be_run_is_refused(workspaces: Workspaces) -> None:
 async def test_idle_connections_are_let_go_and_found_again(workspaces: Workspaces) -> None:
     host = await workspaces.open(CONVERSATION)
     await host.run(1, "bash", {"command": "A=1"})
-    await workspaces.let_go_of_idle(60)
+    await workspaces.detach_idle(60)
     assert host.connection.is_open
-    await workspaces.let_go_of_idle(0)
+    await workspaces.detach_idle(0)
     assert not host.connection.is_open
     assert (await host.run(2, "bash", {"command": "echo $A"})).value["content"] == "1"
     assert await workspaces.interrupt(CONVERSATION, None) is False

@@ -129,7 +129,7 @@ async def test_only_what_closed_conversations_have_left_is_removed(memory_store:
     (root / "closed" / "workspace" / "out").symlink_to(mine)
     (root / "link").symlink_to(mine)
     (root / ".removed-half").mkdir()
-    held = HostFolder(root, "working").hold_alive()
+    held = HostFolder(root, "working").take_alive_lock()
     assert held is not None
     assert await Reaper(memory_store, root, 3600.0).sweep() == []
     assert sorted(await Reaper(memory_store, root, 0.0).sweep()) == ["closed", "on-mine"]

@@ -20,7 +20,7 @@ from broker.store.store import Store
 from tool_worker.errors import SourceUnusable, WorkspaceError
 from tool_worker.files.file_tree import TreeLimits
 from tool_worker.launch.egress_gate import EgressGate
-from tool_worker.opening.openings import Openings
+from tool_worker.opening.workspace_opener import WorkspaceOpener
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import Sandbox
@@ -86,9 +86,9 @@ class Node:
         async def sandbox() -> Sandbox:
             return BubblewrapSandbox(self.root / ".sandbox") if confined else NoSandbox()
 
-        openings = Openings(self.log, self.root, Parcels(self.store), sandbox, TreeLimits(), **options)  # type: ignore[arg-type]
+        opener = WorkspaceOpener(self.log, self.root, Parcels(self.store), sandbox, TreeLimits(), **options)  # type: ignore[arg-type]
         with pytest.raises(WorkspaceError) as raised:
-            await openings.open(CID, GitSource(url=url, ref=ref))
+            await opener.open(CID, GitSource(url=url, ref=ref))
         assert isinstance(raised.value, SourceUnusable)
         assert raised.value.remedy
         assert list((self.root / CID).iterdir()) == []

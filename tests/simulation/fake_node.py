@@ -80,7 +80,7 @@ class FakeWorkspaces:
     async def demanded_sandbox(self) -> NoSandbox:
         return NoSandbox()  # for git, which nothing here needs
 
-    async def let_go_of_idle(self) -> None:
+    async def detach_idle(self) -> None:
         return
 
 

@@ -35,9 +35,9 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from broker.runtime.clock import SystemClock
 from broker.runtime.ids import check_conversation_id
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
-from tool_worker.files.drafts import draft_in, put
 from tool_worker.files.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
 from tool_worker.files.openat2_paths import Directory
+from tool_worker.files.staging import put, staging_in
 
 VERSION = 1
 CHECKPOINTS, BASES = "checkpoints", "bases"
@@ -174,7 +174,7 @@ class Checkpoints:
         if workspace.exists():
             raise FileExistsError(f"{workspace} is there already")
         workspace.parent.mkdir(parents=True, exist_ok=True)
-        with draft_in(workspace.parent) as folder:
+        with staging_in(workspace.parent) as folder:
             draft = folder / workspace.name
             draft.mkdir(mode=0o700)
             size = sum(self._restore_entry(draft, row) for row in rows)

@@ -71,7 +71,7 @@ class Unpacking:
             else:
                 opener = next((opener for magic, opener in _COMPRESSED.items() if content.startswith(magic)), None)
                 stream: IO[bytes] = opener(io.BytesIO(content)) if opener else io.BytesIO(content)
-                self._unpack_tar(cast("IO[bytes]", _Sips(stream)))
+                self._unpack_tar(cast("IO[bytes]", _BoundedReads(stream)))
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, lzma.LZMAError, zlib.error, ValueError) as error:
             raise FileUnfit(f"The archive is damaged: {error}") from error
         except RuntimeError as error:  # what zipfile raises for a password, and for a method that it does not know
@@ -202,7 +202,7 @@ def _new_file(directory: int, name: str) -> Iterator[IO[bytes]]:
             os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=directory)
 
 
-class _Sips:
+class _BoundedReads:
     """A file that is read in small pieces only: a header may claim to be gigabytes long."""
 
     def __init__(self, file: IO[bytes]) -> None:

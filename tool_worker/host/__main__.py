@@ -21,7 +21,7 @@ def main() -> None:
     """Serve until closed."""
     # Isolated mode leaves our own folder out of the path, and the package may lie anywhere.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from tool_worker.host.children import KillScore
+    from tool_worker.host.children import OomScore
     from tool_worker.host.compiled import signal, socket
     from tool_worker.host.configuration import (
         JOURNAL_FD,
@@ -49,7 +49,7 @@ def main() -> None:
     # Whatever else the tool worker was started with must not get to the programs of the workspace.
     os.closerange(PID_FD, MAX_FD)
     os.set_inheritable(JOURNAL_FD, False)
-    score = KillScore()
+    score = OomScore()
     if configuration.writable:
         restrict_writes(configuration.writable)
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

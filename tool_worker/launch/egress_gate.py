@@ -75,7 +75,7 @@ class EgressGate:
                     remedy="Leave it out, or let the operator add it.",
                 )
 
-    async def lead_out(self, folder: HostFolder, allow: Iterable[str], connection: HostConnection) -> int | None:
+    async def ensure_proxy(self, folder: HostFolder, allow: Iterable[str], connection: HostConnection) -> int | None:
         """Start the proxy of a workspace if it has none, be it the first time or because the last one died.
 
         Returns:

@@ -88,7 +88,7 @@ class HostFolder:
         pid = announced.get("child-pid")
         return pid if isinstance(pid, int) and pid > 1 else None
 
-    def forget_pids(self) -> None:
+    def clear_pids(self) -> None:
         """Drop what earlier hosts announced: the kernel uses the numbers of pid namespaces again."""
         for announced in self._folder.glob("pid-*.json"):
             announced.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ class HostFolder:
         except OSError:
             return ""
 
-    def hold_alive(self) -> int | None:
+    def take_alive_lock(self) -> int | None:
         """Take the lock of a living host and return its descriptor, or None if a host has it."""
         return _try_lock(self._alive, fcntl.LOCK_EX)
 

@@ -63,7 +63,7 @@ def start_host(
     command = list(sandbox.command(program, options, HostDescriptors(PID_FD, OPTIONS_FD, FILTER_FD)))
     # What has to come for its descriptors binds itself: of an engine's own filter we know nothing.
     calls_refused = sandbox.system_call_filter if sandbox.capabilities.inherits_descriptors else system_call_filter()
-    folder.forget_pids()
+    folder.clear_pids()
     with ExitStack() as closing:
         listener = closing.enter_context(folder.listen())
         sources = {
@@ -146,16 +146,16 @@ async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
         if folder.is_alive:
             _ask_to_close(folder)
             if main is None:
-                await _has_let_go(folder, END_GRACE_SECONDS)
-            elif not await _has_died(main, END_GRACE_SECONDS):
+                await _wait_for_release(folder, END_GRACE_SECONDS)
+            elif not await _wait_for_death(main, END_GRACE_SECONDS):
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(main, signal.SIGKILL)
             for descriptor in (main, outer):
-                if descriptor is not None and not await _has_died(descriptor, DEATH_LIMIT_SECONDS):
+                if descriptor is not None and not await _wait_for_death(descriptor, DEATH_LIMIT_SECONDS):
                     raise WorkspaceUnavailable(f"The host of {folder.conversation_id} cannot be killed.")
             if main is None and folder.is_alive:
                 await asyncio.to_thread(sandbox.kill_stragglers, host_id)
-                await _has_let_go(folder, DEATH_LIMIT_SECONDS)
+                await _wait_for_release(folder, DEATH_LIMIT_SECONDS)
             if main is None and folder.is_alive:
                 raise WorkspaceUnavailable(f"The host of {folder.conversation_id} cannot be killed from here.")
     await asyncio.to_thread(sandbox.kill_stragglers, host_id)
@@ -166,11 +166,11 @@ async def wait_until_dead(folder: HostFolder, limit_seconds: float) -> bool:
     pid = folder.main_pid()
     with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
         if main is None:
-            await _has_let_go(folder, limit_seconds)
+            await _wait_for_release(folder, limit_seconds)
         elif folder.is_alive:
             for descriptor in (main, outer):
                 if descriptor is not None:
-                    await _has_died(descriptor, limit_seconds)
+                    await _wait_for_death(descriptor, limit_seconds)
     return not folder.is_alive
 
 
@@ -212,7 +212,7 @@ def _watched(pid: int | None) -> Iterator[int | None]:
             os.close(descriptor)
 
 
-async def _has_let_go(folder: HostFolder, limit_seconds: float) -> None:
+async def _wait_for_release(folder: HostFolder, limit_seconds: float) -> None:
     """Wait for the end of a host whose processes cannot be seen from here, such as one in another container."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_seconds):
@@ -220,7 +220,7 @@ async def _has_let_go(folder: HostFolder, limit_seconds: float) -> None:
                 await asyncio.sleep(LOCK_POLL_SECONDS)
 
 
-async def _has_died(pidfd: int, limit_seconds: float) -> bool:
+async def _wait_for_death(pidfd: int, limit_seconds: float) -> bool:
     """Wait until all threads of a process have ended, and with a namespace's first process all others in it."""
     loop = asyncio.get_running_loop()
     died = asyncio.Event()

@@ -15,7 +15,7 @@ from pathlib import Path
 from tool_worker.launch.egress_gate import EgressGate, proxy_environment
 from tool_worker.mcp.config import McpServerSpec
 from tool_worker.mcp.server import Launch
-from tool_worker.opening.program_egress import led_out, way_out
+from tool_worker.opening.program_egress import proxied_command, proxy_for
 from tool_worker.sandbox.choice import named_sandbox
 from tool_worker.sandbox.docker import Containers
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox
@@ -69,18 +69,18 @@ class SandboxedLaunch:
         enclosure = Enclosure(directory, mount_at, has_network=spec.network, read_only=read_only, is_own=True)
         program = [spec.command, *spec.args]
         environment = {**sandbox.shell_environment(enclosure), "LOGNAME": "agent"}
-        leading_out: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+        program_egress: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         if spec.allow:
-            program = led_out(sandbox, address, program)
+            program = proxied_command(sandbox, address, program)
             environment |= proxy_environment()
             refusals = files / "mcp" / f"{spec.name}.egress.log"
-            leading_out = partial(way_out, address, self._gate, spec.allow, log=refusals, name=spec.name)
+            program_egress = partial(proxy_for, address, self._gate, spec.allow, log=refusals, name=spec.name)
         environment |= spec.env
         options = sandbox.options(replace(enclosure, environment_names=tuple(environment)))
         if not sandbox.system_call_filter:
-            return Launch(sandbox.command(program, options), environment, log, leading_out)
+            return Launch(sandbox.command(program, options), environment, log, program_egress)
         filter_file = files / "mcp" / "filter"
         filter_file.write_bytes(sandbox.system_call_filter)
         # The SDK starts a command line and passes no descriptors: a shell opens the filter and becomes the sandbox.
         opening = ["/bin/sh", "-c", f'exec {_FILTER_FD}<"$0"; exec "$@"', str(filter_file)]
-        return Launch([*opening, *sandbox.command(program, options, _FILTER_FD)], environment, log, leading_out)
+        return Launch([*opening, *sandbox.command(program, options, _FILTER_FD)], environment, log, program_egress)

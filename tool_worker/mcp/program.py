@@ -116,12 +116,12 @@ async def _end(
         if step is not None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, step)
-        if await _has_ended(process):
+        if await _wait_for_end(process):
             break
     process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (there is no other way)
 
 
-async def _has_ended(process: Process) -> bool:
+async def _wait_for_end(process: Process) -> bool:
     deadline = asyncio.get_running_loop().time() + STEP_SECONDS
     # `wait` would also wait for whoever else has the program's output open.
     while process.returncode is None and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110

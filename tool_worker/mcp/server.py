@@ -45,13 +45,13 @@ class Launch:
     """How the program of a server is started: the command line, its environment, and where its messages go.
 
     Attributes:
-        way_out: is open while the program runs.
+        proxy_for: is open while the program runs.
     """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path
-    way_out: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    proxy_for: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
 class McpServer:
@@ -79,7 +79,7 @@ class McpServer:
             ToolFailed: it cannot be reached.
         """
         connection = await self._open()
-        if connection.news.is_set():
+        if connection.notifications.is_set():
             await connection.ask_again(self.spec.name)
         return connection.tools
 
@@ -107,9 +107,9 @@ class McpServer:
                 await self._connection.aclose()
                 self._connection = None
             if self._connection is None:
-                news = _News(self.changed)
+                notifications = _Notifications(self.changed)
                 self._connection = await _Connection.made(
-                    lambda: _transport(self.spec, self._launch), self.spec.name, news
+                    lambda: _transport(self.spec, self._launch), self.spec.name, notifications
                 )
                 if self._was_reached:  # it may be another version by now
                     self.changed.set()
@@ -117,7 +117,7 @@ class McpServer:
             return self._connection
 
 
-class _News:
+class _Notifications:
     """Whether a server has said that it has other tools now; also said to whoever waits for that."""
 
     def __init__(self, changed: asyncio.Event) -> None:
@@ -149,13 +149,13 @@ class _Connection:
         self,
         session: ClientSession,
         tools: list[Tool],
-        news: _News,
+        notifications: _Notifications,
         end: asyncio.Event,
         task: asyncio.Task[None],
     ) -> None:
         self.session = session
         self.tools = tools
-        self.news = news
+        self.notifications = notifications
         self._end = end
         self._task = task
         self._calls = 0
@@ -173,10 +173,10 @@ class _Connection:
             self._calls -= 1
 
     @classmethod
-    async def made(cls, transport: Callable[[], Any], name: str, news: _News) -> _Connection:
+    async def made(cls, transport: Callable[[], Any], name: str, notifications: _Notifications) -> _Connection:
         ready: asyncio.Future[tuple[ClientSession, list[Tool]]] = asyncio.get_running_loop().create_future()
         end = asyncio.Event()
-        task = asyncio.create_task(_serve(transport, ready, news, end), name=f"mcp {name}")
+        task = asyncio.create_task(_serve(transport, ready, notifications, end), name=f"mcp {name}")
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
                 session, tools = await asyncio.shield(ready)
@@ -189,7 +189,7 @@ class _Connection:
                 await task
             why = _first_cause(error)
             raise ToolFailed(f"The MCP server {name} cannot be reached: {type(why).__name__}: {why}") from error
-        return cls(session, tools, news, end, task)
+        return cls(session, tools, notifications, end, task)
 
     async def ask_again(self, name: str) -> None:
         """Ask which tools there are now.
@@ -197,12 +197,12 @@ class _Connection:
         Raises:
             ToolFailed: the server does not say.
         """
-        self.news.clear()  # before, or what is told meanwhile would be lost
+        self.notifications.clear()  # before, or what is told meanwhile would be lost
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
                 self.tools = await _all_tools(self.session)
         except Exception as error:
-            self.news.set()
+            self.notifications.set()
             why = _first_cause(error)
             raise ToolFailed(f"The MCP server {name} does not tell its tools: {type(why).__name__}: {why}") from error
 
@@ -231,7 +231,7 @@ class _Connection:
 async def _serve(
     transport: Callable[[], Any],
     ready: asyncio.Future[tuple[ClientSession, list[Tool]]],
-    news: _News,
+    notifications: _Notifications,
     end: asyncio.Event,
 ) -> None:
     from mcp import ClientSession
@@ -239,7 +239,8 @@ async def _serve(
     try:
         async with AsyncExitStack() as stack:
             streams = await stack.enter_async_context(transport())
-            session = await stack.enter_async_context(ClientSession(streams[0], streams[1], message_handler=news.take))
+            opening = ClientSession(streams[0], streams[1], message_handler=notifications.take)
+            session = await stack.enter_async_context(opening)
             await session.initialize()
             ready.set_result((session, await _all_tools(session)))
             await end.wait()
@@ -270,7 +271,7 @@ async def _transport(spec: McpServerSpec, launch: Callable[[McpServerSpec], Laun
     if spec.command:
         started = launch(spec)
         with started.log.open("w", encoding="utf-8", errors="replace") as log:
-            async with started.way_out(), program_streams(started.command, started.environment, log) as streams:
+            async with started.proxy_for(), program_streams(started.command, started.environment, log) as streams:
                 yield streams
     elif spec.type == "sse":
         from mcp.client.sse import sse_client

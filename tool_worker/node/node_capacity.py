@@ -22,7 +22,7 @@ from tool_worker.errors import WorkspaceUnavailable
 from tool_worker.launch.host_connection import HostConnection
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.launch.host_launch import wait_until_dead
-from tool_worker.node.resource_usage import below, holdings
+from tool_worker.node.resource_usage import descendants, workspace_usage
 
 SPARE_TERMINALS = 0.1
 SPARE_MEMORY = 0.1
@@ -36,7 +36,7 @@ ASKED_LIMIT = 256
 END_LIMIT_SECONDS = 3.0
 
 
-class NodeRoom:
+class NodeCapacity:
     """What is left of the machine's terminals, memory and inotify instances.
 
     Args:
@@ -71,11 +71,11 @@ class NodeRoom:
         return int((self._proc / name).read_text())
 
 
-async def make_room(folders: Iterable[HostFolder], held: Callable[[HostFolder], int]) -> int:
+async def free_capacity(folders: Iterable[HostFolder], held: Callable[[HostFolder], int]) -> int:
     """End a sixteenth of the living sessions, at least one: the greedy first, then those used least recently.
 
     Args:
-        held: how much one holds of what there is too little of, see `NodeRoom.shortage`.
+        held: how much one holds of what there is too little of, see `NodeCapacity.shortage`.
 
     Returns:
         How many have ended; fewer if the others are at work.
@@ -93,24 +93,24 @@ async def make_room(folders: Iterable[HostFolder], held: Callable[[HostFolder], 
 
 
 def _greedy(living: list[HostFolder], held: Callable[[HostFolder], int]) -> list[HostFolder]:
-    """Return the sessions that hold far more than most, the greediest first."""
+    """Return the sessions that hold far more than most, the largest_consumer first."""
     amounts = {folder: held(folder) for folder in living}
     most = max(GREEDY_FACTOR * statistics.median_low(amounts.values()), ORDINARY[held]) if amounts else 0
     return sorted((folder for folder in living if amounts[folder] > most), key=lambda folder: -amounts[folder])
 
 
 def _terminals(folder: HostFolder) -> int:
-    return holdings(pid, folder.directory).total.terminals if (pid := folder.main_pid()) else 0
+    return workspace_usage(pid, folder.directory).total.terminals if (pid := folder.main_pid()) else 0
 
 
 def _watchers(folder: HostFolder) -> int:
-    return holdings(pid, folder.directory).total.watchers if (pid := folder.main_pid()) else 0
+    return workspace_usage(pid, folder.directory).total.watchers if (pid := folder.main_pid()) else 0
 
 
 def _memory(folder: HostFolder) -> int:
     """Return the memory of all programs, as far as it is in no file on a disk."""
     pages = 0
-    for pid in below(folder.main_pid() or 0):
+    for pid in descendants(folder.main_pid() or 0):
         with suppress(OSError, ValueError, IndexError):
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             pages += sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))

@@ -33,7 +33,7 @@ _NO_LIMITS = TreeLimits(files=sys.maxsize, bytes=sys.maxsize)
 
 
 @dataclass(slots=True)
-class _Look:
+class _Measurement:
     """What was seen, when, and how long it took to see it."""
 
     files: int
@@ -58,42 +58,42 @@ class Quota:
         self._limits = limits or TreeLimits()
         self._first_look_seconds = first_look_seconds
         self._pause_factor = pause_factor
-        self._looks: OrderedDict[str, _Look] = OrderedDict()
+        self._measurements: OrderedDict[str, _Measurement] = OrderedDict()
 
     async def notice(self, conversation_id: str) -> str:
         """Return what the model is to be told after an action that may have written; empty: all is well."""
-        last = self._looks.get(conversation_id)
+        last = self._measurements.get(conversation_id)
         now = asyncio.get_running_loop().time()
         if last is None or self._is_over(last) or now - last.at >= self._pause_factor * last.took:
-            last = await self._look(conversation_id)
+            last = await self._measure(conversation_id)
         if last.is_too_deep:
             return TOO_DEEP
         return OVER.format(files=last.files, size=last.size_bytes, limits=self._limits) if self._is_over(last) else ""
 
     async def until_exceeded(self, conversation_id: str) -> None:
         """Return when a workspace grows beyond its limit, or, if it was beyond before, still grows."""
-        before = self._looks.get(conversation_id)
+        before = self._measurements.get(conversation_id)
         may_clear_up = before is None or self._is_over(before)
         await asyncio.sleep(self._first_look_seconds)
-        first = look = await self._look(conversation_id)
+        first = look = await self._measure(conversation_id)
         while not (self._is_over(look) and (not may_clear_up or _is_more(look, first))):
             await asyncio.sleep(max(self._first_look_seconds, self._pause_factor * look.took))
-            look = await self._look(conversation_id)
+            look = await self._measure(conversation_id)
 
-    def _is_over(self, look: _Look) -> bool:
+    def _is_over(self, look: _Measurement) -> bool:
         return look.is_too_deep or look.files > self._limits.files or look.size_bytes > self._limits.bytes
 
-    async def _look(self, conversation_id: str) -> _Look:
+    async def _measure(self, conversation_id: str) -> _Measurement:
         loop = asyncio.get_running_loop()
         began = loop.time()
         directory = self._root / conversation_id / "workspace"
         files, size, is_too_deep = await asyncio.to_thread(self._measured, directory)
         ended = loop.time()
-        look = _Look(files, size, is_too_deep, ended, ended - began)
-        self._looks[conversation_id] = look
-        self._looks.move_to_end(conversation_id)
-        while len(self._looks) > REMEMBERED_WORKSPACES:
-            self._looks.popitem(last=False)
+        look = _Measurement(files, size, is_too_deep, ended, ended - began)
+        self._measurements[conversation_id] = look
+        self._measurements.move_to_end(conversation_id)
+        while len(self._measurements) > REMEMBERED_WORKSPACES:
+            self._measurements.popitem(last=False)
         return look
 
     def _measured(self, directory: Path) -> tuple[int, int, bool]:
@@ -106,5 +106,5 @@ class Quota:
         return files, size, False
 
 
-def _is_more(look: _Look, earlier: _Look) -> bool:
+def _is_more(look: _Measurement, earlier: _Measurement) -> bool:
     return look.size_bytes > earlier.size_bytes or look.files > earlier.files

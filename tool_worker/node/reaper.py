@@ -24,7 +24,7 @@ from broker.log.conversations import Conversations
 from broker.runtime.errors import DeckhandsError, UnknownConversation
 from broker.runtime.ids import is_conversation_id
 from broker.store.store import Store
-from tool_worker.files.drafts import remove, remove_drafts
+from tool_worker.files.staging import remove, remove_staging
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.sandbox.none import NoSandbox, temporary_directory
 
@@ -78,7 +78,7 @@ class Reaper:
         return removed
 
     async def _clear_after_kills(self, conversation_id: str) -> None:
-        await asyncio.to_thread(remove_drafts, self._root / conversation_id)
+        await asyncio.to_thread(remove_staging, self._root / conversation_id)
         folder = HostFolder(self._root, conversation_id)
         host_id = await asyncio.to_thread(_left_by, folder)
         if host_id:

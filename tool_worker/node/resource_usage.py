@@ -28,7 +28,7 @@ _Things = dict[tuple[str, Hashable], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ResourceUsage:
     """An amount of each; as a bound, and of what is held.
 
     Attributes:
@@ -44,22 +44,22 @@ class Held:
     descriptors: int = DESCRIPTORS_LIMIT
 
 
-class Holder:
+class ProcessUsage:
     """A process and what it holds. Its number and its start together name it for ever."""
 
-    def __init__(self, pid: int, began: int, things: _Things) -> None:
+    def __init__(self, pid: int, start_tick: int, things: _Things) -> None:
         self.pid = pid
-        self.began = began
+        self.start_tick = start_tick
         self.things = things
         self.amounts: Counter[str] = Counter()
         for (what, _), amount in things.items():
             self.amounts[what] += amount
 
 
-class Holdings:
+class WorkspaceUsage:
     """What all programs of a workspace hold, the host itself not among them."""
 
-    def __init__(self, holders: list[Holder]) -> None:
+    def __init__(self, holders: list[ProcessUsage]) -> None:
         self._holders = holders
         self._amounts: Counter[str] = Counter()
         self._counts: Counter[tuple[str, Hashable]] = Counter()
@@ -69,18 +69,18 @@ class Holdings:
                 self._amounts[thing[0]] += amount if self._counts[thing] == 1 else 0
 
     @property
-    def total(self) -> Held:
+    def total(self) -> ResourceUsage:
         """The sum."""
-        return Held(**{what: self._amounts[what] for what in (_UNLINKED, _TERMINAL, _INOTIFY, _DESCRIPTORS)})
+        return ResourceUsage(**{what: self._amounts[what] for what in (_UNLINKED, _TERMINAL, _INOTIFY, _DESCRIPTORS)})
 
-    def greediest(self, bound: Held) -> Holder | None:
+    def largest_consumer(self, bound: ResourceUsage) -> ProcessUsage | None:
         """Return who holds most of what there is too much of; None: there is not too much, or nobody holds it."""
         for what in (_DESCRIPTORS, _UNLINKED, _TERMINAL, _INOTIFY):
             if self._amounts[what] > getattr(bound, what):
                 return max(self._holders, key=lambda holder: holder.amounts[what], default=None)
         return None
 
-    def drop(self, holder: Holder) -> None:
+    def drop(self, holder: ProcessUsage) -> None:
         """Count without a holder that is being ended."""
         self._holders.remove(holder)
         for thing, amount in holder.things.items():
@@ -88,8 +88,8 @@ class Holdings:
             self._amounts[thing[0]] -= amount if self._counts[thing] == 0 else 0
 
 
-def holdings(main_pid: int, workspace: Path, descriptors_limit: int = DESCRIPTORS_LIMIT) -> Holdings:
-    """Look at all processes below a host.
+def workspace_usage(main_pid: int, workspace: Path, descriptors_limit: int = DESCRIPTORS_LIMIT) -> WorkspaceUsage:
+    """Look at all processes descendants a host.
 
     Args:
         workspace: deleted files count that are on its disk.
@@ -99,7 +99,7 @@ def holdings(main_pid: int, workspace: Path, descriptors_limit: int = DESCRIPTOR
     except OSError:
         device = -1
     holders, left = [], descriptors_limit
-    for pid in below(main_pid):
+    for pid in descendants(main_pid):
         with suppress(OSError):  # it has ended
             names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  (a path for each would cost more than the look)
             left -= len(names)
@@ -108,12 +108,12 @@ def holdings(main_pid: int, workspace: Path, descriptors_limit: int = DESCRIPTOR
                 with suppress(OSError):
                     things.update(_thing(pid, name, device))
             things.update(_mapped(pid, device))
-            holders.append(Holder(pid, began(pid), things))
-    return Holdings(holders)
+            holders.append(ProcessUsage(pid, start_tick(pid), things))
+    return WorkspaceUsage(holders)
 
 
-def below(main_pid: int) -> Iterator[int]:
-    """Yield the processes below one; a child is listed with the thread that started it."""
+def descendants(main_pid: int) -> Iterator[int]:
+    """Yield the processes descendants one; a child is listed with the thread that started it."""
     waiting = [main_pid]
     while waiting:
         parent = waiting.pop()
@@ -125,8 +125,8 @@ def below(main_pid: int) -> Iterator[int]:
                     waiting += found
 
 
-def began(pid: int) -> int:
-    """Return when a process began, in the kernel's ticks.
+def start_tick(pid: int) -> int:
+    """Return when a process start_tick, in the kernel's ticks.
 
     Raises:
         OSError: it has ended.

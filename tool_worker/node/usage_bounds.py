@@ -1,4 +1,4 @@
-"""Bounds for what programs of a workspace hold that no file shows; see `holdings`.
+"""Bounds for what programs of a workspace hold that no file shows; see `workspace_usage`.
 
 Holds: looking takes at most a twentieth of the time; of a workspace that holds too much, those programs end that hold
 most of it, until it does not; its host, other programs and other workspaces stay.
@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tool_worker.launch.host_folder import HostFolder
-from tool_worker.node.resource_usage import Held, Holder, began, holdings
+from tool_worker.node.resource_usage import ProcessUsage, ResourceUsage, start_tick, workspace_usage
 
 SWEEP_SECONDS = 5.0
 PAUSE_FACTOR = 20.0
@@ -32,7 +32,7 @@ ENDED = (
 _log = logging.getLogger(__name__)
 
 
-class HeldBounds:
+class UsageBounds:
     """Looks after the workspaces of one node.
 
     Args:
@@ -40,7 +40,7 @@ class HeldBounds:
         bound: What each of them may hold.
     """
 
-    def __init__(self, root: Path, bound: Held) -> None:
+    def __init__(self, root: Path, bound: ResourceUsage) -> None:
         self._root = root
         self._bound = bound
         self._notices: OrderedDict[str, str] = OrderedDict()
@@ -84,25 +84,25 @@ class HeldBounds:
         return {name: notice for name, notice in notices.items() if notice}
 
     def _bounded(self, main_pid: int, workspace: Path) -> str:
-        found = holdings(main_pid, workspace, self._bound.descriptors)
+        found = workspace_usage(main_pid, workspace, self._bound.descriptors)
         total, count = found.total, 0
-        while (holder := found.greediest(self._bound)) is not None:
+        while (holder := found.largest_consumer(self._bound)) is not None:
             found.drop(holder)
             count += _end(holder)
         return ENDED.format(held=_words(total), bound=_words(self._bound), count=count) if count else ""
 
 
-def _end(holder: Holder) -> bool:
+def _end(holder: ProcessUsage) -> bool:
     """Kill a process, if it is still there: its number may be somebody else's by now."""
     with suppress(OSError), ExitStack() as closing:
         process = os.pidfd_open(holder.pid)
         closing.callback(os.close, process)
-        if began(holder.pid) == holder.began:
+        if start_tick(holder.pid) == holder.start_tick:
             signal.pidfd_send_signal(process, signal.SIGKILL)
             return True
     return False
 
 
-def _words(held: Held) -> str:
+def _words(held: ResourceUsage) -> str:
     deleted = f"{held.unlinked_bytes:,} bytes in deleted files"
     return f"{deleted}, {held.terminals} terminals, {held.watchers} inotify instances, {held.descriptors:,} descriptors"

@@ -17,12 +17,12 @@ from tool_worker.errors import WorkspaceTooLarge, WorkspaceUnavailable
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox
 from tool_worker.sandbox.spawning import in_memory
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 MAX_COMPLAINT_BYTES = 4_000
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ProgramResult:
     """What came of it; of what it complained about, the end."""
 
     code: int
@@ -39,7 +39,7 @@ async def run_confined(
     limit_seconds: float,
     output_limit_bytes: int = 2**20,
     look: Callable[[], object] | None = None,
-) -> Ran:
+) -> ProgramResult:
     """Run a program and wait for its end.
 
     Args:
@@ -84,7 +84,7 @@ async def run_confined(
         with suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
         await running.wait()
-    return Ran(code, output.result(), complaint.result())
+    return ProgramResult(code, output.result(), complaint.result())
 
 
 async def _read(stream: asyncio.StreamReader, limit_bytes: int) -> bytes:
@@ -106,5 +106,5 @@ async def _read_end(stream: asyncio.StreamReader) -> str:
 
 async def _look(look: Callable[[], object] | None) -> None:
     while look is not None:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(CHECK_SECONDS)
         await asyncio.to_thread(look)

@@ -25,19 +25,19 @@ REFUSALS_LIMIT_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class WayOut:
+class ProgramEgress:
     """What a program needs to go out.
 
     Attributes:
         proxy: its address.
         read_only: what its sandbox has to show it.
-        led: turns its command line into one that finds the proxy.
+        wrap: turns its command line into one that connects to the proxy first.
         log: where refusals are noted.
     """
 
     proxy: str
     read_only: tuple[Path, ...]
-    led: Callable[[Sequence[str]], list[str]]
+    wrap: Callable[[Sequence[str]], list[str]]
     log: Path
 
     def refusal(self) -> str:
@@ -49,14 +49,14 @@ class WayOut:
         return ""
 
 
-def led_out(sandbox: Sandbox, address: Path, program: Sequence[str]) -> list[str]:
+def proxied_command(sandbox: Sandbox, address: Path, program: Sequence[str]) -> list[str]:
     """Return the command that leads a program out by way of a socket, and becomes it."""
     leader = f"{sandbox.code_root}/tool_worker/host/egress_launcher.py"
     return [interpreter(), "-I", "-S", leader, str(EGRESS_PORT), str(address), *program]
 
 
 @asynccontextmanager
-async def way_out(
+async def proxy_for(
     address: Path, gate: EgressGate, allow: Sequence[str], *, log: Path, name: str
 ) -> AsyncIterator[None]:
     """Serve one program that leads itself out by way of this address, while the block lasts.
@@ -98,9 +98,9 @@ async def way_out(
 
 
 @asynccontextmanager
-async def leading_out(
+async def program_egress(
     sandbox: Sandbox, folder: Path, gate: EgressGate, allow: Sequence[str], *, name: str
-) -> AsyncIterator[WayOut]:
+) -> AsyncIterator[ProgramEgress]:
     """Lead one program out while the block lasts.
 
     A program that no sandbox confines has to use the proxy by itself; nothing keeps it from going another way.
@@ -112,14 +112,15 @@ async def leading_out(
     log = folder / "log"
     if sandbox.capabilities.confines_programs:
         address = folder / "out" / "socket"
-        async with way_out(address, gate, allow, log=log, name=name):
-            yield WayOut(f"http://127.0.0.1:{EGRESS_PORT}", (address,), partial(led_out, sandbox, address), log)
+        async with proxy_for(address, gate, allow, log=log, name=name):
+            proxied = partial(proxied_command, sandbox, address)
+            yield ProgramEgress(f"http://127.0.0.1:{EGRESS_PORT}", (address,), proxied, log)
         return
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
         proxy = start_proxy(theirs.fileno(), listener.fileno(), gate.settings(allow), log=log, name=name)
         try:
-            yield WayOut(f"http://127.0.0.1:{listener.getsockname()[1]}", (), list, log)
+            yield ProgramEgress(f"http://127.0.0.1:{listener.getsockname()[1]}", (), list, log)
         finally:
             os.kill(proxy, signal.SIGKILL)
             await asyncio.to_thread(os.waitpid, proxy, 0)

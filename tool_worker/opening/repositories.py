@@ -23,11 +23,11 @@ from urllib.parse import urlsplit
 from broker.contract.allowed_hosts import authority, parse_authority
 from broker.contract.workspace_sources import GitSource
 from tool_worker.errors import SourceUnusable
-from tool_worker.files.drafts import drafting_in
 from tool_worker.files.file_tree import TreeLimits, measure
+from tool_worker.files.staging import async_staging_in
 from tool_worker.launch.egress_gate import EgressGate
-from tool_worker.opening.confined_program import Ran, run_confined
-from tool_worker.opening.program_egress import leading_out
+from tool_worker.opening.confined_program import ProgramResult, run_confined
+from tool_worker.opening.program_egress import program_egress
 from tool_worker.opening.repository_roots import address_of
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox
@@ -151,9 +151,9 @@ class Repositories:
                 ran, reason = await run(enclosure, _git(*step, **settings)), ""
             else:
                 folder = directory.with_name("way-out")
-                async with leading_out(self._sandbox, folder, self._gate, [host_of(source)], name="clone") as out:
+                async with program_egress(self._sandbox, folder, self._gate, [host_of(source)], name="clone") as out:
                     seeing = replace(enclosure, read_only=out.read_only)
-                    ran = await run(seeing, out.led(_git(*step, **settings, **{"http.proxy": out.proxy})))
+                    ran = await run(seeing, out.wrap(_git(*step, **settings, **{"http.proxy": out.proxy})))
                     reason = out.refusal() or _reason_of_server(ran)
             if ran.code != 0:
                 raise SourceUnusable(
@@ -187,7 +187,7 @@ class Repositories:
             SourceUnusable: git says no.
             WorkspaceTooLarge, WorkspaceUnavailable: the patch is too large, or took too long.
         """
-        async with drafting_in(directory.parent) as scratch:
+        async with async_staging_in(directory.parent) as scratch:
             read_only = (directory,) if base is None else (directory, base)
             enclosure = Enclosure(scratch, str(scratch), read_only=read_only, ends_with_starter=True)
             environment = {"BASE": "" if base is None else str(base), "TREE": str(directory)}
@@ -204,7 +204,7 @@ class Repositories:
         *,
         scratch: Path,
         output_limit_bytes: int = 2**20,
-    ) -> Ran:
+    ) -> ProgramResult:
         settings = {
             "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
             **{f"GIT_CONFIG_KEY_{n}": name for n, name in enumerate(_SETTINGS)},
@@ -304,13 +304,13 @@ def _git(*arguments: str, **settings: str) -> list[str]:
     ]
 
 
-def _reason_of_server(ran: Ran) -> str:
+def _reason_of_server(ran: ProgramResult) -> str:
     """Return what git says of a server, without what the server says."""
     said = next((line for line in ran.complaint.splitlines() if _OF_A_SERVER.fullmatch(line)), "")
     return said[:500] or f"git ended with exit code {ran.code}; what the server answered is not repeated here"
 
 
-def _reason(ran: Ran) -> str:
+def _reason(ran: ProgramResult) -> str:
     lines = [line for line in ran.complaint.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("fatal:", "error:", "remote:"))]
     return " ".join(telling or lines[-3:])[:1_000] or f"git ended with exit code {ran.code}."

@@ -45,16 +45,16 @@ REFUSED = "refused"
 NOTHING_TO_READ = "ERROR: No previous running command to retrieve logs from."
 NOTHING_TO_TYPE_FOR = "ERROR: No previous running command to interact with."
 BELOW = "[Below is the output of the previous command.]\n"
-DEAF = (
+UNRESPONSIVE = (
     "\n[The shell takes no commands any more and has been ended: something that was done to it keeps it from reading "
     "them or from saying that they have ended (a function named `builtin`, a trap, PROMPT_COMMAND or a prompt that "
     "waits, a closed descriptor). {outcome} The next command gets a new shell in {directory}, without its variables.]"
 )
-DEAF_OUTCOMES = {
+UNRESPONSIVE_OUTCOMES = {
     SUBMITTED: "This command has probably not been run.",
     BEGUN: "How this command ended is not known.",
 }
-WAYS_ON = (
+NEXT_STEPS = (
     'You may wait longer to see additional output by sending empty command \'\', send text or keys ("C-c", "C-d", '
     '"C-z") to the running program with `is_input` set to true, or give a longer `timeout` with your next commands.'
 )
@@ -81,8 +81,8 @@ class BashSession:
         self._cancelled_at = 0.0
         self._unobserved: tuple[str, str, int, dict[str, object]] | None = None
         self._notice = ""
-        self._limits = loop.alarm(self._check_limits)
-        self._escalation = loop.alarm(self._escalate)
+        self._limits = loop.timer(self._check_limits)
+        self._escalation = loop.timer(self._escalate)
         self._shell = self._new_shell()
 
     @property
@@ -118,7 +118,7 @@ class BashSession:
         self._began_at = self._changed_at = self._loop.now()
         if self._shell.is_busy:
             self._notice = BELOW
-            self._go_on(call)
+            self._continue(call)
         elif self._unobserved is not None and (call.is_input or not call.command):
             self._report_unobserved(call)
         elif call.is_input or not call.command:
@@ -160,12 +160,12 @@ class BashSession:
         self._shell.submit(call.command, environment=call.env, cwd=call.cwd)
         self._arm()
 
-    def _go_on(self, call: BashCall) -> None:
+    def _continue(self, call: BashCall) -> None:
         """Continue with the command that is running."""
         if call.command and not call.is_input:
             text = (
                 f'\n[Your command "{call.command}" is NOT executed. The previous command is still running - a new '
-                f"command can be sent when it has completed. {WAYS_ON}]"
+                f"command can be sent when it has completed. {NEXT_STEPS}]"
             )
             self._answer(REFUSED, suffix=text)
         elif call.key:
@@ -200,10 +200,10 @@ class BashSession:
         assert self._call is not None
         now, silence, limit = self._loop.now(), self._call.no_change_timeout, self._call.timeout
         if silence is not None and now >= self._changed_at + silence:
-            text = f"\n[The command has no new output after {silence:g} seconds. {WAYS_ON}]"
+            text = f"\n[The command has no new output after {silence:g} seconds. {NEXT_STEPS}]"
             self._answer(NO_CHANGE_TIMEOUT, suffix=text)
         elif limit is not None and now >= self._began_at + limit:
-            self._answer(HARD_TIMEOUT, suffix=f"\n[The command timed out after {limit:g} seconds. {WAYS_ON}]")
+            self._answer(HARD_TIMEOUT, suffix=f"\n[The command timed out after {limit:g} seconds. {NEXT_STEPS}]")
         else:
             self._arm()
 
@@ -224,8 +224,8 @@ class BashSession:
         self._complete(facts, "")
 
     def _exited(self, exit_code: int, last_state: str) -> None:
-        if self._shell.is_deaf:
-            suffix = DEAF.format(outcome=DEAF_OUTCOMES[last_state], directory=self._working_dir)
+        if self._shell.is_unresponsive:
+            suffix = UNRESPONSIVE.format(outcome=UNRESPONSIVE_OUTCOMES[last_state], directory=self._working_dir)
             self._conclude({"exit_code": exit_code, **self._place()}, suffix)
             return
         gone = f"[The shell had ended with exit code {exit_code}; this is a new one.]\n"

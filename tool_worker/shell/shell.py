@@ -5,7 +5,7 @@ from a socket instead of the terminal: no line limit, no echo, and text typed fo
 Its own standard error is /dev/null, so prompts and traces of our lines are seen by nobody.
 
 Holds: one command at a time; output costs bounded memory; what a program prints cannot end a command; a bash that takes
-no commands any more, whatever a command did to it, is ended within `DEAF_SECONDS`.
+no commands any more, whatever a command did to it, is ended within `UNRESPONSIVE_SECONDS`.
 Does not: survive a command that ends it (`exit`, `exec`, `kill $$`): `on_exit` tells, and a new shell is a new object.
 """
 
@@ -22,7 +22,7 @@ from tool_worker.host.compiled import signal, socket
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import children, kill, present_tick, started_since
 from tool_worker.host.hardening import lower_limits
-from tool_worker.host.loop import Loop, Outlet
+from tool_worker.host.loop import BufferedWriter, Loop
 from tool_worker.shell.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
 from tool_worker.shell.output_buffer import OutputBuffer
 
@@ -43,8 +43,8 @@ ENDED = "ended"
 KILL_ROUNDS = 50
 """How often to look for more of what a command started; a fork bomb wins longer only until the workspace is closed."""
 
-LOOK_SECONDS = 2.5
-DEAF_SECONDS = {SUBMITTED: 30.0, BEGUN: 5.0}
+HANG_CHECK_SECONDS = 2.5
+UNRESPONSIVE_SECONDS = {SUBMITTED: 30.0, BEGUN: 5.0}
 """How long a command may not have begun (on a busy machine also bash itself has yet to), or be over and not said so."""
 
 _READ_BYTES = 65536
@@ -77,7 +77,7 @@ class Shell:
     Attributes:
         state: `IDLE`; `SUBMITTED`: it has been given a command; `BEGUN`: the command runs; `ENDED`: bash is no more.
         output: what has been printed and not yet taken.
-        is_deaf: whether it was ended because it took no commands any more.
+        is_unresponsive: whether it was ended because it took no commands any more.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Shell:
         self._command_tick = 0
         self._earlier: frozenset[int] = frozenset()
         self.state = IDLE
-        self.is_deaf = False
-        self._deaf_since: float | None = None
+        self.is_unresponsive = False
+        self._unresponsive_since: float | None = None
         self._master, self._slave = os.openpty()
         self._commands, theirs = socket.socketpair()
         try:
@@ -112,9 +112,9 @@ class Shell:
         if self.pid == 0:
             _become_bash(self._slave, theirs, configuration, cwd)
         theirs.close()
-        self._to_bash = Outlet(loop, self._commands.fileno())
-        self._to_program = Outlet(loop, self._master)
-        self._looks = loop.alarm(self._look)
+        self._to_bash = BufferedWriter(loop, self._commands.fileno())
+        self._to_program = BufferedWriter(loop, self._master)
+        self._hang_check = loop.timer(self._check_responsive)
         loop.on_readable(self._master, self._read)
         reaper.watch(self.pid, self._exited)
 
@@ -141,8 +141,8 @@ class Shell:
             cwd=cwd,
         )
         self._to_bash.write(line + end_line(self._nonce, self._terminal))
-        self._deaf_since = None
-        self._looks.set(self._loop.now() + LOOK_SECONDS)
+        self._unresponsive_since = None
+        self._hang_check.set(self._loop.now() + HANG_CHECK_SECONDS)
 
     def type_text(self, text: str) -> bool:
         """Type a line for the running program; false if the terminal would cut it."""
@@ -206,18 +206,18 @@ class Shell:
         # The interrupt may arrive when the command has just ended and discard the line that says so.
         self._to_bash.write(end_line(self._nonce, self._terminal))
 
-    def _look(self) -> None:
+    def _check_responsive(self) -> None:
         """End a bash that will not say any more that the command has ended."""
         now = self._loop.now()
         if self.state == SUBMITTED or self._input() == self._source:
-            self._deaf_since = self._deaf_since or now
-            if now - self._deaf_since >= DEAF_SECONDS[self.state]:
-                self.is_deaf = True
+            self._unresponsive_since = self._unresponsive_since or now
+            if now - self._unresponsive_since >= UNRESPONSIVE_SECONDS[self.state]:
+                self.is_unresponsive = True
                 self.kill()
                 return
         else:
-            self._deaf_since = None
-        self._looks.set(now + LOOK_SECONDS)
+            self._unresponsive_since = None
+        self._hang_check.set(now + HANG_CHECK_SECONDS)
 
     def _input(self) -> str:
         """Return what bash reads: the socket between two commands, for its lines and also while it makes a prompt."""
@@ -263,7 +263,7 @@ class Shell:
                 self._to_program.write(typed)
             return
         self.state = IDLE
-        self._looks.set(None)
+        self._hang_check.set(None)
         self._to_program.clear()
         end = CommandEnd(mark.fields)
         self._previous_exit_code = end.exit_code
@@ -281,7 +281,7 @@ class Shell:
             except OSError:
                 break
         last_state, self.state = self.state, ENDED
-        self._loop.drop(self._looks)
+        self._loop.drop(self._hang_check)
         self._to_bash.clear()
         self._to_program.clear()
         self._loop.on_readable(self._master, None)

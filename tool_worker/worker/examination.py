@@ -18,7 +18,7 @@ from broker.runtime.errors import UsageError
 from tool_worker.errors import SandboxUnavailable
 from tool_worker.host.hardening import MINIMUM_ABI, landlock_version
 from tool_worker.launch.session_programs import session_programs
-from tool_worker.node.node_capacity import NodeRoom
+from tool_worker.node.node_capacity import NodeCapacity
 from tool_worker.sandbox.choice import AUTO, CAPABILITIES, sandboxes
 from tool_worker.sandbox.control_groups import ControlGroups
 from tool_worker.sandbox.docker import Containers
@@ -124,7 +124,7 @@ def _room(demanded: str) -> Finding:
         detail = f"no terminal can be opened, which a shell without a sandbox needs: {error}"
         is_needed = demanded in CAPABILITIES and not CAPABILITIES[demanded].confines_programs
         return Finding("room for sessions", is_good=False, is_needed=is_needed, detail=detail)
-    is_short = NodeRoom().is_short()
+    is_short = NodeCapacity().is_short()
     detail = "less than a tenth of the terminals or of the memory is free" if is_short else "terminals and memory"
     return Finding("room for sessions", is_good=not is_short, is_needed=False, detail=detail)
 

@@ -38,8 +38,8 @@ from tool_worker.launch.host_launch import (
 )
 from tool_worker.launch.host_plan import HostPlans
 from tool_worker.launch.session_programs import SessionPrograms
-from tool_worker.launch.tested_sandboxes import TriedSandboxes
-from tool_worker.node.node_capacity import NodeRoom, make_room
+from tool_worker.launch.verified_sandboxes import VerifiedSandboxes
+from tool_worker.node.node_capacity import NodeCapacity, free_capacity
 from tool_worker.sandbox.choice import AUTO
 from tool_worker.sandbox.control_groups import ControlGroups
 from tool_worker.sandbox.docker import Containers
@@ -51,7 +51,7 @@ from tool_worker.workspace.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
 SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 STARTS_AT_ONCE = 4
 ENDING_LIMIT_SECONDS = 10.0
-LET_GO_SECONDS = 60.0
+DETACH_SECONDS = 60.0
 SESSION_IDLE_SECONDS = 300.0
 
 
@@ -90,7 +90,7 @@ class Workspaces:
         limits: Bounds for every shell and what it starts.
         gate: What of the network workspaces may be given.
         containers: What they may be, for the sandbox `docker`.
-        room: When there is little of it, sessions that were not used for long end before another starts.
+        capacity: What is left of the machine. When it is short, sessions end before another starts.
         named: The directories that conversations may name.
     """
 
@@ -108,14 +108,14 @@ class Workspaces:
         limits: ResourceLimits | None = None,
         gate: EgressGate | None = None,
         containers: Containers | None = None,
-        room: NodeRoom | None = None,
+        capacity: NodeCapacity | None = None,
         named: NamedDirectories | None = None,
     ) -> None:
         self._root = root.absolute()
         self._bindings = Bindings(self._root, named or NamedDirectories())
         self._limits = limits or ResourceLimits()
         self._gate = gate or EgressGate()
-        self._room = room or NodeRoom()
+        self._capacity = capacity or NodeCapacity()
         found = ControlGroups.find()
         self._groups = found if isinstance(found, ControlGroups) else None
         self._plans = HostPlans(
@@ -130,10 +130,10 @@ class Workspaces:
             has_control_groups=self._groups is not None,
         )
         self._attached: dict[str, _Attached] = {}
-        self._sandboxes = TriedSandboxes(sandbox, self._root, containers or Containers())
+        self._sandboxes = VerifiedSandboxes(sandbox, self._root, containers or Containers())
         self._started: set[int] = set()
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
-        self._making_room = asyncio.Lock()
+        self._freeing_capacity = asyncio.Lock()
         self._is_closed = False
 
     async def open(
@@ -146,8 +146,8 @@ class Workspaces:
         """Return the workspace with a host that answers, started if need be.
 
         Args:
-            spec: What it has to be; its image counts the first time only, and its source never: see `Openings`. None:
-                what it was before, or a workspace by default the first time.
+            spec: What it has to be. Its image counts the first time only, its source is for `WorkspaceOpener`. None:
+                what it was before, or the default the first time.
             tenant: Says whose the conversation is; asked the first time only, of one that names a directory.
 
         Raises:
@@ -178,7 +178,7 @@ class Workspaces:
             binding, connection = attached.binding, attached.connection
             assert binding is not None
             if binding.allow:
-                await self._lead_out(HostFolder(self._root, conversation_id), binding, connection)
+                await self._ensure_proxy(HostFolder(self._root, conversation_id), binding, connection)
             return OpenWorkspace(
                 conversation_id,
                 connection,
@@ -226,7 +226,7 @@ class Workspaces:
         """Return the workspaces that were ever opened on this node, by conversation id."""
         return tuple(self._states())
 
-    async def let_go_of_idle(self, idle_seconds: float = LET_GO_SECONDS) -> None:
+    async def detach_idle(self, idle_seconds: float = DETACH_SECONDS) -> None:
         """Detach from hosts that have not been asked for so long; from then on their time to live runs."""
         await self._reap()
         now = asyncio.get_running_loop().time()
@@ -256,8 +256,8 @@ class Workspaces:
             if binding is not None:
                 yield WorkspaceState(entry.name, binding.path, binding.sandbox, folder.is_alive)
 
-    async def _lead_out(self, folder: HostFolder, binding: Binding, connection: HostConnection) -> None:
-        proxy = await self._gate.lead_out(folder, binding.allow, connection)
+    async def _ensure_proxy(self, folder: HostFolder, binding: Binding, connection: HostConnection) -> None:
+        proxy = await self._gate.ensure_proxy(folder, binding.allow, connection)
         if proxy is not None:
             self._started.add(proxy)
 
@@ -305,12 +305,12 @@ class Workspaces:
         """Connect to the living host, or start one; the caller holds `folder.opening()`."""
         failure: Exception | None = None
         for _ in range(OPEN_ATTEMPTS):
-            alive_fd = folder.hold_alive()
+            alive_fd = folder.take_alive_lock()
             try:
                 if alive_fd is None:
                     return await self._connect(folder, binding)
                 async with self._starting:
-                    await self._make_room()
+                    await self._free_capacity()
                     await self._start(folder, binding, directory, alive_fd)
                     async with bounding(partial(self._bound, folder, binding)):
                         return await self._connect(folder, binding)
@@ -354,10 +354,10 @@ class Workspaces:
         finally:
             os.close(alive_fd)
 
-    async def _make_room(self) -> None:
-        async with self._making_room:
-            if (held := self._room.shortage()) is not None:
-                await make_room((HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held)
+    async def _free_capacity(self) -> None:
+        async with self._freeing_capacity:
+            if (held := self._capacity.shortage()) is not None:
+                await free_capacity((HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held)
 
     async def _reap(self) -> None:
         left = {pid for pid in self._started if not reap(pid)}

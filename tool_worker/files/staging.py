@@ -1,6 +1,6 @@
 """Directories in the making beside a workspace, and the removal of what was made.
 
-    <root>/<conversation>/.draft-<random>/
+    <root>/<conversation>/.staging-<random>/
 
 Holds: what a killed worker left half made is removed by whoever next makes something for the conversation, or by the
 reaper; what is being made is not.
@@ -20,31 +20,31 @@ from pathlib import Path
 
 from tool_worker.completion import to_completion
 
-DRAFT = ".draft-"
+STAGING_PREFIX = ".staging-"
 
 
 @contextmanager
-def draft_in(folder: Path) -> Iterator[Path]:
+def staging_in(folder: Path) -> Iterator[Path]:
     """Yield a new directory in a conversation's folder; what is in it at the end is removed.
 
     Blocks while somebody else clears up there.
     """
     with _shared(folder):
-        draft = folder / f"{DRAFT}{secrets.token_hex(8)}"
+        staging = folder / f"{STAGING_PREFIX}{secrets.token_hex(8)}"
         try:
-            draft.mkdir(mode=0o700)
-            yield draft
+            staging.mkdir(mode=0o700)
+            yield staging
         finally:
             with suppress(OSError):
-                remove(draft)
+                remove(staging)
 
 
 @asynccontextmanager
-async def drafting_in(folder: Path) -> AsyncIterator[Path]:
-    """See `draft_in`; it is another thread that waits and removes."""
+async def async_staging_in(folder: Path) -> AsyncIterator[Path]:
+    """See `staging_in`; it is another thread that waits and removes."""
     closing = ExitStack()
     try:
-        yield await to_completion(asyncio.to_thread(closing.enter_context, draft_in(folder)))
+        yield await to_completion(asyncio.to_thread(closing.enter_context, staging_in(folder)))
     finally:
         await to_completion(asyncio.to_thread(closing.close))
 
@@ -63,9 +63,9 @@ def put(made: Path, place: Path) -> None:
         raise
 
 
-def remove_drafts(folder: Path) -> None:
+def remove_staging(folder: Path) -> None:
     """Remove what was left half made in a conversation's folder, unless something is being made there."""
-    if any(folder.glob(f"{DRAFT}*")):
+    if any(folder.glob(f"{STAGING_PREFIX}*")):
         with _opened(folder) as descriptor:
             _clear_if_alone(folder, descriptor)
 
@@ -97,7 +97,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def _shared(folder: Path) -> Iterator[None]:
-    """Keep others from removing drafts in this folder; those that are there go before."""
+    """Keep others from removing staging in this folder; those that are there go before."""
     with _opened(folder) as descriptor:
         _clear_if_alone(folder, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -107,6 +107,6 @@ def _shared(folder: Path) -> Iterator[None]:
 def _clear_if_alone(folder: Path, descriptor: int) -> None:
     with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for draft in folder.glob(f"{DRAFT}*"):
+        for staging in folder.glob(f"{STAGING_PREFIX}*"):
             with suppress(OSError):
-                remove(draft)
+                remove(staging)

@@ -22,9 +22,9 @@ from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.coordination.file_pieces import Parcels
 from broker.log.event_log import EventLog
 from tool_worker.errors import SourceUnusable
-from tool_worker.files.drafts import drafting_in, put, remove
 from tool_worker.files.file_tree import TreeLimits, measure
 from tool_worker.files.openat2_paths import Directory
+from tool_worker.files.staging import async_staging_in, put, remove
 from tool_worker.files.unpacking import Unpacking
 from tool_worker.launch.egress_gate import EgressGate
 from tool_worker.opening.repositories import Repositories, host_of, is_installed, require_git
@@ -44,7 +44,7 @@ class Opened:
     size_bytes: int
 
 
-class Openings:
+class WorkspaceOpener:
     """Opens the workspaces of one node.
 
     Args:
@@ -106,19 +106,19 @@ class Openings:
         if workspace.exists():
             return _opened(folder / OPENED)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        async with drafting_in(folder) as draft:
+        async with async_staging_in(folder) as staging:
             for name in (WORKSPACE, BASE):
-                (draft / name).mkdir(mode=0o700)
-            opened = await self._fill(conversation_id, source, draft / WORKSPACE, draft / BASE)
+                (staging / name).mkdir(mode=0o700)
+            opened = await self._fill(conversation_id, source, staging / WORKSPACE, staging / BASE)
             if not workspace.exists():
-                (draft / OPENED).write_text(json.dumps(asdict(opened)))
-                (draft / OPENED).replace(folder / OPENED)
+                (staging / OPENED).write_text(json.dumps(asdict(opened)))
+                (staging / OPENED).replace(folder / OPENED)
                 if (folder / BASE).exists():
                     await asyncio.to_thread(remove, folder / BASE)
                 # Last the workspace: whoever finds it finds all that belongs to it.
                 for name in (BASE, WORKSPACE):
                     with contextlib.suppress(FileExistsError):
-                        put(draft / name, folder / name)
+                        put(staging / name, folder / name)
             return opened
 
     async def _fill(

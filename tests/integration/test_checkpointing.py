@@ -22,10 +22,10 @@ from deckhands.client.forking import fork_of
 from tests.integration.workspace_hosts import opened
 from tests.polling import until
 from tool_worker.checkpoints.checkpoint_store import Checkpoints
-from tool_worker.checkpoints.checkpointing import LOST, RESTORED, Safekeeping
+from tool_worker.checkpoints.checkpointing import LOST, RESTORED, Checkpointing
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.worker.executor import Executor
-from tool_worker.worker.transfer_service import Porter
+from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.named_directories import NamedDirectories
 
@@ -35,8 +35,8 @@ CID = "conversation"
 class Node:
     """A node with a tool worker on it."""
 
-    def __init__(self, log: EventLog, executor: Executor, keeping: Safekeeping) -> None:
-        self.log, self.executor, self.keeping = log, executor, keeping
+    def __init__(self, log: EventLog, executor: Executor, checkpointing: Checkpointing) -> None:
+        self.log, self.executor, self.checkpointing = log, executor, checkpointing
 
     async def run(
         self, command: str, *, spec: WorkspaceSpec | None = None, conversation_id: str = CID, moves: int = 0
@@ -59,9 +59,9 @@ async def log(memory_store: Store) -> EventLog:
 @asynccontextmanager
 async def node(log: EventLog, root: Path, place: Path | None, *, every: int = 2) -> AsyncIterator[Node]:
     checkpoints = Checkpoints(f"file://{place}") if place is not None else None
-    keeping = Safekeeping(log, root, checkpoints, every=every)
+    checkpointing = Checkpointing(log, root, checkpoints, every=every)
     async with opened(root, sandbox="bwrap", named=NamedDirectories([root.parent / "project"])) as workspaces:
-        yield Node(log, Executor(log, workspaces, worker_id="tool-1", keeping=keeping), keeping)
+        yield Node(log, Executor(log, workspaces, worker_id="tool-1", checkpointing=checkpointing), checkpointing)
 
 
 def content(event: Event) -> str:
@@ -136,7 +136,7 @@ async def test_what_nobody_saved_is_said_to_be_lost(log: EventLog, tmp_path: Pat
 async def test_closing_saves_what_changed(log: EventLog, tmp_path: Path) -> None:
     async with node(log, tmp_path / "one", tmp_path / "place", every=100) as one:
         await one.run("echo only > file")
-        await one.executor.obey(ControlDelivery(CID, 0, "close", ""))
+        await one.executor.execute_control(ControlDelivery(CID, 0, "close", ""))
     async with node(log, tmp_path / "two", tmp_path / "place") as two:
         await two.run("true")
         assert content(await two.run("cat file")) == "only"
@@ -146,13 +146,13 @@ async def test_closing_saves_what_another_worker_of_the_node_has_changed(log: Ev
     place, close = tmp_path / "place", ControlDelivery(CID, 0, "close", "")
     async with node(log, tmp_path / "one", place, every=100) as one:
         await one.run("echo first > file")
-        await one.executor.obey(close)
+        await one.executor.execute_control(close)
         async with node(log, tmp_path / "one", place, every=100) as other:
             await other.run("echo second >> file")
-            await one.executor.obey(close)
+            await one.executor.execute_control(close)
             await other.run("echo third >> file")
         async with node(log, tmp_path / "one", place, every=100) as next_one:
-            await next_one.executor.obey(close)
+            await next_one.executor.execute_control(close)
     async with node(log, tmp_path / "two", place) as two:
         await two.run("true")
         assert content(await two.run("cat file | xargs")) == "first second third"
@@ -164,7 +164,7 @@ async def test_workers_of_one_node_save_a_workspace_one_after_the_other(log: Eve
         await one.run("echo first > file")
         with (tmp_path / "one" / CID / "saving.lock").open("w") as other:
             fcntl.flock(other, fcntl.LOCK_EX)  # as another worker does that saves it
-            saving = asyncio.create_task(one.keeping.save(CID))
+            saving = asyncio.create_task(one.checkpointing.save(CID))
             await one.run("echo second >> file")
             assert not saving.done()
         await saving
@@ -178,13 +178,13 @@ async def test_a_node_that_was_given_up_and_is_told_to_close_saves_no_older_file
     place = tmp_path / "place"
     async with node(log, tmp_path / "one", place, every=100) as one:
         await one.run("echo older > file")
-        await one.keeping.save(CID)
+        await one.checkpointing.save(CID)
         await one.run("echo lost >> file")
         await memory_store.connection.call("HINCRBY", memory_store.keys(CID).meta, "moves", 1)
         async with node(log, tmp_path / "two", place, every=1) as two:
             await two.run("true", moves=1)
             await two.run("echo newer > file", moves=1)
-            await one.executor.obey(ControlDelivery(CID, 0, "close", ""))
+            await one.executor.execute_control(ControlDelivery(CID, 0, "close", ""))
     Checkpoints(f"file://{place}").restore(CID, tmp_path / "restored")
     assert (tmp_path / "restored" / "file").read_text() == "newer\n"
 
@@ -195,7 +195,7 @@ async def test_whoever_takes_over_after_a_crash_says_the_same(log: EventLog, tmp
     async with node(log, tmp_path / "two", tmp_path / "place") as two:
         await log.append(CID, [CmdRunAction(command="touch effect")])
         action = (await log.read(CID))[-1]
-        assert await two.keeping.recover(CID, action.id) == RESTORED.format(of_whom="")  # and then it dies
+        assert await two.checkpointing.recover(CID, action.id) == RESTORED.format(of_whom="")  # and then it dies
         delivery = ActionDelivery(CID, action.id, await log.entry(CID, action.id), WorkspaceSpec(), "")
         await two.executor.execute(delivery, ActionReclaimed(2, "tool-1"))
         assert (await log.read(CID))[-1].content == RESTORED.format(of_whom="")
@@ -218,7 +218,7 @@ async def test_a_directory_of_the_user_is_not_copied(log: EventLog, tmp_path: Pa
     project.mkdir()
     async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
         await one.run("echo mine > file", spec=WorkspaceSpec(path=str(project)))
-        await one.executor.obey(ControlDelivery(CID, 0, "close", ""))
+        await one.executor.execute_control(ControlDelivery(CID, 0, "close", ""))
     assert (project / "file").read_text() == "mine\n"
     assert not (tmp_path / "place").exists()
 
@@ -239,7 +239,7 @@ async def test_a_workspace_is_saved_when_somebody_asks_for_it(valkey_store: Stor
     names, call = valkey_store.keys(CID), valkey_store.connection.call
     await call("HSET", names.meta, "node", "one")
 
-    async def asked(keeping: Safekeeping, root: Path) -> tuple[int, int]:
+    async def asked(checkpointing: Checkpointing, root: Path) -> tuple[int, int]:
         async def nothing() -> Sandbox:
             raise AssertionError("no sandbox is needed")
 
@@ -247,20 +247,22 @@ async def test_a_workspace_is_saved_when_somebody_asks_for_it(valkey_store: Stor
         stream = names.shard.actions("node:one")
         await until(lambda: call("XLEN", stream))
         [(entry, fields)] = await call("XRANGE", stream, "-", "+")
-        porter = Porter(Transfers(valkey_store), root, keeping, nothing, Bindings(root, NamedDirectories()))
-        await porter.carry(CID, fields[-1].decode())
+        transfer_service = TransferService(
+            Transfers(valkey_store), root, checkpointing, nothing, Bindings(root, NamedDirectories())
+        )
+        await transfer_service.carry(CID, fields[-1].decode())
         await call("XDEL", stream, entry)
         return await asking
 
     async with node(log, tmp_path / "one", tmp_path / "place", every=100) as one:
         await one.run("echo first > file; mkdir folder")
-        assert not one.keeping._checkpoints.has(CID)  # type: ignore[union-attr]
-        assert await asked(one.keeping, tmp_path / "one") == (2, 6)
+        assert not one.checkpointing._checkpoints.has(CID)  # type: ignore[union-attr]
+        assert await asked(one.checkpointing, tmp_path / "one") == (2, 6)
     async with node(log, tmp_path / "two", tmp_path / "place") as two:
         await two.run("true")
         assert content(await two.run("cat file")) == "first"
     async with node(log, tmp_path / "three", None) as three:
         await three.run("true")
         with pytest.raises(TransferFailed, match="saves no checkpoints") as raised:
-            await asked(three.keeping, tmp_path / "three")
+            await asked(three.checkpointing, tmp_path / "three")
         assert "DECKHANDS_CHECKPOINTS" in (raised.value.remedy or "")

@@ -17,7 +17,7 @@ from tool_worker.sandbox.sandbox import HOST_ROOMS, PACKAGE_ROOT, Sandbox
 from tool_worker.sandbox.selftest import require_safe, run_self_test
 
 
-class TriedSandboxes:
+class VerifiedSandboxes:
     """What a node's workspaces may run in.
 
     Args:
@@ -31,7 +31,7 @@ class TriedSandboxes:
         self._root = root
         self._files = root / ".sandbox"
         self._known = sandboxes(self._files, containers)
-        self._tried: dict[str, Sandbox] = {}
+        self._verified: dict[str, Sandbox] = {}
         self._choosing = asyncio.Lock()
 
     async def get(self, name: str) -> Sandbox:
@@ -42,10 +42,10 @@ class TriedSandboxes:
         """
         async with self._choosing:
             name = self._demanded if name == AUTO else name
-            if name not in self._tried:
+            if name not in self._verified:
                 chosen = await asyncio.to_thread(self._try, name)
-                self._tried[name] = self._tried[chosen.name] = chosen
-            return self._tried[name]
+                self._verified[name] = self._verified[chosen.name] = chosen
+            return self._verified[name]
 
     def known(self, name: str) -> Sandbox:
         """Return a sandbox without a test: for what runs in it already, which a node may end but not start any more."""

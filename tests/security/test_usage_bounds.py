@@ -19,8 +19,8 @@ from tests.integration.test_workspace_rest import crowded
 from tests.integration.workspace_hosts import Terminal, main_pid, opened, processes
 from tests.polling import until
 from tests.security.test_bounds import MEGABYTE, needs_groups
-from tool_worker.node.resource_usage import Held, holdings
-from tool_worker.node.usage_bounds import HeldBounds
+from tool_worker.node.resource_usage import ResourceUsage, workspace_usage
+from tool_worker.node.usage_bounds import UsageBounds
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.worker.executor import Executor
 from tool_worker.workspace.workspaces import Workspaces
@@ -93,10 +93,10 @@ def is_holding(root: Path, name: str) -> bool:
     return False
 
 
-def held_in(root: Path, name: str) -> Held:
+def held_in(root: Path, name: str) -> ResourceUsage:
     pid = main_pid(root, name)
     assert pid is not None
-    return holdings(pid, root / name / "workspace").total
+    return workspace_usage(pid, root / name / "workspace").total
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def held_in(root: Path, name: str) -> Held:
 async def test_who_holds_more_than_a_workspace_may_is_ended_and_nobody_else(
     tmp_path: Path, kind: str, few: int, many: int
 ) -> None:
-    bounds = HeldBounds(tmp_path, Held(unlinked_bytes=2 * MEGABYTE, terminals=8, watchers=8, descriptors=200))
+    bounds = UsageBounds(tmp_path, ResourceUsage(unlinked_bytes=2 * MEGABYTE, terminals=8, watchers=8, descriptors=200))
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
         await holding(workspaces, tmp_path, "few", kind, few)
         run = await holding(workspaces, tmp_path, "many", kind, many)
@@ -160,7 +160,7 @@ async def test_files_without_a_name_in_memory_count_as_memory(tmp_path: Path) ->
 async def test_the_model_is_told_what_was_ended(memory_store: Store, tmp_path: Path) -> None:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
-    bounds = HeldBounds(tmp_path, Held(unlinked_bytes=2 * MEGABYTE, terminals=8, watchers=8, descriptors=200))
+    bounds = UsageBounds(tmp_path, ResourceUsage(unlinked_bytes=2 * MEGABYTE, terminals=8, watchers=8, descriptors=200))
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
         executor = Executor(log, workspaces, worker_id="tool-1", held=bounds)
         await log.append("conversation", [CmdRunAction(command="python3 hold.py terminals 20 &")])
@@ -179,7 +179,7 @@ async def test_the_model_is_told_what_was_ended(memory_store: Store, tmp_path: P
 
 async def test_without_room_the_greediest_session_ends_and_not_the_least_used(tmp_path: Path) -> None:
     root, proc = tmp_path / "node", tmp_path / "proc"
-    async with opened(root, sandbox="bwrap", room=crowded(proc, terminals=1)) as workspaces:
+    async with opened(root, sandbox="bwrap", capacity=crowded(proc, terminals=1)) as workspaces:
         await Terminal(await workspaces.open("resting"))("true")
         await Terminal(await workspaces.open("with-a-job"))("sleep 1000 &")
         await holding(workspaces, root, "greedy", "terminals", 30)
