@@ -1,7 +1,7 @@
-"""Parcels: files on their way between people and workspaces, kept in the store in pieces.
+"""Files on their way between people and workspaces, kept in the store in pieces.
 
-Holds: a parcel is there whole or not at all, and what is read is checked against the name of one that is kept; no
-piece is so large that other conversations wait for it; a parcel under way is gone after its time to live.
+Holds: a file is there whole or not at all, and what is read is checked against the name of one that is kept; no
+piece is so large that other conversations wait for it; one that is only transferred expires.
 Keys: `deck:{k}:c:<id>:parcel:<name>`, a hash of pieces; the name is the content's SHA-256, or a token's.
 """
 
@@ -14,7 +14,7 @@ from broker.runtime.errors import CorruptEntry, UsageError
 from broker.store.store import Store
 
 PIECE_BYTES = 256 * 2**10
-MAX_PARCEL_BYTES = 64 * 2**20
+MAX_STORED_FILE_BYTES = 64 * 2**20
 
 
 def check_size(size_bytes: int, what: str) -> None:
@@ -23,32 +23,32 @@ def check_size(size_bytes: int, what: str) -> None:
     Raises:
         UsageError: it has more than 64 MiB.
     """
-    if size_bytes > MAX_PARCEL_BYTES:
+    if size_bytes > MAX_STORED_FILE_BYTES:
         raise UsageError(
-            f"{what} has {size_bytes:,} bytes; the limit is {MAX_PARCEL_BYTES:,}.",
+            f"{what} has {size_bytes:,} bytes; the limit is {MAX_STORED_FILE_BYTES:,}.",
             remedy="Take less at once, or use a directory or a repository that the tool worker can reach.",
         )
 
 
-def parcel_name(content: bytes) -> str:
+def content_name(content: bytes) -> str:
     """Return the name that a file is kept under."""
     return hashlib.sha256(content).hexdigest()
 
 
-class Parcels:
-    """The parcels of a store."""
+class StoredFiles:
+    """The files that a store keeps."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def keep(self, conversation_id: str, content: bytes) -> str:
         """Keep a file for as long as the log, which need not be there yet, and return its name.  Idempotent."""
-        name = parcel_name(content)
+        name = content_name(content)
         await self.put(conversation_id, name, content)
         return name
 
     async def put(self, conversation_id: str, name: str, content: bytes, *, ttl_seconds: float | None = None) -> None:
-        """Write a parcel under a name.  Idempotent.
+        """Write a file under a name.  Idempotent.
 
         Raises:
             UsageError: it is too large.
@@ -78,7 +78,7 @@ class Parcels:
         content = b"".join(piece or b"" for piece in pieces)
         if len(content) != int(size):
             raise CorruptEntry("The file in the store is not whole.", remedy="Upload it again.")
-        if len(name) == hashlib.sha256().digest_size * 2 and parcel_name(content) != name:
+        if len(name) == hashlib.sha256().digest_size * 2 and content_name(content) != name:
             raise CorruptEntry("The file in the store is damaged.", remedy="Upload it again.")
         return content
 
@@ -96,6 +96,6 @@ class Parcels:
             await self.keep(target_id, await self.fetch(source_id, source.parcel))
 
     async def drop(self, conversation_id: str, name: str) -> None:
-        """Remove a parcel.  Idempotent."""
+        """Remove a file.  Idempotent."""
         key = self._store.keys(conversation_id).parcel(name)
         await self._store.persist(lambda: self._store.connection.call("DEL", key))
