@@ -214,8 +214,7 @@ async def with_kernel(root: Path, allow: tuple[str, ...]) -> AsyncIterator[Any]:
     from tool_worker.launch.session_programs import session_programs
 
     programs = session_programs(["ipython"])
-    settings = {"sessions": programs.commands, "read_only": programs.read_only}
-    async with opened(root, sandbox="bwrap", gate=GATE, **settings) as workspaces:
+    async with opened(root, sandbox="bwrap", gate=GATE, programs=programs) as workspaces:
         yield await workspaces.open("kernel", WorkspaceSpec(allow=allow))
 
 

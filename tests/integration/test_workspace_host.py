@@ -351,13 +351,14 @@ async def test_a_directory_of_the_user_keeps_its_path_and_its_binding(
 ) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    host = await workspaces.open(CONVERSATION, WorkspaceSpec(path=str(project), network=False))
+    spec = WorkspaceSpec(path=str(project), network=False)
+    host = await workspaces.open(CONVERSATION, spec)
     await host.run(1, "bash", {"command": "pwd > where"})
     assert (project / "where").read_text() == f"{project}\n"
     other = "none" if sandbox == "bwrap" else "bwrap"
     for changed in ({"path": str(tmp_path)}, {"network": True}, {"sandbox": other}):
         with pytest.raises(WorkspaceConflict):
-            await workspaces.open(CONVERSATION, **changed)
+            await workspaces.open(CONVERSATION, spec.model_copy(update=changed))
     await workspaces.close(CONVERSATION)
     (project / "where").unlink()
     project.rmdir()

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,8 @@ async def test_a_program_that_eats_memory_ends_and_nothing_else(tmp_path: Path) 
 async def test_without_groups_each_program_is_bounded_by_itself(tmp_path: Path) -> None:
     limits = ResourceLimits(memory_bytes=150 * MEGABYTE)
     async with opened(tmp_path, sandbox="bwrap", limits=limits) as workspaces:
-        workspaces._groups, workspaces._plans._are_grouped = None, False  # as on a machine that gives none
+        # As on a machine that gives none.
+        workspaces._groups, workspaces._plans = None, replace(workspaces._plans, has_control_groups=False)
         run = Terminal(await workspaces.open("conversation"))
         answer = await run("python3 -c 'b = bytearray(400 << 20); print(len(b))' 2>&1 | tail -1")
         assert answer.content == "MemoryError"
