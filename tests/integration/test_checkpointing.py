@@ -16,6 +16,7 @@ from broker.contract.observations import CmdOutputObservation, ErrorObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery
 from broker.coordination.transfers import TransferFailed, Transfers
 from broker.log.event_log import EventLog
+from broker.runtime.clock import SystemClock
 from broker.store.store import Store
 from deckhands.client.files import Carrier
 from deckhands.client.forking import fork_of
@@ -58,7 +59,7 @@ async def log(memory_store: Store) -> EventLog:
 
 @asynccontextmanager
 async def node(log: EventLog, root: Path, place: Path | None, *, every: int = 2) -> AsyncIterator[Node]:
-    checkpoints = Checkpoints(f"file://{place}") if place is not None else None
+    checkpoints = Checkpoints(f"file://{place}", SystemClock()) if place is not None else None
     checkpointing = Checkpointing(log, root, checkpoints, every=every)
     async with opened(root, sandbox="bwrap", named=NamedDirectories([root.parent / "project"])) as workspaces:
         yield Node(log, Executor(log, workspaces, worker_id="tool-1", checkpointing=checkpointing), checkpointing)
@@ -168,7 +169,7 @@ async def test_workers_of_one_node_save_a_workspace_one_after_the_other(log: Eve
             await one.run("echo second >> file")
             assert not saving.done()
         await saving
-    Checkpoints(f"file://{place}").restore(CID, tmp_path / "restored")
+    Checkpoints(f"file://{place}", SystemClock()).restore(CID, tmp_path / "restored")
     assert (tmp_path / "restored" / "file").read_text() == "first\nsecond\n"
 
 
@@ -185,7 +186,7 @@ async def test_a_node_that_was_given_up_and_is_told_to_close_saves_no_older_file
             await two.run("true", moves=1)
             await two.run("echo newer > file", moves=1)
             await one.executor.execute_control(ControlDelivery(CID, 0, "close", ""))
-    Checkpoints(f"file://{place}").restore(CID, tmp_path / "restored")
+    Checkpoints(f"file://{place}", SystemClock()).restore(CID, tmp_path / "restored")
     assert (tmp_path / "restored" / "file").read_text() == "newer\n"
 
 

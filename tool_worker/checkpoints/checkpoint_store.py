@@ -32,7 +32,7 @@ import fsspec  # type: ignore[import-untyped]
 import zstandard
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import Clock
 from broker.runtime.ids import check_conversation_id
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
 from tool_worker.files.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
@@ -84,7 +84,8 @@ class Checkpoints:
     All calls block, for as long as the place takes.
     """
 
-    def __init__(self, url: str, *, limits: TreeLimits | None = None, folder: str = CHECKPOINTS) -> None:
+    def __init__(self, url: str, clock: Clock, *, limits: TreeLimits | None = None, folder: str = CHECKPOINTS) -> None:
+        self._clock = clock
         self._folder = folder
         self._files, root = fsspec.core.url_to_fs(url)
         self._root = root.rstrip("/")
@@ -121,7 +122,7 @@ class Checkpoints:
         self, directory: Directory, known: SavedFiles, closed: list[str]
     ) -> tuple[_Rows, _Pieces, Checkpoint]:
         """Save the content of all files that may have changed; `closed` gets what could not be read."""
-        began_ns = int(SystemClock().now().timestamp() * 1e9)
+        began_ns = int(self._clock.now().timestamp() * 1e9)
         read = written = size = 0
         saved: _Pieces = {}
         rows: _Rows = []

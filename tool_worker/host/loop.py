@@ -33,9 +33,14 @@ class Timer:
 
 
 class Loop:
-    """Calls back when a descriptor is ready or an timer is due."""
+    """Calls back when a descriptor is ready or a timer is due.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Returns seconds that never go backwards.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
         self._poll = select.epoll()
         self._callbacks: dict[int, dict[int, Callable[[], None]]] = {}
         self._timers: list[Timer] = []
@@ -43,7 +48,7 @@ class Loop:
 
     def now(self) -> float:
         """Return the loop's clock in seconds (monotonic)."""
-        return monotonic()
+        return self._clock()
 
     def on_readable(self, fd: int, callback: Callable[[], None] | None) -> None:
         """Call back whenever `fd` has something to read or has ended; None stops that."""
@@ -60,7 +65,7 @@ class Loop:
         return timer
 
     def drop(self, timer: Timer) -> None:
-        """Forget an timer."""
+        """Forget a timer."""
         timer.due = None
         self._timers.remove(timer)
 
@@ -68,7 +73,7 @@ class Loop:
         """Serve until `stop`."""
         while not self._is_stopped:
             due = min((timer.due for timer in self._timers if timer.due is not None), default=None)
-            timeout = None if due is None else max(0.0, due - monotonic())
+            timeout = None if due is None else max(0.0, due - self._clock())
             for fd, events in self._poll.poll(timeout):
                 for event in (select.EPOLLIN, select.EPOLLOUT):
                     if self._is_stopped:
@@ -86,7 +91,7 @@ class Loop:
 
     def _fire_due(self) -> None:
         for timer in list(self._timers):
-            if timer.due is not None and timer.due <= monotonic():
+            if timer.due is not None and timer.due <= self._clock():
                 timer.due = None
                 timer.callback()
 

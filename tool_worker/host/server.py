@@ -11,7 +11,6 @@ Does not: know who its clients are; whoever can reach the socket may ask for any
 from __future__ import annotations
 
 import os
-from time import monotonic
 
 from tool_worker.host import protocol
 from tool_worker.host.children import Children, OomScore
@@ -100,8 +99,8 @@ class Server:
         for program in self._programs.values():
             program.close()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        deadline = monotonic() + END_LIMIT_SECONDS
-        while monotonic() < deadline:
+        deadline = self._loop.now() + END_LIMIT_SECONDS
+        while self._loop.now() < deadline:
             was_alive = kill_descendants(os.getpid())
             if not self._children.reap() and not was_alive:
                 return

@@ -15,7 +15,6 @@ import _struct as struct
 import fcntl
 import os
 import termios
-from time import monotonic
 
 from tool_worker.host.children import Children
 from tool_worker.host.compiled import signal, socket
@@ -274,8 +273,8 @@ class Shell:
 
     def _exited(self, exit_code: int) -> None:
         # What the terminal still holds was written before the end; a job that goes on writing must not keep us here.
-        deadline = monotonic() + 0.5
-        while monotonic() < deadline:
+        deadline = self._loop.now() + 0.5
+        while self._loop.now() < deadline:
             try:
                 self._scan(os.read(self._master, _READ_BYTES))
             except OSError:

@@ -286,8 +286,8 @@ def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpene
     place, every = settings.checkpoints, settings.checkpoint_every
     if not place:
         return Checkpointing(log, settings.node_dir, None, every=every, opener=opener)
-    saved = Checkpoints(place, limits=settings.workspace_limits)
-    bases = Checkpoints(place, folder=BASES)
+    saved = Checkpoints(place, log.store.clock, limits=settings.workspace_limits)
+    bases = Checkpoints(place, log.store.clock, folder=BASES)
     return Checkpointing(log, settings.node_dir, saved, every=every, bases=bases, opener=opener)
 
 
