@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter, process_time
 
+from broker.runtime.clock import SystemClock
 from tool_worker.checkpoints.checkpoint_store import Checkpoints, SavedFiles
 
 
@@ -37,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder, "workspace")
         make_project(workspace, options.files, options.megabytes * 2**20)
-        checkpoints, known = Checkpoints(f"file://{folder}/checkpoints"), SavedFiles()
+        checkpoints, known = Checkpoints(f"file://{folder}/checkpoints", SystemClock()), SavedFiles()
 
         def save() -> tuple[float, float]:
             began, cpu = perf_counter(), process_time()

@@ -38,14 +38,14 @@ from broker.contract.tool_specs import ToolOffer
 from broker.coordination.action_streams import ActionClaimed
 from broker.runtime.errors import UsageError
 from broker.tools.custom_tools import custom_tool
-from tool_worker.tools.mcp_config import McpServerSpec
-from tool_worker.tools.mcp_launch import SandboxedLaunch
-from tool_worker.tools.mcp_tools import McpServers
+from tool_worker.launch.session_programs import SessionPrograms, session_programs
+from tool_worker.mcp.config import McpServerSpec
+from tool_worker.mcp.launch import SandboxedLaunch
+from tool_worker.mcp.servers import McpServers
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest
 from tool_worker.workspace.open_workspace import OpenWorkspace
-from tool_worker.workspace.session_programs import SessionPrograms, session_programs
 from tool_worker.workspace.workspaces import Workspaces
 
 MCP_SERVER = Path(__file__).resolve().parent.parent / "tests" / "example_mcp_server.py"
@@ -158,7 +158,7 @@ async def mcp_server(node: Path, offered: OfferedTools, sandbox: str) -> AsyncIt
 
 async def measure(node: Path, sandbox: str, rounds: int, slow_rounds: int) -> dict[str, object]:
     sessions, missing = programs()
-    workspaces = Workspaces(node, sandbox=sandbox, sessions=sessions.commands, read_only=sessions.read_only)
+    workspaces = Workspaces(node, sandbox=sandbox, programs=sessions)
     offered = OfferedTools([echo, echo_in_a_thread])
     report: dict[str, object] = {"sandbox": sandbox}
     try:

@@ -14,13 +14,13 @@ from aiohttp import web
 from broker.contract.actions import BrowseInteractiveAction, BrowseURLAction
 from broker.contract.events import Observation
 from broker.contract.observations import BrowserOutputObservation
+from tool_worker.launch.session_programs import session_programs
 from tool_worker.tools.registry import TOOLS
-from tool_worker.workspace.session_programs import session_programs
 from tool_worker.workspace.workspaces import OpenWorkspace
 
 LIMIT_SECONDS = 90.0
 PROGRAMS = session_programs(["browser"])
-SETTINGS: dict[str, Any] = {"sessions": PROGRAMS.commands, "read_only": PROGRAMS.read_only}
+SETTINGS: dict[str, Any] = {"programs": PROGRAMS}
 
 
 class Site:

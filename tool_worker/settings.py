@@ -18,13 +18,13 @@ from broker.runtime.settings import HEARTBEAT_TTL_SECONDS, BrokerSettings, split
 from broker.secrets.private_directories import private_paths, workspace_roots
 from broker.secrets.secrets import no_key, secret_key
 from tool_worker.egress.addresses import AddressRules
+from tool_worker.files.file_tree import TreeLimits
+from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.mcp.config import McpServerSpec, read_servers
+from tool_worker.opening.repository_roots import RepositoryRoots
 from tool_worker.sandbox.docker import Containers, is_image_name
 from tool_worker.sandbox.sandbox import ResourceLimits
-from tool_worker.tools.mcp_config import McpServerSpec, read_servers
-from tool_worker.workspace.egress_gate import EgressGate
-from tool_worker.workspace.file_tree import TreeLimits
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.repository_roots import RepositoryRoots
 
 # The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
 NO_CHANGE_TIMEOUT = "NO_CHANGE_TIMEOUT_SECONDS"

@@ -28,7 +28,7 @@ from broker.contract.events import (
 )
 from broker.contract.specs import Tenancy
 from broker.contract.unknown_event import decode_any
-from broker.coordination.file_pieces import Parcels
+from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import Closed, EventLog
 from broker.log.lost_tails import followed
@@ -125,7 +125,7 @@ class Client:
                 conversation_id_of(idempotency_key) if idempotency_key is not None else new_conversation_id()
             )
         if upload is not None:
-            await Parcels(self.store).keep(check_conversation_id(conversation_id), upload)
+            await StoredFiles(self.store).keep(check_conversation_id(conversation_id), upload)
         created = ConversationCreated(
             conversation_id=check_conversation_id(conversation_id),
             source=EventSource.USER,
@@ -167,7 +167,7 @@ class Client:
         fork_id = conversation_id_of(idempotency_key) if idempotency_key is not None else new_conversation_id()
         created = fork_of(events, fork_id, model=model, workspace=workspace, title=title)
         await require_served(self.store, created.workspace)
-        await Parcels(self.store).lend(conversation_id, fork_id, created.workspace.source)
+        await StoredFiles(self.store).lend(conversation_id, fork_id, created.workspace.source)
         await self.log.adopt(created, taken_over(events, model=model), key=f"fork:{created.forked_from}")
         return fork_id
 

@@ -82,7 +82,7 @@ async def test_tokens_rise_even_when_the_clock_is_behind(store: Store) -> None:
     assert (await claim(store, "w1")).token == str(far_ahead + 1)
 
 
-async def test_release_gives_up_only_what_is_read_to_its_end(store: Store) -> None:
+async def test_release_gives_up_only_what_is_read_to_completion(store: Store) -> None:
     log = await begin(store)
     await enter(store, "w1")
     owners = Owners(store)

@@ -13,10 +13,12 @@ import psutil
 import pytest
 
 from broker.contract.observations import BrowserOutputObservation, ErrorObservation
+from broker.contract.specs import WorkspaceSpec
 from tests.browser_parts import SETTINGS, Surfer, opened_site
 from tests.integration.workspace_hosts import ROOT, alive, opened, processes
 from tests.polling import until
-from tool_worker.workspace.egress_gate import EgressGate
+from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.launch.session_programs import SessionPrograms
 
 CONVERSATION = "conversation-1"
 
@@ -99,7 +101,7 @@ async def test_it_reaches_what_is_on_the_list_of_its_workspace(tmp_path: Path) -
         opened(tmp_path / "node", sandbox="bwrap", gate=gate, **SETTINGS) as workspaces,
     ):
         allow = (f"127.0.0.2:{site.port}",)
-        surf = Surfer(await workspaces.open(CONVERSATION, allow=allow))
+        surf = Surfer(await workspaces.open(CONVERSATION, WorkspaceSpec(allow=allow)))
         form = "<h1>Listed</h1><form><input name=email><input type=password></form>"
         assert "heading 'Listed'" in (await surf(f"goto({site.page('/listed', form)!r})\nnoop(2000)")).content
         refused = await surf(f"goto({other.page('/', '<h1>Not listed</h1>')!r})")
@@ -127,10 +129,10 @@ async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nob
     program = tmp_path / "chromium"
     program.write_text("#!/bin/sh\necho 'no display here' >&2\nexit 3\n")
     program.chmod(0o755)
-    *command, _ = SETTINGS["sessions"]["browser"]
-    sessions = {"browser": [*command, str(program), "6"]}
+    *command, _ = SETTINGS["programs"].commands["browser"]
+    programs = SessionPrograms({"browser": [*command, str(program), "6"]})
     node = tmp_path / "node"
-    async with opened(node, sessions=sessions) as workspaces:
+    async with opened(node, programs=programs) as workspaces:
         surf = Surfer(await workspaces.open(CONVERSATION))
         answer = await surf.any("noop()")
         assert isinstance(answer, ErrorObservation)
@@ -145,7 +147,7 @@ async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nob
 
 
 def test_looking_leaves_no_session_with_the_browser_behind() -> None:
-    program = [sys.executable, "-m", "tests.browser_looks", SETTINGS["sessions"]["browser"][-1]]
+    program = [sys.executable, "-m", "tests.browser_looks", SETTINGS["programs"].commands["browser"][-1]]
     # As in a session, what Chromium and its driver leave there goes with it; the name is short, as it is for a socket.
     with tempfile.TemporaryDirectory() as temporary:
         environment = {**os.environ, "TMPDIR": temporary}

@@ -16,10 +16,11 @@ import pytest
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 
+from broker.runtime.clock import SystemClock
 from tests.trees import cleared, nested, without_rights
 from tool_worker.checkpoints.checkpoint_store import PIECE_BYTES, Checkpoint, Checkpoints, SavedFiles
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
-from tool_worker.workspace.file_tree import TreeLimits
+from tool_worker.files.file_tree import TreeLimits
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -33,7 +34,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def checkpoints(url: str) -> Checkpoints:
-    return Checkpoints(url)
+    return Checkpoints(url, SystemClock())
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_what_its_owner_has_closed_to_himself_is_saved_and_stays_closed(tmp_path
         modes = {"a/b/file": 0, "a/b": 0o300, "a": 0o400, "locked": 0, "written": 0o200}
         for name, mode in modes.items():
             (workspace / name).chmod(mode)
-        checkpoints = Checkpoints(f"file://{own}/checkpoints")
+        checkpoints = Checkpoints(f"file://{own}/checkpoints", SystemClock())
         assert checkpoints.save("conversation", workspace, SavedFiles()).files == len(modes)
         checkpoints.restore("conversation", own / "restored")
         for top in (workspace, own / "restored"):
@@ -142,7 +143,7 @@ def test_what_is_closed_by_somebody_else_is_not_left_out_unawares(tmp_path: Path
     (own / "workspace" / "others").chmod(0o700)
     with without_rights(own):
         (own / "checkpoints").mkdir()
-        checkpoints = Checkpoints(f"file://{own}/checkpoints")
+        checkpoints = Checkpoints(f"file://{own}/checkpoints", SystemClock())
         with pytest.raises(PermissionError, match="others"):
             checkpoints.save("conversation", own / "workspace", SavedFiles())
         assert not checkpoints.has("conversation")
@@ -151,7 +152,7 @@ def test_what_is_closed_by_somebody_else_is_not_left_out_unawares(tmp_path: Path
 def test_however_deep_it_is_nothing_is_left_out_unawares(tmp_path: Path) -> None:
     workspace, top = tmp_path / "workspace", tmp_path / "restored"
     workspace.mkdir()
-    checkpoints = Checkpoints(f"file://{tmp_path}/checkpoints")
+    checkpoints = Checkpoints(f"file://{tmp_path}/checkpoints", SystemClock())
     with nested(workspace, 1500):
         deep = "/".join(["d"] * 1500)
         (workspace / deep / "file").write_text("deep")
@@ -258,7 +259,7 @@ def test_beyond_its_limits_the_last_checkpoint_stays(
     small = tmp_path / "small"
     small.mkdir()
     (small / "file").write_text("small")
-    checkpoints = Checkpoints(url, limits=limits)
+    checkpoints = Checkpoints(url, SystemClock(), limits=limits)
     checkpoints.save("conversation", small, SavedFiles())
     with pytest.raises(WorkspaceTooLarge):
         checkpoints.save("conversation", workspace, SavedFiles())
@@ -269,7 +270,7 @@ def test_a_place_without_room_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     workspace, place = tmp_path / "workspace", tmp_path / "checkpoints"
     workspace.mkdir()
     (workspace / "file").write_text("small")
-    checkpoints = Checkpoints(f"file://{place}")
+    checkpoints = Checkpoints(f"file://{place}", SystemClock())
     checkpoints.save("conversation", workspace, SavedFiles())
     (workspace / "file").unlink()
     (workspace / "big").write_bytes(os.urandom(100_000))
@@ -284,7 +285,7 @@ def test_without_descriptors_the_last_checkpoint_stays(url: str, tmp_path: Path)
     deep = workspace.joinpath(*"abcdefghij")
     deep.mkdir(parents=True)
     (deep / "file").write_text("deep")
-    checkpoints = Checkpoints(url)
+    checkpoints = Checkpoints(url, SystemClock())
     checkpoints.save("conversation", workspace, SavedFiles())
     next_one = os.dup(0)
     os.close(next_one)
@@ -298,7 +299,7 @@ def test_without_descriptors_the_last_checkpoint_stays(url: str, tmp_path: Path)
 def test_whatever_the_client_of_a_place_raises_is_one_error(tmp_path: Path) -> None:
     fsspec.register_implementation("moody", Moody, clobber=True)
     (tmp_path / "file").write_text("x")
-    checkpoints = Checkpoints(f"moody://{tmp_path.name}")
+    checkpoints = Checkpoints(f"moody://{tmp_path.name}", SystemClock())
     checkpoints.save("conversation", tmp_path, SavedFiles())
     Moody.moods.add("down")
     try:
@@ -311,7 +312,7 @@ def test_whatever_the_client_of_a_place_raises_is_one_error(tmp_path: Path) -> N
 
 
 def test_a_damaged_piece_is_not_restored(workspace: Path, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(f"file://{tmp_path}/checkpoints")
+    checkpoints = Checkpoints(f"file://{tmp_path}/checkpoints", SystemClock())
     checkpoints.save("conversation", workspace, SavedFiles())
     piece = max(
         (tmp_path / "checkpoints" / "objects").rglob("*"), key=lambda path: path.stat().st_size * path.is_file()
@@ -341,12 +342,12 @@ def test_a_manifest_that_leads_out_is_refused(tmp_path: Path, rows: list[object]
     manifest = zstandard.compress(json.dumps({"version": 1, "entries": rows}).encode())
     (tmp_path / "checkpoints" / "checkpoints" / "conversation").write_bytes(manifest)
     with pytest.raises(CheckpointCorrupt):
-        Checkpoints(f"file://{tmp_path}/checkpoints").restore("conversation", tmp_path / "restored")
+        Checkpoints(f"file://{tmp_path}/checkpoints", SystemClock()).restore("conversation", tmp_path / "restored")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
 
 
 def test_no_checkpoint_restores_a_set_user_id_file_whatever_its_manifest_says(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(f"file://{tmp_path}/checkpoints")
+    checkpoints = Checkpoints(f"file://{tmp_path}/checkpoints", SystemClock())
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace" / "program").write_text("")
     (tmp_path / "workspace" / "program").chmod(0o6755)

@@ -195,7 +195,7 @@ async def test_a_directory_of_a_server_without_a_password_gets_one(tmp_path, ser
         await call(f"unix://{later.socket}", "PING")
 
 
-async def test_a_password_that_was_not_written_to_its_end_is_replaced(tmp_path, servers):
+async def test_a_password_that_was_not_written_to_completion_is_replaced(tmp_path, servers):
     (tmp_path / "password").touch(mode=0o644)
     server = EmbeddedValkey(tmp_path)
     servers.append(server)

@@ -12,6 +12,7 @@ import pytest
 from broker.contract.code_search import CodeSearchAction, CodeSearchObservation
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.command_line import deckhands, environment, finish, script
 from tests.integration.workspace_hosts import LIMIT_SECONDS, opened, processes
 from tool_worker.tools.code_search import SearchCode
@@ -51,7 +52,7 @@ def written(root: Path) -> Path:
 async def test_a_workspace_is_asked_about_its_code(sandbox: str, tmp_path: Path) -> None:
     workspace = written(tmp_path / "shop")
     async with opened(tmp_path / "node", sandbox=sandbox, named=NamedDirectories([workspace])) as workspaces:
-        ask = Asking(await workspaces.open("conversation", path=str(workspace)))
+        ask = Asking(await workspaces.open("conversation", WorkspaceSpec(path=str(workspace))))
         found = await ask("explore_tree_structure", start_entities=["begin"])
         assert found == CodeSearchObservation(
             content="shop.py:begin [function]\n└── invokes → till.py:open [function]",

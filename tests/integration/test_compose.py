@@ -16,8 +16,8 @@ import yaml
 from broker.limits.quotas import QuotaTable
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import parsed_key
+from tool_worker.mcp.config import read_servers
 from tool_worker.sandbox.seccomp import REFUSED
-from tool_worker.tools.mcp_config import read_servers
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"

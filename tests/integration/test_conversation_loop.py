@@ -32,7 +32,7 @@ SHOW_ALL = (NoOpCondenser(NoOpCondenserSpec()), PromptOptions(max_message_chars=
 # News
 
 
-async def test_a_conversation_runs_to_its_end_and_is_given_up(hands: Hands) -> None:
+async def test_a_conversation_runs_to_completion_and_is_given_up(hands: Hands) -> None:
     await hands.begin(THINK)
     await hands.go()
     assert (await hands.kinds())[-3:] == ["model.reply", "action.finish", "observation.agent_state_changed"]

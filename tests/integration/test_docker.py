@@ -12,20 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from tests.docker_image import image
 from tests.integration.workspace_hosts import Gate, Terminal, answer, client, opened
 from tests.polling import until
 from tool_worker.errors import SandboxUnavailable, WorkspaceRefused, WorkspaceUnavailable
+from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.launch.session_programs import session_programs
+from tool_worker.mcp.config import McpServerSpec
+from tool_worker.mcp.launch import SandboxedLaunch
 from tool_worker.sandbox.docker import Containers, DockerSandbox
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.sandbox.selftest import run_self_test
 from tool_worker.settings import tool_settings
-from tool_worker.tools.mcp_config import McpServerSpec
-from tool_worker.tools.mcp_launch import SandboxedLaunch
 from tool_worker.worker.examination import examine
-from tool_worker.workspace.egress_gate import EgressGate
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.session_programs import session_programs
 from tool_worker.workspace.workspaces import Workspaces
 
 pytestmark = pytest.mark.docker
@@ -170,7 +171,7 @@ async def site() -> AsyncIterator[str]:
 
 async def test_some_hosts_of_the_network_are_reached_from_a_container(tmp_path: Path, containers: Containers) -> None:
     async with site() as host, docked(tmp_path, containers, gate=GATE) as workspaces:
-        run = Terminal(await workspaces.open("reaching", allow=(host,)))
+        run = Terminal(await workspaces.open("reaching", WorkspaceSpec(allow=(host,))))
         assert (await run(f'python3 -c "{FETCH.format(host)}"')).content == "hello"
         assert "403" in (await run(f'python3 -c "{FETCH.format("elsewhere.test")}"')).content
 
@@ -194,10 +195,10 @@ async def test_a_directory_of_the_users_stays_the_users(tmp_path: Path, containe
     async with docked(tmp_path / "node", containers, named=NamedDirectories([project])) as workspaces:
         if os.getuid() == 0:
             with pytest.raises(WorkspaceRefused, match="belongs to root"):
-                await workspaces.open("roots", path=str(project))
+                await workspaces.open("roots", WorkspaceSpec(path=str(project)))
             os.chown(project, 4321, 4321)
             tmp_path.chmod(0o755)
-        run = Terminal(await workspaces.open("users", path=str(project)))
+        run = Terminal(await workspaces.open("users", WorkspaceSpec(path=str(project))))
         assert (await run("touch here; pwd; id -u")).content.splitlines() == [str(project), str(project.stat().st_uid)]
         assert (project / "here").stat().st_uid == project.stat().st_uid
 
@@ -206,9 +207,9 @@ async def test_only_images_of_the_operators_are_run(tmp_path: Path) -> None:
     chosen = Containers((image(), "team/*"))
     async with docked(tmp_path, chosen) as workspaces:
         with pytest.raises(WorkspaceRefused, match="no container of the image 'other/image'"):
-            await workspaces.open("other", image="other/image")
+            await workspaces.open("other", WorkspaceSpec(sandbox="docker", image="other/image"))
         with pytest.raises(WorkspaceUnavailable, match=r"container was not started.*team/missing"):
-            await workspaces.open("missing", image="team/missing")
+            await workspaces.open("missing", WorkspaceSpec(sandbox="docker", image="team/missing"))
     settings = tool_settings({"DECKHANDS_DOCKER_IMAGES": "python:3.12, team/*", "DECKHANDS_DOCKER_CPUS": "2"})
     assert settings.containers == Containers(("python:3.12", "team/*"), cpus=2.0)
 
@@ -238,8 +239,8 @@ def test_the_first_image_has_to_be_a_name() -> None:
 
 async def test_cells_run_in_a_container_whose_image_has_a_kernel(tmp_path: Path) -> None:
     containers = Containers((image("ipykernel", "jupyter_client"),), cpus=1.0)
-    sessions = session_programs(["ipython"], sandbox="docker").in_containers
-    async with docked(tmp_path, containers, container_sessions=sessions) as workspaces:
+    sessions = session_programs(["ipython"], sandbox="docker")
+    async with docked(tmp_path, containers, programs=sessions) as workspaces:
         workspace = await workspaces.open("cells")
         await workspace.run(1, "ipython", {"code": "import os, socket; kept = 41", "timeout": 60})
         code = "kept + 1, socket.gethostname(), os.getcwd()"
@@ -254,8 +255,8 @@ async def test_cells_run_in_a_container_whose_image_has_a_kernel(tmp_path: Path)
 
 
 async def test_what_an_image_lacks_is_said(tmp_path: Path, containers: Containers) -> None:
-    sessions = session_programs(["ipython", "browser"], sandbox="docker").in_containers
-    async with docked(tmp_path, containers, container_sessions=sessions) as workspaces:
+    sessions = session_programs(["ipython", "browser"], sandbox="docker")
+    async with docked(tmp_path, containers, programs=sessions) as workspaces:
         workspace = await workspaces.open("lacking")
         for number, (tool, lacking) in enumerate(
             [

@@ -26,10 +26,10 @@ from tests.integration.test_mcp import offering, program
 from tests.integration.workspace_hosts import Terminal, answer, client, gone, opened
 from tests.polling import until
 from tool_worker.errors import EgressRefused, WorkspaceConflict
+from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.mcp.config import McpServerSpec
 from tool_worker.settings import tool_settings
-from tool_worker.tools.mcp_config import McpServerSpec
 from tool_worker.worker.executor import Executor
-from tool_worker.workspace.egress_gate import EgressGate
 
 ADDRESS = "127.0.0.2"
 GATE = EgressGate(private=(f"{ADDRESS}/32",))
@@ -83,7 +83,7 @@ def proxy_of(conversation_id: str) -> psutil.Process:
 
 async def test_a_command_reaches_what_is_on_the_list_and_is_told_what_is_not(tmp_path: Path, site: Site) -> None:
     async with opened(tmp_path, sandbox="bwrap", gate=GATE) as workspaces:
-        workspace = await workspaces.open("reaching", allow=(site.host,))
+        workspace = await workspaces.open("reaching", WorkspaceSpec(allow=(site.host,)))
         run = Terminal(workspace)
         assert (await run(f"curl -sS http://{site.host}/")).content == "hello all"
         assert (await run(f"curl -sSp http://{site.host}/")).content == "hello all"
@@ -129,7 +129,7 @@ async def test_what_was_refused_stands_in_the_observation_and_is_counted(tmp_pat
 
 async def test_a_download_goes_on_when_its_tool_worker_is_killed(tmp_path: Path, site: Site) -> None:
     async with opened(tmp_path, sandbox="bwrap", gate=GATE) as workspaces:
-        await workspaces.open("download", allow=(site.host,))
+        await workspaces.open("download", WorkspaceSpec(allow=(site.host,)))
         process = proxy_of("download")
         site.may_answer.clear()
         worker = client(tmp_path, "bwrap", "download", 7, f"curl -sS http://{site.host}/")
@@ -144,7 +144,7 @@ async def test_a_download_goes_on_when_its_tool_worker_is_killed(tmp_path: Path,
 
 async def test_a_proxy_that_died_is_replaced_and_no_program_notices_but_by_waiting(tmp_path: Path, site: Site) -> None:
     async with opened(tmp_path, sandbox="bwrap", gate=GATE) as workspaces:
-        await workspaces.open("replaced", allow=(site.host,))
+        await workspaces.open("replaced", WorkspaceSpec(allow=(site.host,)))
         first = proxy_of("replaced")
         first.kill()
         await gone(first.pid)
@@ -163,15 +163,15 @@ async def test_a_node_gives_no_more_than_its_operator_says(tmp_path: Path) -> No
     gate = tool_settings({"DECKHANDS_EGRESS": "*.example.com, pypi.test:443"}).gate
     async with opened(tmp_path, sandbox="bwrap", gate=gate) as workspaces:
         with pytest.raises(EgressRefused, match=r"no workspace the host other.test \(DECKHANDS_EGRESS\)"):
-            await workspaces.open("greedy", allow=("a.example.com", "other.test"))
+            await workspaces.open("greedy", WorkspaceSpec(allow=("a.example.com", "other.test")))
         with pytest.raises(EgressRefused, match="the whole network"):
-            await workspaces.open("whole", network=True)
-        await workspaces.open("modest", allow=("*.a.example.com:443", "pypi.test:443"))
+            await workspaces.open("whole", WorkspaceSpec(network=True))
+        await workspaces.open("modest", WorkspaceSpec(allow=("*.a.example.com:443", "pypi.test:443")))
         with pytest.raises(WorkspaceConflict, match=r"without network but \*.a.example.com:443, pypi.test:443"):
-            await workspaces.open("modest", allow=("a.example.com",))
+            await workspaces.open("modest", WorkspaceSpec(allow=("a.example.com",)))
     async with opened(tmp_path / "none", sandbox="none", gate=gate) as workspaces:
         with pytest.raises(EgressRefused, match="means nothing without a sandbox"):
-            await workspaces.open("open", allow=("a.example.com",))
+            await workspaces.open("open", WorkspaceSpec(allow=("a.example.com",)))
 
 
 def test_settings_that_cannot_be_used() -> None:
@@ -211,12 +211,11 @@ def test_an_entry_of_a_server_names_hosts_that_make_sense() -> None:
 
 @asynccontextmanager
 async def with_kernel(root: Path, allow: tuple[str, ...]) -> AsyncIterator[Any]:
-    from tool_worker.workspace.session_programs import session_programs
+    from tool_worker.launch.session_programs import session_programs
 
     programs = session_programs(["ipython"])
-    settings = {"sessions": programs.commands, "read_only": programs.read_only}
-    async with opened(root, sandbox="bwrap", gate=GATE, **settings) as workspaces:
-        yield await workspaces.open("kernel", allow=allow)
+    async with opened(root, sandbox="bwrap", gate=GATE, programs=programs) as workspaces:
+        yield await workspaces.open("kernel", WorkspaceSpec(allow=allow))
 
 
 async def test_a_cell_reaches_what_is_on_the_list(tmp_path: Path, site: Site) -> None:

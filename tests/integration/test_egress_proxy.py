@@ -16,7 +16,7 @@ import psutil
 from broker.contract.allowed_hosts import host_rules
 from tool_worker.egress.addresses import AddressRules
 from tool_worker.egress.proxy import EgressProxy, EgressRules
-from tool_worker.workspace.egress_gate import start_proxy
+from tool_worker.launch.egress_gate import start_proxy
 
 HOST = "127.0.0.2"
 LIMIT_SECONDS = 60.0

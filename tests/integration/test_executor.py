@@ -26,9 +26,9 @@ from broker.coordination.action_streams import ActionClaimed, ActionDelivery, Ac
 from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tests.integration.workspace_hosts import opened
+from tool_worker.launch.host_folder import HostFolder
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.fingerprints import fingerprint_of
-from tool_worker.workspace.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
 

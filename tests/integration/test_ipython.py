@@ -19,13 +19,13 @@ from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, IPythonRunCellObservation
 from tests.integration.workspace_hosts import LIMIT_SECONDS, gone, main_pid, opened, processes
 from tests.polling import until
+from tool_worker.launch.session_programs import session_programs
 from tool_worker.tools.ipython import RunCell
 from tool_worker.workspace.open_workspace import OpenWorkspace
-from tool_worker.workspace.session_programs import session_programs
 from tool_worker.workspace.workspaces import Workspaces
 
 PROGRAMS = session_programs(["ipython"])
-SETTINGS: dict[str, Any] = {"sessions": PROGRAMS.commands, "read_only": PROGRAMS.read_only}
+SETTINGS: dict[str, Any] = {"programs": PROGRAMS}
 CONVERSATION = "conversation-1"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"  # 1 x 1, black
 

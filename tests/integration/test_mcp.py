@@ -20,11 +20,11 @@ from broker.contract.observations import ErrorObservation, MCPObservation, Outco
 from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from tests.polling import until
-from tool_worker.tools.mcp_config import McpServerSpec
-from tool_worker.tools.mcp_launch import SandboxedLaunch
-from tool_worker.tools.mcp_tools import McpServers
+from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.mcp.config import McpServerSpec
+from tool_worker.mcp.launch import SandboxedLaunch
+from tool_worker.mcp.servers import McpServers
 from tool_worker.tools.offered import OfferedTools
-from tool_worker.workspace.egress_gate import EgressGate
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "example_mcp_server.py"

@@ -16,9 +16,9 @@ from aiohttp import web
 from broker.contract.observations import MCPObservation
 from tests.integration.test_mcp import LIMIT_SECONDS, ROOT, offering, program, text_of
 from tests.polling import until
-from tool_worker.tools.mcp_config import McpServerSpec
-from tool_worker.tools.mcp_launch import SandboxedLaunch
-from tool_worker.tools.mcp_server import McpServer
+from tool_worker.mcp.config import McpServerSpec
+from tool_worker.mcp.launch import SandboxedLaunch
+from tool_worker.mcp.server import McpServer
 
 RUDE = ROOT / "tests" / "rude_mcp_server.py"
 

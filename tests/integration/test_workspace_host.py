@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import (
     LIMIT_SECONDS,
     Gate,
@@ -34,8 +35,8 @@ from tool_worker.errors import (
     WorkspaceRefused,
     WorkspaceUnavailable,
 )
-from tool_worker.workspace.host_folder import HostFolder
-from tool_worker.workspace.host_launch import wait_until_dead
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.launch.host_launch import wait_until_dead
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.workspaces import Workspaces
 
@@ -336,9 +337,9 @@ async def test_what_cannot_be_run_is_refused(workspaces: Workspaces) -> None:
 async def test_idle_connections_are_let_go_and_found_again(workspaces: Workspaces) -> None:
     host = await workspaces.open(CONVERSATION)
     await host.run(1, "bash", {"command": "A=1"})
-    await workspaces.let_go_of_idle(60)
+    await workspaces.detach_idle(60)
     assert host.connection.is_open
-    await workspaces.let_go_of_idle(0)
+    await workspaces.detach_idle(0)
     assert not host.connection.is_open
     assert (await host.run(2, "bash", {"command": "echo $A"})).value["content"] == "1"
     assert await workspaces.interrupt(CONVERSATION, None) is False
@@ -350,13 +351,14 @@ async def test_a_directory_of_the_user_keeps_its_path_and_its_binding(
 ) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    host = await workspaces.open(CONVERSATION, path=str(project), network=False)
+    spec = WorkspaceSpec(path=str(project), network=False)
+    host = await workspaces.open(CONVERSATION, spec)
     await host.run(1, "bash", {"command": "pwd > where"})
     assert (project / "where").read_text() == f"{project}\n"
     other = "none" if sandbox == "bwrap" else "bwrap"
     for changed in ({"path": str(tmp_path)}, {"network": True}, {"sandbox": other}):
         with pytest.raises(WorkspaceConflict):
-            await workspaces.open(CONVERSATION, **changed)
+            await workspaces.open(CONVERSATION, spec.model_copy(update=changed))
     await workspaces.close(CONVERSATION)
     (project / "where").unlink()
     project.rmdir()
@@ -367,15 +369,15 @@ async def test_a_directory_of_the_user_keeps_its_path_and_its_binding(
 async def test_directories_that_may_not_be_workspaces(workspaces: Workspaces, tmp_path: Path) -> None:
     for path in ("/", "/usr", "/etc/"):
         with pytest.raises(WorkspaceRefused):
-            await workspaces.open(CONVERSATION, path=path)
+            await workspaces.open(CONVERSATION, WorkspaceSpec(path=path))
     with pytest.raises(WorkspaceLost):
-        await workspaces.open(CONVERSATION, path=str(tmp_path / "project" / "missing"))
+        await workspaces.open(CONVERSATION, WorkspaceSpec(path=str(tmp_path / "project" / "missing")))
 
 
 async def test_a_node_with_a_sandbox_runs_nothing_without_one(root: Path) -> None:
     async with opened(root, sandbox="auto") as workspaces:
         with pytest.raises(SandboxTooWeak):
-            await workspaces.open(CONVERSATION, sandbox="none")
+            await workspaces.open(CONVERSATION, WorkspaceSpec(sandbox="none"))
         host = await workspaces.open(CONVERSATION)
         assert (await host.connection.ping()).workspace == "/workspace"
         assert [state.sandbox for state in workspaces.list()] == ["bwrap"]

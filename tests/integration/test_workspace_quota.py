@@ -19,14 +19,14 @@ from broker.store.store import Store
 from tests.integration.workspace_hosts import alive, gone, main_pid, opened, sleeping
 from tests.polling import until
 from tests.trees import nested
+from tool_worker.files.file_tree import TreeLimits
+from tool_worker.launch.binding import Binding
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.node.quota import Quota
+from tool_worker.node.reaper import Reaper
 from tool_worker.sandbox.none import temporary_directory
 from tool_worker.worker.executor import Executor
-from tool_worker.workspace.binding import Binding
-from tool_worker.workspace.file_tree import TreeLimits
-from tool_worker.workspace.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.quota import Quota
-from tool_worker.workspace.reaper import Reaper
 
 CID = "conversation"
 LIMIT_BYTES = 100_000
@@ -129,7 +129,7 @@ async def test_only_what_closed_conversations_have_left_is_removed(memory_store:
     (root / "closed" / "workspace" / "out").symlink_to(mine)
     (root / "link").symlink_to(mine)
     (root / ".removed-half").mkdir()
-    held = HostFolder(root, "working").hold_alive()
+    held = HostFolder(root, "working").take_alive_lock()
     assert held is not None
     assert await Reaper(memory_store, root, 3600.0).sweep() == []
     assert sorted(await Reaper(memory_store, root, 0.0).sweep()) == ["closed", "on-mine"]

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, alive, opened, processes
-from tool_worker.workspace.host_folder import HostFolder
-from tool_worker.workspace.host_launch import wait_until_dead
-from tool_worker.workspace.node_room import NodeRoom
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.launch.host_launch import wait_until_dead
+from tool_worker.node.node_capacity import NodeCapacity
 
 NEW_SHELL = "[The earlier shell has ended; this is a new one in {}, without its variables.]\n"
 
 
-def crowded(folder: Path, *, terminals: int, maximum: int = 100) -> NodeRoom:
+def crowded(folder: Path, *, terminals: int, maximum: int = 100) -> NodeCapacity:
     """Return the room of a machine with so many terminals in use."""
     (folder / "sys/kernel/pty").mkdir(parents=True, exist_ok=True)
     for name, number in {"nr": terminals, "max": maximum, "reserve": 0}.items():
         (folder / "sys/kernel/pty" / name).write_text(f"{number}\n")
     (folder / "meminfo").write_text("MemTotal:       1000 kB\nMemFree:     10 kB\nMemAvailable:    900 kB\n")
-    return NodeRoom(folder)
+    return NodeCapacity(folder)
 
 
 @pytest.mark.parametrize("sandbox", ["bwrap", "none"])
@@ -64,7 +64,7 @@ async def test_a_command_that_runs_is_not_rest(tmp_path: Path) -> None:
 
 async def test_without_room_the_sessions_that_were_used_least_recently_end_first(tmp_path: Path) -> None:
     root, proc = tmp_path / "node", tmp_path / "proc"
-    async with opened(root, sandbox="bwrap", room=crowded(proc, terminals=1)) as workspaces:
+    async with opened(root, sandbox="bwrap", capacity=crowded(proc, terminals=1)) as workspaces:
         gates = {}
         for name in ("running", "oldest", "older", "job", "newest"):
             directory = root / name / "workspace"
@@ -86,7 +86,7 @@ async def test_without_room_the_sessions_that_were_used_least_recently_end_first
 
 async def test_without_room_background_jobs_end_only_when_nobody_rests(tmp_path: Path) -> None:
     root, proc = tmp_path / "node", tmp_path / "proc"
-    async with opened(root, sandbox="bwrap", room=crowded(proc, terminals=1)) as workspaces:
+    async with opened(root, sandbox="bwrap", capacity=crowded(proc, terminals=1)) as workspaces:
         for name in ("first", "second"):
             await Terminal(await workspaces.open(name))("sleep 1000 &")
         crowded(proc, terminals=95)
@@ -103,4 +103,4 @@ def test_room_is_short_by_terminals_or_by_memory(tmp_path: Path) -> None:
     crowded(tmp_path, terminals=1)
     (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 99 kB\n")
     assert room.is_short()
-    assert not NodeRoom(tmp_path / "no-proc").is_short()
+    assert not NodeCapacity(tmp_path / "no-proc").is_short()

@@ -362,7 +362,7 @@ def test_24_a_rate_limit_and_a_message() -> None:
     ]
 
 
-def test_24_a_rate_limit_to_its_end() -> None:
+def test_24_a_rate_limit_to_completion() -> None:
     core = started()
     core.fail("rate_limit", retry_in=8)
     core.pass_time(8)

@@ -7,15 +7,17 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
 from tool_worker.errors import HostRefused
+from tool_worker.launch.host_folder import HostFolder
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.sandbox import ResourceLimits
-from tool_worker.workspace.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.open_workspace import OpenWorkspace
 
@@ -79,7 +81,8 @@ async def test_a_program_that_eats_memory_ends_and_nothing_else(tmp_path: Path) 
 async def test_without_groups_each_program_is_bounded_by_itself(tmp_path: Path) -> None:
     limits = ResourceLimits(memory_bytes=150 * MEGABYTE)
     async with opened(tmp_path, sandbox="bwrap", limits=limits) as workspaces:
-        workspaces._groups, workspaces._plans._are_grouped = None, False  # as on a machine that gives none
+        # As on a machine that gives none.
+        workspaces._groups, workspaces._plans = None, replace(workspaces._plans, has_control_groups=False)
         run = Terminal(await workspaces.open("conversation"))
         answer = await run("python3 -c 'b = bytearray(400 << 20); print(len(b))' 2>&1 | tail -1")
         assert answer.content == "MemoryError"
@@ -184,7 +187,7 @@ async def test_a_program_that_leaks_descriptors_fails_alone(tmp_path: Path) -> N
 async def test_a_full_disk_is_an_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
-            host = await workspaces.open("conversation", path=str(disk))
+            host = await workspaces.open("conversation", WorkspaceSpec(path=str(disk)))
             run = Terminal(host)
             assert "No space left on device" in (await run("head -c 8000000 /dev/zero > big")).content
             edit = {"command": "create", "path": f"{disk}/new.txt", "file_text": "x" * 100_000}
@@ -213,7 +216,7 @@ async def test_a_disk_that_takes_no_more_files_is_an_answer_and_what_runs_goes_o
 async def test_a_disk_that_became_read_only_is_an_answer(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([disk])) as workspaces:
-            host = await workspaces.open("conversation", path=str(disk))
+            host = await workspaces.open("conversation", WorkspaceSpec(path=str(disk)))
             run = Terminal(host)
             await run("echo text > file")
             subprocess.run(["mount", "-o", "remount,ro", disk], check=True)

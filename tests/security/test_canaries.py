@@ -155,7 +155,7 @@ async def test_a_failure_of_ours_does_not_tell_it(
     bench: Bench, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     class Broken(Workspaces):
-        async def open(self, conversation_id: str, **_: object) -> object:
+        async def open(self, conversation_id: str, *_: object, **__: object) -> object:
             raise RuntimeError(f"cannot open for {CANARY}")
 
     bench.executor = Executor(bench.log, Broken(tmp_path, sandbox="none"), worker_id="tool-1")

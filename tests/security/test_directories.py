@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import joined_paths
 from deckhands.client.named_directory import own_directory
@@ -117,7 +118,7 @@ def is_clear(error: DeckhandsError) -> bool:
 async def outcome(made: World, workspaces: Workspaces, conversation_id: str, path: str) -> str:
     """Ask for a directory as a conversation does, and say what comes of it."""
     try:
-        run = Terminal(await workspaces.open(conversation_id, path=path))
+        run = Terminal(await workspaces.open(conversation_id, WorkspaceSpec(path=path)))
         own = Path(path).resolve() if Path(path).is_absolute() else None
         return ", ".join(await made.reached_from(run, own=own)) or BOUND
     except DeckhandsError as error:
@@ -168,7 +169,7 @@ async def test_the_probe_finds_what_a_careless_node_gives_away(tmp_path: Path) -
     with world() as made:
         careless = NamedDirectories([made.top])
         async with opened(tmp_path / "node", sandbox="bwrap", named=careless) as workspaces:
-            run = Terminal(await workspaces.open("careless", path=str(made.top)))
+            run = Terminal(await workspaces.open("careless", WorkspaceSpec(path=str(made.top))))
             found = await made.reached_from(run)
     expected = [("connected to" if "sock" in path.name else "read", path) for path in made.files]
     assert {f"{verb} {path}" for verb, path in expected} <= set(found)
@@ -185,7 +186,7 @@ async def test_without_roots_no_directory_is_taken(tmp_path: Path, sandbox: str)
     async with opened(tmp_path / "node", sandbox=sandbox) as workspaces:
         for path in (tmp_path / "project", tmp_path, "/etc", "/var/log", "/usr/local"):
             with pytest.raises(WorkspaceRefused, match="it is below none of this node's workspace roots; it has none"):
-                await workspaces.open("conversation", path=str(path))
+                await workspaces.open("conversation", WorkspaceSpec(path=str(path)))
         assert (await Terminal(await workspaces.open("conversation"))("echo served")).content == "served"
 
 

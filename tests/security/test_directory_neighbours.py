@@ -20,11 +20,11 @@ from broker.store.store import Store
 from tests.integration.workspace_hosts import opened
 from tests.security.directory_world import IS_ROOT, World, world
 from tool_worker.errors import WorkspaceRefused
+from tool_worker.launch.binding import Binding
+from tool_worker.launch.host_folder import HostFolder
 from tool_worker.settings import tool_settings
 from tool_worker.worker.executor import Executor
-from tool_worker.workspace.binding import Binding
 from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.host_folder import HostFolder
 
 ANOTHERS = "a conversation of another tenant works in it, in one inside it, or in one around it"
 

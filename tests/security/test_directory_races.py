@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from broker.coordination.transfers import TransferRequest
 from broker.runtime.errors import DeckhandsError
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security.directory_world import World, world
 from tool_worker.errors import WorkspaceRefused, WorkspaceUnavailable
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.node.node_capacity import NodeCapacity
 from tool_worker.settings import tool_settings
-from tool_worker.worker import transfer_service as porter
+from tool_worker.worker import transfer_service
 from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.node_room import NodeRoom
 
 # Swaps a directory for a link, or for another directory, and back, as fast as the kernel does.
 FLIPPER = """
@@ -34,7 +35,7 @@ while True:
 OPENINGS = 40
 
 
-class Swapping(NodeRoom):
+class Swapping(NodeCapacity):
     """Does something between the look at a directory and its use: room is made right before a host is started."""
 
     def __init__(self, swap: list[tuple[Path, Path]]) -> None:
@@ -73,11 +74,11 @@ async def test_what_was_put_in_its_place_before_it_was_bound_is_not_entered(
     swapped = made.roots / "swapped"
     room = Swapping([(swapped, made.roots / "kept"), (made.roots / other, swapped)])
     named = tool_settings(made.environment).named
-    async with opened(made.node, sandbox=sandbox, named=named, room=room) as workspaces:
+    async with opened(made.node, sandbox=sandbox, named=named, capacity=room) as workspaces:
         # Another directory below a root may be used, but is not the one that was looked at.
         error = WorkspaceUnavailable if other == "good" else WorkspaceRefused
         with pytest.raises(error):
-            await workspaces.open("victim", path=str(swapped))
+            await workspaces.open("victim", WorkspaceSpec(path=str(swapped)))
     if other == "good":
         log = HostFolder(made.node, "victim").log_tail()
         assert log == "another directory was put in the place of the workspace"
@@ -92,7 +93,7 @@ async def test_no_opening_gets_out_while_names_are_swapped(made: World, other: s
             for number in range(OPENINGS):
                 conversation_id = f"racer-{number}"
                 try:
-                    run = Terminal(await workspaces.open(conversation_id, path=str(swapped)))
+                    run = Terminal(await workspaces.open(conversation_id, WorkspaceSpec(path=str(swapped))))
                 except DeckhandsError as error:
                     came.append(error.code)
                 else:
@@ -113,11 +114,11 @@ def test_files_are_carried_from_the_directory_that_was_looked_at(made: World) ->
     with bindings.bind(folder, bound_to(swapped, "acme")) as directory:
         swapped.rename(made.roots / "kept")
         swapped.symlink_to(made.home)
-        _, content = porter.packed(directory, "file")
+        _, content = transfer_service.packed(directory, "file")
         with pytest.raises(FileNotFoundError):
-            porter.packed(directory, "secret.key")
+            transfer_service.packed(directory, "secret.key")
         upload = TransferRequest(what="upload", path="copy")
-        porter.unpacked(directory, upload, content, made.top / "noted")
+        transfer_service.unpacked(directory, upload, content, made.top / "noted")
     assert (made.roots / "kept" / "copy").read_text() == "harmless"
     assert not (made.home / "copy").exists()
     with pytest.raises(WorkspaceRefused, match="a part of its path is a symbolic link"):

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from broker.contract.allowed_hosts import host_rules
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security import egress_client
 from tool_worker.egress.addresses import AddressRules
 from tool_worker.egress.proxy import EgressProxy, EgressRules
+from tool_worker.launch.egress_gate import EgressGate
 from tool_worker.sandbox.sandbox import interpreter
-from tool_worker.workspace.egress_gate import EgressGate
 
 ALLOWED, FORBIDDEN = "127.0.0.2", "127.0.0.1"
 LIMIT_SECONDS = 60.0
@@ -154,7 +155,7 @@ async def answers(root: Path, requests: dict[str, str], allow: Sequence[str]) ->
     """Send raw requests from within a workspace and return the first lines of what came back."""
     gate = EgressGate(private=(f"{ALLOWED}/32",))
     async with opened(root, sandbox="bwrap", gate=gate) as workspaces:
-        run = Terminal(await workspaces.open("conversation", allow=tuple(allow)))
+        run = Terminal(await workspaces.open("conversation", WorkspaceSpec(allow=tuple(allow))))
         workspace = root / "conversation" / "workspace"
         shutil.copy(egress_client.__file__, workspace)
         written = {name: base64.b64encode(text.encode()).decode() for name, text in requests.items()}

@@ -13,7 +13,7 @@ from broker.runtime.environment import tool_environment
 from broker.runtime.settings import BrokerSettings
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from tests.polling import until
-from tool_worker.workspace.drafts import remove
+from tool_worker.files.staging import remove
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {

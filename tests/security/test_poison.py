@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import Terminal, gone, main_pid, opened
+from tool_worker.launch.session_programs import session_programs
+from tool_worker.opening.repositories import Repositories
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
-from tool_worker.workspace.repositories import Repositories
-from tool_worker.workspace.session_programs import session_programs
 
 CID = "conversation"
 PYTHON = "import os; os.close(os.open('/workspace/ran-{0}', os.O_CREAT | os.O_WRONLY))"
@@ -68,9 +68,7 @@ async def poisoned(tmp_path: Path) -> Path:
 
 async def test_a_later_host_with_its_shell_and_its_programs_runs_none_of_it(poisoned: Path, tmp_path: Path) -> None:
     programs = session_programs(["ipython"])
-    async with opened(
-        tmp_path, sandbox="bwrap", sessions=programs.commands, read_only=programs.read_only
-    ) as workspaces:
+    async with opened(tmp_path, sandbox="bwrap", programs=programs) as workspaces:
         workspace = await workspaces.open(CID)
         run = Terminal(workspace)
         assert (await run("env")).exit_code == 0

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, alive, opened, processes
 from tests.trees import let_everybody_through
 from tool_worker.errors import SandboxUnavailable, SandboxUnsafe
@@ -61,7 +62,7 @@ async def workspaces(tmp_path: Path) -> AsyncIterator[Workspaces]:
 
 @pytest.fixture
 async def run(workspaces: Workspaces) -> Terminal:
-    return Terminal(await workspaces.open("conversation", network=False))
+    return Terminal(await workspaces.open("conversation", WorkspaceSpec(network=False)))
 
 
 def test_the_best_sandbox_of_this_machine_holds(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ async def test_loopback_is_there_for_programs_of_the_workspace(run: Terminal) ->
 
 
 async def test_with_network_the_machine_is_reached_and_nothing_else_changes(workspaces: Workspaces) -> None:
-    run = Terminal(await workspaces.open("networked", network=True))
+    run = Terminal(await workspaces.open("networked", WorkspaceSpec(network=True)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert (await run(f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo reached")).content == "reached"

@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 from tool_worker.host.protocol import NEVER_STARTED, RECORDED, RUNNING
+from tool_worker.launch.host_connection import ActionStatus, HostResult
 from tool_worker.sandbox.none import NoSandbox
-from tool_worker.workspace.host_connection import ActionStatus, HostResult
 
 RUN_SECONDS = 0.2
 
@@ -66,7 +66,7 @@ class FakeWorkspaces:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    async def open(self, conversation_id: str, **_: Any) -> _FakeWorkspace:
+    async def open(self, conversation_id: str, *_: Any, **__: Any) -> _FakeWorkspace:
         await asyncio.sleep(0)
         return _FakeWorkspace(self._node, conversation_id)
 
@@ -80,7 +80,7 @@ class FakeWorkspaces:
     async def demanded_sandbox(self) -> NoSandbox:
         return NoSandbox()  # for git, which nothing here needs
 
-    async def let_go_of_idle(self) -> None:
+    async def detach_idle(self) -> None:
         return
 
 

@@ -203,7 +203,7 @@ class PageActions:
         """Say whether an address could not be shown because it is a file to be kept."""
         if "Download is starting" not in error and "ERR_ABORTED" not in error:
             return False
-        return await self._tabs.has_download(DOWNLOAD_START_SECONDS)
+        return await self._tabs.wait_for_download(DOWNLOAD_START_SECONDS)
 
 
 _LIMIT = ELEMENT_LIMIT_SECONDS * 1000

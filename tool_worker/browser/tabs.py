@@ -116,7 +116,7 @@ class Tabs:
         self.active = self._context.pages[index]
         await self.active.bring_to_front()
 
-    async def has_download(self, limit_seconds: float) -> bool:
+    async def wait_for_download(self, limit_seconds: float) -> bool:
         """Say whether a download begins by then, or has begun since the last `taken`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_seconds):

@@ -1,5 +1,5 @@
-"""Saved copies of workspaces, and when they are saved and restored.
+"""Saved copies of workspaces: when they are made, where they are kept, how they are restored.
 
-May import: workspace.
+May import: files, opening.
 Start with: checkpointing.
 """

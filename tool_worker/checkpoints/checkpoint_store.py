@@ -32,12 +32,12 @@ import fsspec  # type: ignore[import-untyped]
 import zstandard
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import Clock
 from broker.runtime.ids import check_conversation_id
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
-from tool_worker.workspace.drafts import draft_in, put
-from tool_worker.workspace.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
-from tool_worker.workspace.openat2_paths import Directory
+from tool_worker.files.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
+from tool_worker.files.openat2_paths import Directory
+from tool_worker.files.staging import put, staging_in
 
 VERSION = 1
 CHECKPOINTS, BASES = "checkpoints", "bases"
@@ -84,7 +84,8 @@ class Checkpoints:
     All calls block, for as long as the place takes.
     """
 
-    def __init__(self, url: str, *, limits: TreeLimits | None = None, folder: str = CHECKPOINTS) -> None:
+    def __init__(self, url: str, clock: Clock, *, limits: TreeLimits | None = None, folder: str = CHECKPOINTS) -> None:
+        self._clock = clock
         self._folder = folder
         self._files, root = fsspec.core.url_to_fs(url)
         self._root = root.rstrip("/")
@@ -121,7 +122,7 @@ class Checkpoints:
         self, directory: Directory, known: SavedFiles, closed: list[str]
     ) -> tuple[_Rows, _Pieces, Checkpoint]:
         """Save the content of all files that may have changed; `closed` gets what could not be read."""
-        began_ns = int(SystemClock().now().timestamp() * 1e9)
+        began_ns = int(self._clock.now().timestamp() * 1e9)
         read = written = size = 0
         saved: _Pieces = {}
         rows: _Rows = []
@@ -174,7 +175,7 @@ class Checkpoints:
         if workspace.exists():
             raise FileExistsError(f"{workspace} is there already")
         workspace.parent.mkdir(parents=True, exist_ok=True)
-        with draft_in(workspace.parent) as folder:
+        with staging_in(workspace.parent) as folder:
             draft = folder / workspace.name
             draft.mkdir(mode=0o700)
             size = sum(self._restore_entry(draft, row) for row in rows)

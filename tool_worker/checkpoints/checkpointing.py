@@ -25,8 +25,8 @@ from broker.runtime.errors import CorruptEntry
 from broker.runtime.ids import is_conversation_id
 from tool_worker.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
-from tool_worker.workspace.drafts import drafting_in
-from tool_worker.workspace.opening import BASE, Openings
+from tool_worker.files.staging import async_staging_in
+from tool_worker.opening.workspace_opener import BASE, WorkspaceOpener
 
 MUTATING = frozenset(
     {"observation.run", "observation.edit", "observation.write", "observation.run_ipython", "observation.download"}
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Kept:
+class _SaveState:
     """What is remembered of a workspace between two checkpoints."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -65,7 +65,7 @@ class _Kept:
     changes: int = 0
 
 
-class Safekeeping:
+class Checkpointing:
     """Saves and restores the workspaces of one node.
 
     Args:
@@ -73,7 +73,7 @@ class Safekeeping:
         checkpoints: None: nothing is saved, and what is not here is lost.
         every: after how many actions that may change files a workspace is saved.
         bases: where what workspaces began with is saved; None: nowhere.
-        openings: opens anew what nobody has saved; None: nothing is.
+        opener: opens anew what nobody has saved; None: nothing is.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class Safekeeping:
         *,
         every: int,
         bases: Checkpoints | None = None,
-        openings: Openings | None = None,
+        opener: WorkspaceOpener | None = None,
     ) -> None:
         self._log = log
         self._root = root
         self._checkpoints = checkpoints
         self._bases = bases
-        self._openings = openings
+        self._opener = opener
         self._every = every
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _SaveState] = OrderedDict()
 
     async def recover(
         self,
@@ -108,7 +108,7 @@ class Safekeeping:
         Args:
             source: what it began with.
             fingerprint: of the action, see `fingerprints`.
-            moves: see `has_left`.
+            moves: see `has_moved_away`.
 
         Returns:
             None if it is, or what the action is to be answered with instead of being carried out. Said once.
@@ -128,7 +128,7 @@ class Safekeeping:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return notice
 
-    async def has_left(self, conversation_id: str, moves: int) -> bool:
+    async def has_moved_away(self, conversation_id: str, moves: int) -> bool:
         """Say whether a workspace that is here has gone on elsewhere meanwhile.
 
         Args:
@@ -138,11 +138,11 @@ class Safekeeping:
         # One that has moved more often than the store knows is the latest there is: the store has lost its tail.
         return directory.exists() and _moves(directory) < moves
 
-    async def give_up(self, conversation_id: str) -> None:
+    async def discard(self, conversation_id: str) -> None:
         """Remove a workspace that has gone on elsewhere; its processes have ended."""
         directory = self._directory(conversation_id)
-        async with drafting_in(directory.parent) as doomed:
-            directory.rename(doomed / directory.name)
+        async with async_staging_in(directory.parent) as removed:
+            directory.rename(removed / directory.name)
             self._kept.pop(conversation_id, None)
 
     async def _recovered(
@@ -158,10 +158,10 @@ class Safekeeping:
         except CheckpointsUnavailable:
             if source_id is not None or await self._is_used(conversation_id, asked[0]):
                 raise
-        if source is not None and self._openings is not None:
+        if source is not None and self._opener is not None:
             _note(told, asked, REOPENED)
             try:
-                await self._openings.open(conversation_id, source)
+                await self._opener.open(conversation_id, source)
             except (OSError, WorkspaceError, CorruptEntry) as error:
                 _log.error("the workspace of %s cannot be opened again: %s", conversation_id, error)
             else:
@@ -174,7 +174,7 @@ class Safekeeping:
         earlier = await self._log.read(conversation_id, until=action_id)
         return any(isinstance(event, Observation) and event.kind in OF_A_WORKSPACE for event in earlier)
 
-    async def keep_beginning(self, conversation_id: str) -> None:
+    async def save_base(self, conversation_id: str) -> None:
         """Save a workspace that was opened, and what it began with; a failure is logged."""
         if self._checkpoints is None:
             return
@@ -186,7 +186,7 @@ class Safekeeping:
         except (OSError, WorkspaceError) as error:
             _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
 
-    async def beginning(self, conversation_id: str) -> Path | None:
+    async def base(self, conversation_id: str) -> Path | None:
         """Return where it is kept what a workspace began with, fetched if need be; None: it is not known.
 
         Raises:
@@ -252,7 +252,9 @@ class Safekeeping:
 
         What has changed since its last checkpoint is not for us to know: other workers of the node work in it too.
         """
-        if self._checkpoints is None or await self.has_left(conversation_id, await self._log.moves(conversation_id)):
+        if self._checkpoints is None or await self.has_moved_away(
+            conversation_id, await self._log.moves(conversation_id)
+        ):
             return
         try:
             await self.save(conversation_id)
@@ -276,8 +278,8 @@ class Safekeeping:
     def _directory(self, conversation_id: str) -> Path:
         return self._root / conversation_id / "workspace"
 
-    def _remembered(self, conversation_id: str) -> _Kept:
-        kept = self._kept.pop(conversation_id, None) or _Kept()
+    def _remembered(self, conversation_id: str) -> _SaveState:
+        kept = self._kept.pop(conversation_id, None) or _SaveState()
         self._kept[conversation_id] = kept
         while len(self._kept) > REMEMBERED_WORKSPACES:
             self._kept.popitem(last=False)

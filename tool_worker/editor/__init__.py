@@ -1,5 +1,5 @@
-"""Files as the editor tool reads and changes them, inside the workspace host. Standard library only.
+"""File editing inside the workspace host: what the tools `edit`, `read` and `write` do. Standard library only.
 
-May import: host.
+May import: nothing of this package.
 Start with: file_editor.
 """

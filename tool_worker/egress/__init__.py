@@ -1,4 +1,4 @@
-"""The way out of a sandbox: a proxy that reaches the hosts on a list and nothing else.
+"""The egress proxy: connects a sandbox to the hosts on a list and to nothing else.
 
 May import: nothing of this package.
 Start with: proxy.

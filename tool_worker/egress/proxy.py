@@ -85,7 +85,7 @@ class EgressProxy:
         self._resolve = resolve or _looked_up
         self._open = 0
         self._waiting: dict[asyncio.StreamWriter, None] = {}
-        self._passages: set[_Passage] = set()
+        self._passages: set[_Tunnel] = set()
         self._bytes = 0
 
     async def serve(self, listener: socket.socket) -> asyncio.Server:
@@ -157,8 +157,8 @@ class EgressProxy:
         return True
 
     @contextmanager
-    def _passage(self, client: _Side, origin: _Origin) -> Iterator[_Passage]:
-        passage = _Passage(client, origin, asyncio.get_running_loop().time())
+    def _passage(self, client: _Side, origin: _Origin) -> Iterator[_Tunnel]:
+        passage = _Tunnel(client, origin, asyncio.get_running_loop().time())
         self._passages.add(passage)
         try:
             yield passage
@@ -192,7 +192,7 @@ class EgressProxy:
                 return _Origin(target, reader, writer)
         raise Refused(502, target, f"{target} cannot be connected to: {failure or 'it does not answer'}.")
 
-    async def _tunnel(self, client: _Side, passage: _Passage) -> None:
+    async def _tunnel(self, client: _Side, passage: _Tunnel) -> None:
         origin = passage.origin
         try:
             await client.say(h11.Response(status_code=200, reason=b"Connection established", headers=[]))
@@ -207,7 +207,7 @@ class EgressProxy:
         finally:
             await _closed(origin.writer)
 
-    async def _forward(self, client: _Side, request: h11.Request, path: str, passage: _Passage) -> None:
+    async def _forward(self, client: _Side, request: h11.Request, path: str, passage: _Tunnel) -> None:
         origin = passage.origin
         server = _Side(h11.Connection(h11.CLIENT), origin.reader, origin.writer)
         try:
@@ -223,7 +223,7 @@ class EgressProxy:
         finally:
             await _closed(origin.writer)
 
-    async def _answer_with(self, server: _Side, client: _Side, passage: _Passage) -> None:
+    async def _answer_with(self, server: _Side, client: _Side, passage: _Tunnel) -> None:
         while True:
             async with asyncio.timeout(self._rules.silence_seconds):
                 event = await server.next()
@@ -238,7 +238,7 @@ class EgressProxy:
         await client.say(h11.Response(status_code=event.status_code, reason=event.reason, headers=headers))
         await self._copy_events(server, client, passage)
 
-    async def _copy_events(self, source: _Side, sink: _Side, passage: _Passage) -> None:
+    async def _copy_events(self, source: _Side, sink: _Side, passage: _Tunnel) -> None:
         """Pass on the body of a message, to its end."""
         while True:
             async with asyncio.timeout(self._rules.silence_seconds):
@@ -252,7 +252,7 @@ class EgressProxy:
                 else:
                     return
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: _Passage) -> None:
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: _Tunnel) -> None:
         """Pass on bytes until their side has no more."""
         async with asyncio.timeout(self._rules.silence_seconds) as silence:
             while piece := await reader.read(PIECE_BYTES):
@@ -261,12 +261,12 @@ class EgressProxy:
             if writer.can_write_eof():
                 writer.write_eof()
 
-    async def _pass_on(self, piece: bytes, writer: asyncio.StreamWriter, passage: _Passage) -> None:
+    async def _pass_on(self, piece: bytes, writer: asyncio.StreamWriter, passage: _Tunnel) -> None:
         self._count(len(piece), passage)
         writer.write(piece)
         await writer.drain()
 
-    def _count(self, size: int, passage: _Passage) -> None:
+    def _count(self, size: int, passage: _Tunnel) -> None:
         passage.heard = asyncio.get_running_loop().time()
         self._bytes += size
         self._check_bytes(passage.origin.target)
@@ -292,7 +292,7 @@ class _Origin:
 
 
 @dataclass(slots=True, eq=False)
-class _Passage:
+class _Tunnel:
     """A client and its origin, and when either of them has sent something last."""
 
     client: _Side

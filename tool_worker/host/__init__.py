@@ -1,5 +1,5 @@
-"""The workspace host: the one process of a conversation that owns its shell. Standard library only.
+"""The workspace host: one process per conversation that owns its shell and journals its actions. Standard library only.
 
-May import: editor.
+May import: editor, shell.
 Start with: server.
 """

@@ -21,7 +21,7 @@ def main() -> None:
     """Serve until closed."""
     # Isolated mode leaves our own folder out of the path, and the package may lie anywhere.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from tool_worker.host.children import KillScore
+    from tool_worker.host.children import OomScore
     from tool_worker.host.compiled import signal, socket
     from tool_worker.host.configuration import (
         JOURNAL_FD,
@@ -29,9 +29,9 @@ def main() -> None:
         PID_FD,
         HostConfiguration,
     )
+    from tool_worker.host.hardening import harden, restrict_writes
     from tool_worker.host.journal import Journal
     from tool_worker.host.loop import Loop
-    from tool_worker.host.seclusion import seclude
     from tool_worker.host.server import Server
 
     with open(0, "rb", closefd=False) as source:
@@ -41,7 +41,7 @@ def main() -> None:
         sys.exit("another directory was put in the place of the workspace")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    seclude()
+    harden()
     if configuration.temporary:
         os.makedirs(configuration.temporary, 0o700, exist_ok=True)
     if configuration.announces_pid:
@@ -49,10 +49,8 @@ def main() -> None:
     # Whatever else the tool worker was started with must not get to the programs of the workspace.
     os.closerange(PID_FD, MAX_FD)
     os.set_inheritable(JOURNAL_FD, False)
-    score = KillScore()
+    score = OomScore()
     if configuration.writable:
-        from tool_worker.host.landlock import restrict_writes
-
         restrict_writes(configuration.writable)
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot_id = file.read().strip()

@@ -23,7 +23,7 @@ SHARE_OF_CHILDREN = 200
 """Of a thousand: by this share of all memory a child seems to take more than it does."""
 
 
-class KillScore:
+class OomScore:
     """How soon the kernel kills this process when memory is short; to be made while it may still write to /proc."""
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class KillScore:
         self._ours = os.read(self._descriptor, 16).strip()
         self._theirs = b"%d" % min(1000, int(self._ours) + SHARE_OF_CHILDREN)
 
-    def be_as_children(self) -> None:
+    def raise_for_children(self) -> None:
         """Be one that is killed sooner, and so what is forked now."""
         self._write(self._theirs)
 
-    def be_as_before(self) -> None:
+    def restore(self) -> None:
         """Be as this process began."""
         self._write(self._ours)
 
@@ -53,7 +53,7 @@ class KillScore:
 class Children:
     """Begins children, reaps them and tells who waits for them."""
 
-    def __init__(self, loop: Loop, score: KillScore) -> None:
+    def __init__(self, loop: Loop, score: OomScore) -> None:
         self._score = score
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._wakeups, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -74,14 +74,14 @@ class Children:
             OSError: the machine, or a limit, has no process left.
         """
         # A child begins as we are, and may not write to /proc to change it.
-        self._score.be_as_children()
+        self._score.raise_for_children()
         try:
             pid = os.fork()
         except OSError:
-            self._score.be_as_before()
+            self._score.restore()
             raise
         if pid:
-            self._score.be_as_before()
+            self._score.restore()
         return pid
 
     def watch(self, pid: int, callback: Callable[[int], None]) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _BOTH = select.EPOLLIN | select.EPOLLOUT
 
 
-class Alarm:
+class Timer:
     """A deadline that can be moved as often as one likes: the loop keeps one entry however often it is set."""
 
     __slots__ = ("callback", "due")
@@ -33,17 +33,22 @@ class Alarm:
 
 
 class Loop:
-    """Calls back when a descriptor is ready or an alarm is due."""
+    """Calls back when a descriptor is ready or a timer is due.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Returns seconds that never go backwards.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
         self._poll = select.epoll()
         self._callbacks: dict[int, dict[int, Callable[[], None]]] = {}
-        self._alarms: list[Alarm] = []
+        self._timers: list[Timer] = []
         self._is_stopped = False
 
     def now(self) -> float:
         """Return the loop's clock in seconds (monotonic)."""
-        return monotonic()
+        return self._clock()
 
     def on_readable(self, fd: int, callback: Callable[[], None] | None) -> None:
         """Call back whenever `fd` has something to read or has ended; None stops that."""
@@ -53,22 +58,22 @@ class Loop:
         """Call back whenever `fd` takes more; None stops that."""
         self._watch(fd, select.EPOLLOUT, callback)
 
-    def alarm(self, callback: Callable[[], None]) -> Alarm:
-        """Return a new alarm, not yet set; it stays with the loop until `drop`."""
-        alarm = Alarm(callback)
-        self._alarms.append(alarm)
-        return alarm
+    def timer(self, callback: Callable[[], None]) -> Timer:
+        """Return a new timer, not yet set; it stays with the loop until `drop`."""
+        timer = Timer(callback)
+        self._timers.append(timer)
+        return timer
 
-    def drop(self, alarm: Alarm) -> None:
-        """Forget an alarm."""
-        alarm.due = None
-        self._alarms.remove(alarm)
+    def drop(self, timer: Timer) -> None:
+        """Forget a timer."""
+        timer.due = None
+        self._timers.remove(timer)
 
     def run(self) -> None:
         """Serve until `stop`."""
         while not self._is_stopped:
-            due = min((alarm.due for alarm in self._alarms if alarm.due is not None), default=None)
-            timeout = None if due is None else max(0.0, due - monotonic())
+            due = min((timer.due for timer in self._timers if timer.due is not None), default=None)
+            timeout = None if due is None else max(0.0, due - self._clock())
             for fd, events in self._poll.poll(timeout):
                 for event in (select.EPOLLIN, select.EPOLLOUT):
                     if self._is_stopped:
@@ -78,17 +83,17 @@ class Loop:
                     callback = self._callbacks.get(fd, {}).get(event) if is_news else None
                     if callback is not None:
                         callback()
-            self._ring()
+            self._fire_due()
 
     def stop(self) -> None:
         """Let `run` return after the callback that calls this; what is ready by then is not served."""
         self._is_stopped = True
 
-    def _ring(self) -> None:
-        for alarm in list(self._alarms):
-            if alarm.due is not None and alarm.due <= monotonic():
-                alarm.due = None
-                alarm.callback()
+    def _fire_due(self) -> None:
+        for timer in list(self._timers):
+            if timer.due is not None and timer.due <= self._clock():
+                timer.due = None
+                timer.callback()
 
     def _watch(self, fd: int, event: int, callback: Callable[[], None] | None) -> None:
         callbacks = self._callbacks.setdefault(fd, {})
@@ -108,7 +113,7 @@ class Loop:
             self._poll.modify(fd, events)
 
 
-class Outlet:
+class BufferedWriter:
     """Writes to a non-blocking descriptor and keeps what it does not take yet.
 
     Does not: report a reader that is gone; who reads from the same peer sees that.

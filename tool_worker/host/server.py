@@ -11,20 +11,19 @@ Does not: know who its clients are; whoever can reach the socket may ask for any
 from __future__ import annotations
 
 import os
-from time import monotonic
 
 from tool_worker.host import protocol
-from tool_worker.host.bash_call import BashCall, BashCallError
-from tool_worker.host.bash_session import BashSession
-from tool_worker.host.children import Children, KillScore
+from tool_worker.host.children import Children, OomScore
 from tool_worker.host.compiled import accepted, signal, socket
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import kill_descendants, live_descendants
 from tool_worker.host.egress import Egress
 from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, bounded
 from tool_worker.host.json_text import dumps
-from tool_worker.host.loop import Loop, Outlet
-from tool_worker.host.requests import Refused, action_id_of, fingerprint_in
+from tool_worker.host.loop import BufferedWriter, Loop
+from tool_worker.host.protocol import Refused, action_id_of, fingerprint_in
+from tool_worker.shell.bash_call import BashCall, BashCallError
+from tool_worker.shell.bash_session import BashSession
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
@@ -44,7 +43,7 @@ class Client:
     def __init__(self, loop: Loop, connection: socket.socket) -> None:
         self.connection = connection
         self.lines = protocol.Lines()
-        self.outlet = Outlet(loop, connection.fileno())
+        self.writer = BufferedWriter(loop, connection.fileno())
         self.is_open = True
 
 
@@ -72,7 +71,7 @@ class Server:
         configuration: HostConfiguration,
         listener: socket.socket,
         journal: Journal,
-        score: KillScore,
+        score: OomScore,
     ) -> None:
         self._loop = loop
         self._configuration = configuration
@@ -88,9 +87,9 @@ class Server:
         self._programs: dict[str, SessionProgram] = {}
         if not journal.is_empty:
             self._session.announce_new_shell()
-        self._unattached = loop.alarm(loop.stop)
-        self._idle = loop.alarm(self._end_if_resting)
-        self._next = loop.alarm(self._begin_next)
+        self._unattached = loop.timer(loop.stop)
+        self._idle = loop.timer(self._end_if_resting)
+        self._next = loop.timer(self._begin_next)
         loop.on_readable(listener.fileno(), self._accept)
         self._note_activity()
 
@@ -100,8 +99,8 @@ class Server:
         for program in self._programs.values():
             program.close()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        deadline = monotonic() + END_LIMIT_SECONDS
-        while monotonic() < deadline:
+        deadline = self._loop.now() + END_LIMIT_SECONDS
+        while self._loop.now() < deadline:
             was_alive = kill_descendants(os.getpid())
             if not self._children.reap() and not was_alive:
                 return
@@ -126,20 +125,20 @@ class Server:
             chunk = client.connection.recv(65536)
             lines = client.lines.feed(chunk)
             if not chunk:
-                self._let_go(client)
+                self._disconnect(client)
             for line in lines:
                 self._serve(client, protocol.decode(line))
         except BlockingIOError:
             return
         except (OSError, protocol.ProtocolError):
-            self._let_go(client)
+            self._disconnect(client)
 
-    def _let_go(self, client: Client) -> None:
+    def _disconnect(self, client: Client) -> None:
         if client.is_open:
             client.is_open = False
             self._clients.discard(client)
             self._egress.forget(client)
-            client.outlet.clear()
+            client.writer.clear()
             self._loop.on_readable(client.connection.fileno(), None)
             client.connection.close()
             self._note_activity()
@@ -179,9 +178,9 @@ class Server:
 
     def _send(self, client: Client, line: bytes) -> None:
         if client.is_open:
-            client.outlet.write(line)
-            if client.outlet.waiting_bytes > UNREAD_LIMIT_BYTES:
-                self._let_go(client)
+            client.writer.write(line)
+            if client.writer.waiting_bytes > UNREAD_LIMIT_BYTES:
+                self._disconnect(client)
 
     def _serve(self, client: Client, message: dict[str, object]) -> None:
         request = message.get("request")
@@ -195,11 +194,11 @@ class Server:
                 action_id = None if message.get("action_id") is None else action_id_of(message)
                 self._reply(client, request, {"was_running": self._interrupt(action_id)})
             elif operation == "ping":
-                self._reply(client, request, self._greeting())
+                self._reply(client, request, self._ping_reply())
             elif operation == "retire":
                 self._reply(client, request, {"closing": self._retire(may_kill=message.get("may_kill") is True)})
             elif operation == "egress":
-                self._lend(client, request)
+                self._lend_listener(client, request)
             elif operation == "refused":
                 self._egress.note(message)
             elif operation == "close":
@@ -215,7 +214,7 @@ class Server:
         except Refused as refusal:
             self._reply(client, request, {"error": refusal.answer})
 
-    def _greeting(self) -> dict[str, object]:
+    def _ping_reply(self) -> dict[str, object]:
         return {
             "protocol": protocol.PROTOCOL_VERSION,
             "workspace": self._configuration.workspace,
@@ -225,7 +224,7 @@ class Server:
             "has_egress": self._egress.proxy is not None,
         }
 
-    def _lend(self, client: Client, request: object) -> None:
+    def _lend_listener(self, client: Client, request: object) -> None:
         """Take a client for the proxy: it gets the listening socket, and does not count as a tool worker."""
         if not self._egress.lend(client, client.connection, protocol.encode({"request": request})):
             raise Refused("no_egress", "this workspace has no way out")
@@ -312,7 +311,7 @@ class Server:
         self._executions[execution.action_id] = execution
         execution.session = program.ask(
             {**arguments, "cwd": self._session.working_dir},
-            lambda: self._has_begun(execution),
+            lambda: self._record_begin(execution),
             lambda result: self._finish(execution, result),
         )
 
@@ -337,7 +336,7 @@ class Server:
             self._launch(execution, execution.call)
 
     def _launch(self, execution: Execution, call: BashCall) -> None:
-        if not self._has_begun(execution):
+        if not self._record_begin(execution):
             return
         session = self._session
         if call.is_static:
@@ -345,7 +344,7 @@ class Server:
         execution.session = session
         session.start(call, lambda result: self._finish(execution, result))
 
-    def _has_begun(self, execution: Execution) -> bool:
+    def _record_begin(self, execution: Execution) -> bool:
         """Journal the start; if that fails, who waits is told that nothing was begun."""
         try:
             self._record_start(execution.action_id, execution.fingerprint)

@@ -20,8 +20,8 @@ from collections import deque
 from tool_worker.host import protocol
 from tool_worker.host.compiled import signal
 from tool_worker.host.descendants import kill, kill_descendants, kill_marked
-from tool_worker.host.loop import Loop, Outlet
-from tool_worker.host.shell import lower_limits
+from tool_worker.host.hardening import lower_limits
+from tool_worker.host.loop import BufferedWriter, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,12 +76,12 @@ class SessionProgram:
         self._pid = 0
         self._folder = ""
         self._connection: socket.socket | None = None
-        self._outlet: Outlet | None = None
+        self._writer: BufferedWriter | None = None
         self._lines = protocol.Lines()
         self._number = 0
         self._call: SessionCall | None = None
         self._queue: deque[SessionCall] = deque()
-        self._limit = loop.alarm(self._too_late)
+        self._limit = loop.timer(self._too_late)
         self._notice = ""
 
     @property
@@ -115,7 +115,7 @@ class SessionProgram:
         """Kill the program; no call is answered any more."""
         self._queue.clear()
         self._call = None
-        self._let_go()
+        self._end_program()
 
     def _begin_next(self) -> None:
         while self._call is None and self._queue:
@@ -124,14 +124,14 @@ class SessionProgram:
                 continue
             self._call = call
             self._number += 1
-            if self._connection is None and not self._is_started():
+            if self._connection is None and not self._start():
                 continue
             self._send({"call": self._number, "arguments": call.arguments})
             timeout = call.arguments.get("timeout")
             seconds = timeout if isinstance(timeout, int | float) and timeout > 0 else 0
             self._limit.set(self._loop.now() + seconds + GRACE_SECONDS if seconds else None)
 
-    def _is_started(self) -> bool:
+    def _start(self) -> bool:
         ours, theirs = socket.socketpair()
         temporary = self._configuration.environment.get("TMPDIR", "/tmp")  # noqa: S108  (the sandbox's own)
         folder = os.path.join(temporary, f"{self._name}-{os.urandom(4).hex()}")
@@ -149,7 +149,7 @@ class SessionProgram:
         theirs.close()
         ours.setblocking(False)
         self._connection = ours
-        self._outlet = Outlet(self._loop, ours.fileno())
+        self._writer = BufferedWriter(self._loop, ours.fileno())
         self._lines = protocol.Lines()
         self._loop.on_readable(ours.fileno(), self._read)
         pid = self._pid
@@ -181,8 +181,8 @@ class SessionProgram:
         self._finish(result)
 
     def _send(self, message: dict[str, object]) -> None:
-        if self._outlet is not None:
-            self._outlet.write(protocol.encode(message))
+        if self._writer is not None:
+            self._writer.write(protocol.encode(message))
 
     def _too_late(self) -> None:
         self._lost("did not stop in time and was ended")
@@ -197,21 +197,21 @@ class SessionProgram:
             self._lost("ended")
 
     def _lost(self, how: str) -> None:
-        self._let_go()
+        self._end_program()
         if self._call is not None:
             self._answer(f"ERROR: {self._name} {how}. What it held is lost; the next call gets a new one.")
         else:
             self._notice = f"[{self._name} had ended; this is a new one.]\n"
         self._begin_next()
 
-    def _let_go(self) -> None:
+    def _end_program(self) -> None:
         self._limit.set(None)
         if self._connection is not None:
-            assert self._outlet is not None
-            self._outlet.clear()
+            assert self._writer is not None
+            self._writer.clear()
             self._loop.on_readable(self._connection.fileno(), None)
             self._connection.close()
-            self._connection = self._outlet = None
+            self._connection = self._writer = None
         if self._pid:
             kill_descendants(self._pid)
             kill(self._pid)

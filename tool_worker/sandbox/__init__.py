@@ -1,4 +1,4 @@
-"""Sandboxes around workspace hosts: which there are, how they start a program, whether they hold.
+"""Sandboxes around workspace hosts: which ones exist, how each starts a program, and whether it holds.
 
 May import: host.
 Start with: sandbox.

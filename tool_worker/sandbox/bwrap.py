@@ -5,7 +5,7 @@ Holds:
     - All processes end with the first one, which is the host, and none of them can end, stop or trace it.
     - No program in it has a capability or can gain one, and its environment is what it is given.
     - System calls that change the machine are refused (see `seccomp`), and a host adds the kernel's own list of what
-      may be written (see `host/landlock`).
+      may be written (see `host/hardening`).
 Does not:
     - Bound memory and CPU.
     - Keep a program with network access from the machine's own ports.
@@ -26,6 +26,7 @@ from tool_worker.sandbox.sandbox import (
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
+    Capabilities,
     Enclosure,
     HostDescriptors,
     interpreter,
@@ -35,6 +36,8 @@ from tool_worker.sandbox.seccomp import system_call_filter
 from tool_worker.sandbox.system_files import COPIED, HOME, HOST_NAME, OF_NETWORK, OWN, USER_ID, EtcCopies
 
 TEMPORARY = ("/tmp", HOME)  # noqa: S108  (these are mounts inside the sandbox)
+WRAPPER_COMMAND = "bwrap"
+"""The command name of the process outside the namespaces, which waits for the first one inside."""
 TRIAL_LIMIT_SECONDS = 10.0
 
 # Written by root's user id without any capability, these change the whole machine; bubblewrap 0.8 covers them only
@@ -55,8 +58,7 @@ class BubblewrapSandbox:
 
     name = "bwrap"
     code_root = "/run/deckhands"
-    is_confining = True
-    inherits_descriptors = True
+    capabilities = Capabilities(confines_programs=True, uses_control_groups=True)
     reach = "their own workspace, and where a conversation was given the network, the machine's with its own ports"
     system_call_filter = system_call_filter()
 

@@ -14,6 +14,7 @@ from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import Sandbox
 
 AUTO = "auto"
+CAPABILITIES = {sandbox.name: sandbox.capabilities for sandbox in (BubblewrapSandbox, DockerSandbox, NoSandbox)}
 
 
 def sandboxes(files: Path, containers: Containers | None = None) -> dict[str, Sandbox]:
@@ -35,7 +36,7 @@ def best_sandbox(files: Path, containers: Containers | None = None) -> Sandbox:
     """
     reasons = []
     for sandbox in sandboxes(files, containers).values():
-        if not sandbox.is_confining:
+        if not sandbox.capabilities.confines_programs:
             continue
         reason = sandbox.reason_unavailable()
         if reason is None:

@@ -1,7 +1,7 @@
 """The docker sandbox: a container for each workspace, by the engine of this machine and its command line.
 
 Nothing is inherited by what an engine starts. So a host comes to its descriptors by a socket that is mounted as its
-`ENTRANCE`, answers one caller, and leads nowhere afterwards (see `host_handover`).
+`ENTRANCE`, answers one caller, and leads nowhere afterwards (see `launch/descriptor_handover`).
 
 Holds:
     - A container has no network of its own unless it was asked for, no capability and no way to gain one, a read-only
@@ -27,6 +27,7 @@ from tool_worker.sandbox.sandbox import (
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
+    Capabilities,
     Enclosure,
     HostDescriptors,
     interpreter,
@@ -92,10 +93,9 @@ class DockerSandbox:
 
     name = "docker"
     code_root = "/run/deckhands"
-    is_confining = True
-    inherits_descriptors = False
+    capabilities = Capabilities(confines_programs=True, inherits_descriptors=False, runs_images=True)
     reach = "their own workspace and container; where a conversation was given the network, that of the engine's bridge"
-    system_call_filter = b""  # the engine brings its own; a host adds ours (see `host/arrival`)
+    system_call_filter = b""  # the engine brings its own; a host adds ours (see `host/descriptor_receiver`)
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
@@ -138,7 +138,7 @@ class DockerSandbox:
         """See `Sandbox.command`."""
         own = ["python3", *program[1:]] if program[0] == interpreter() else list(program)
         if isinstance(descriptors, HostDescriptors):
-            arriving = ["python3", "-I", "-S", f"{self.code_root}/tool_worker/host/arrival.py", ENTRANCE]
+            arriving = ["python3", "-I", "-S", f"{self.code_root}/tool_worker/host/descriptor_receiver.py", ENTRANCE]
             return [*self._engine(), "run", "--detach", *options, *arriving, *own[1:]]
         if descriptors is not None:
             own = ["python3", "-I", "-S", "-c", _WITHOUT_ENVIRONMENT, *own[1:]]

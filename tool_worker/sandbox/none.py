@@ -22,6 +22,7 @@ from tool_worker.sandbox.sandbox import (
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
+    Capabilities,
     Enclosure,
     HostDescriptors,
     interpreter,
@@ -41,8 +42,7 @@ class NoSandbox:
 
     name = "none"
     code_root = str(PACKAGE_ROOT)
-    is_confining = False
-    inherits_descriptors = True
+    capabilities = Capabilities()
     reach = "all that this worker's user can: every workspace of this node, its processes, and the machine's network"
     system_call_filter = b""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-HOST_ROOMS = ("host", "editor", "search")
+HOST_ROOMS = ("host", "shell", "editor", "search")
 """The rooms of this package whose code runs in a workspace host."""
 HOST_ID_VARIABLE = "DECKHANDS_HOST_ID"
 """In the environment of every shell: by it what outlived its host is found."""
@@ -116,6 +116,25 @@ class HostDescriptors:
     system_calls: int
 
 
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a sandbox can do; whoever uses one asks for this, never for its name.
+
+    Attributes:
+        confines_programs: keeps programs from the machine; they have a process namespace of their own.
+        inherits_descriptors: programs get the descriptors of the process that starts them; otherwise a host receives
+            them through a socket.
+        runs_images: programs run on the files of a container image instead of this machine's.
+        uses_control_groups: programs can be put into a control group of ours; where no group can be made, resource
+            limits bound each process.
+    """
+
+    confines_programs: bool = False
+    inherits_descriptors: bool = True
+    runs_images: bool = False
+    uses_control_groups: bool = False
+
+
 class Sandbox(Protocol):
     """One way to confine a program."""
 
@@ -130,13 +149,8 @@ class Sandbox(Protocol):
         ...
 
     @property
-    def is_confining(self) -> bool:
-        """Whether it keeps programs from the machine at all; if so it has a process namespace of its own."""
-        ...
-
-    @property
-    def inherits_descriptors(self) -> bool:
-        """Whether what it runs gets the descriptors of whoever starts it; otherwise a host is handed them."""
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
         ...
 
     @property

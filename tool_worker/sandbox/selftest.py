@@ -18,14 +18,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.runtime.clock import SystemClock
 from tool_worker.errors import SandboxUnavailable, SandboxUnsafe
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox, interpreter
 from tool_worker.sandbox.spawning import in_memory
 
 LIMIT_SECONDS = 20.0
 LEFT_SECONDS = 600.0
-"""A directory that is older belongs to no self-test that goes on: its worker was killed."""
+"""An older directory belongs to no running self-test: its worker was killed."""
 _PREFIX = "deckhands-selftest-"
 _PROBES = Path(__file__).with_name("probes.py")
 
@@ -57,13 +56,13 @@ def run_self_test(sandbox: Sandbox) -> SelfTestReport:
     Raises:
         SandboxUnavailable: the probes could not be run in it.
     """
-    _remove_left()
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _targets(Path(folder)) as settings:
+        _remove_left(Path(folder).lstat().st_mtime - LEFT_SECONDS)
         workspace = Path(folder, "workspace")
         workspace.mkdir()
         probes = workspace / _PROBES.name
         probes.write_bytes(_PROBES.read_bytes())
-        mount_at = "/workspace" if sandbox.is_confining else str(workspace)
+        mount_at = "/workspace" if sandbox.capabilities.confines_programs else str(workspace)
         program = [interpreter(), "-I", "-S", f"{mount_at}/{probes.name}", json.dumps(settings)]
         enclosure = Enclosure(workspace, mount_at, is_own=True, labels={"host": settings["argument"]})
         try:
@@ -111,12 +110,12 @@ def _not_run(sandbox: Sandbox, reason: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"The self-test could not be run in the sandbox {sandbox.name}: {reason}")
 
 
-def _remove_left() -> None:
-    newest = SystemClock().now().timestamp() - LEFT_SECONDS
+def _remove_left(newest: float) -> None:
+    """Remove what killed workers have left, made at this time of the file system's clock or before."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = left.lstat()
-            if found.st_uid == os.getuid() and found.st_mtime < newest:
+            if found.st_uid == os.getuid() and found.st_mtime <= newest:
                 shutil.rmtree(left, ignore_errors=True)
 
 

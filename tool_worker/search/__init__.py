@@ -1,4 +1,4 @@
-"""Questions about the code of a workspace, answered beside its shell. Standard library only.
+"""Questions about the code of a workspace, answered by a program beside its shell. Standard library only.
 
 May import: host.
 Start with: code_questions.

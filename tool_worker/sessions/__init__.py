@@ -1,5 +1,5 @@
-"""Programs that live beside the shell and carry out the calls of one tool each.
+"""Session programs: processes beside the shell that carry out the calls of one tool each.
 
-May import: host.
+May import: host, shell.
 Start with: programs.
 """

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":  # started by its path, as a program of its own
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tool_worker.host.output_buffer import OutputBuffer
 from tool_worker.sessions.session_wire import Result, serve
+from tool_worker.shell.output_buffer import OutputBuffer
 
 if TYPE_CHECKING:
     from jupyter_client.asynchronous.client import AsyncKernelClient

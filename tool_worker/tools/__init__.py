@@ -1,5 +1,5 @@
-"""What each kind of action does in a workspace, and what is observed of it.
+"""Tools: what each kind of action does in a workspace, and the observation that answers it.
 
-May import: sandbox, workspace.
+May import: nothing of this package.
 Start with: registry.
 """

@@ -1,5 +1,5 @@
-"""The tool worker: takes up actions, carries each out once, answers requests for files.
+"""The tool worker: takes actions from the streams, runs each of them once, transfers files.
 
-May import: checkpoints, host, sandbox, sessions, tools, workspace.
+May import: checkpoints, files, host, launch, mcp, node, opening, sandbox, sessions, tools, workspace.
 Start with: consumer.
 """

@@ -17,9 +17,9 @@ from broker.celery.bootstep import cancel_when
 from broker.contract.codec import checksum_of
 from broker.coordination.action_streams import ActionDelivery, ActionQueue, ActionReclaimed, ControlDelivery
 from broker.coordination.crash_attribution import Probation, Turns
-from broker.coordination.file_pieces import Parcels
 from broker.coordination.heartbeat_thread import Understudy
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.stored_files import StoredFiles
 from broker.coordination.transfers import Transfers
 from broker.log.event_log import EventLog
 from broker.log.follower import check_remembered
@@ -32,23 +32,23 @@ from broker.secrets.secrets import Secrets
 from broker.store.store import Store, open_store
 from broker.tools.tool_offers import ToolOffers
 from tool_worker.checkpoints.checkpoint_store import BASES, Checkpoints
-from tool_worker.checkpoints.checkpointing import Safekeeping
+from tool_worker.checkpoints.checkpointing import Checkpointing
+from tool_worker.launch.session_programs import session_programs
+from tool_worker.mcp.launch import SandboxedLaunch
+from tool_worker.mcp.servers import McpServers
+from tool_worker.node.node_identity import identity_of, only_here
+from tool_worker.node.quota import Quota
+from tool_worker.node.reaper import Reaper
+from tool_worker.node.resource_usage import ResourceUsage
+from tool_worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
+from tool_worker.opening.repositories import sandbox_of_git
+from tool_worker.opening.workspace_opener import WorkspaceOpener
 from tool_worker.settings import ToolSettings
-from tool_worker.tools.mcp_launch import SandboxedLaunch
-from tool_worker.tools.mcp_tools import McpServers
 from tool_worker.tools.offered import OfferedTools, found_tools
 from tool_worker.worker.executor import Executor
-from tool_worker.worker.transfer_service import Porter
+from tool_worker.worker.finished_workspaces import end_finished
+from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.departure import end_finished
-from tool_worker.workspace.held_bounds import TERMINALS, WATCHERS, HeldBounds
-from tool_worker.workspace.holdings import Held
-from tool_worker.workspace.node_identity import identity_of, only_here
-from tool_worker.workspace.opening import Openings
-from tool_worker.workspace.quota import Quota
-from tool_worker.workspace.reaper import Reaper
-from tool_worker.workspace.repositories import sandbox_of_git
-from tool_worker.workspace.session_programs import session_programs
 from tool_worker.workspace.workspaces import Workspaces
 
 _log = logging.getLogger(__name__)
@@ -75,9 +75,7 @@ class ToolConsumer:
             no_change_timeout_seconds=settings.no_change_timeout_seconds,
             environment=settings.environment,
             search_path=settings.search_path,
-            sessions=self._programs.commands,
-            container_sessions=self._programs.in_containers,
-            read_only=self._programs.read_only,
+            programs=self._programs,
             limits=settings.limits,
             gate=settings.gate,
             containers=settings.containers,
@@ -167,27 +165,27 @@ class Incarnation:
         self._log = log = EventLog(store, Secrets(store, settings.secret_key, own=_secrets_of(settings)))
         sandbox = partial(sandbox_of_git, workspaces.demanded_sandbox, settings.node_dir / ".sandbox")
         limits = settings.workspace_limits
-        openings = Openings(
+        opener = WorkspaceOpener(
             log,
             settings.node_dir,
-            Parcels(store),
+            StoredFiles(store),
             sandbox,
             limits,
             gate=settings.gate,
             roots=settings.repository_roots,
         )
-        keeping = _safekeeping(log, settings, openings)
+        checkpointing = _checkpointing(log, settings, opener)
         bindings = Bindings(settings.node_dir, settings.named)
-        porter = Porter(Transfers(store), settings.node_dir, keeping, sandbox, bindings)
-        self._held = HeldBounds(settings.node_dir, Held(limits.bytes, TERMINALS, WATCHERS))
+        transfer_service = TransferService(Transfers(store), settings.node_dir, checkpointing, sandbox, bindings)
+        self._held = UsageBounds(settings.node_dir, ResourceUsage(limits.bytes, TERMINALS, WATCHERS))
         self._executor = Executor(
             log,
             workspaces,
             worker_id=self.worker_id,
             offered=offered,
-            keeping=keeping,
-            openings=openings,
-            porter=porter,
+            checkpointing=checkpointing,
+            opener=opener,
+            transfer_service=transfer_service,
             quota=Quota(settings.node_dir, limits),
             held=self._held,
         )
@@ -222,7 +220,7 @@ class Incarnation:
             if await self.membership.tick(self.progress) is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await self._look_again()
-            await self._workspaces.let_go_of_idle()
+            await self._workspaces.detach_idle()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _look_again(self) -> None:
@@ -264,7 +262,7 @@ class Incarnation:
     async def _take(self, queue: ActionQueue, delivery: ActionDelivery | ControlDelivery) -> None:
         failpoint("tool.before_claim")
         if isinstance(delivery, ControlDelivery):
-            await self._executor.obey(delivery)
+            await self._executor.execute_control(delivery)
             await queue.acknowledge(delivery)
             return
         action = (delivery.conversation_id, delivery.action_id, checksum_of(delivery.entry))
@@ -284,13 +282,13 @@ class Incarnation:
             del self._in_hand[action]
 
 
-def _safekeeping(log: EventLog, settings: ToolSettings, openings: Openings) -> Safekeeping:
+def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:
     place, every = settings.checkpoints, settings.checkpoint_every
     if not place:
-        return Safekeeping(log, settings.node_dir, None, every=every, openings=openings)
-    saved = Checkpoints(place, limits=settings.workspace_limits)
-    bases = Checkpoints(place, folder=BASES)
-    return Safekeeping(log, settings.node_dir, saved, every=every, bases=bases, openings=openings)
+        return Checkpointing(log, settings.node_dir, None, every=every, opener=opener)
+    saved = Checkpoints(place, log.store.clock, limits=settings.workspace_limits)
+    bases = Checkpoints(place, log.store.clock, folder=BASES)
+    return Checkpointing(log, settings.node_dir, saved, every=every, bases=bases, opener=opener)
 
 
 def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:

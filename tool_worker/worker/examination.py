@@ -16,18 +16,17 @@ from pathlib import Path
 
 from broker.runtime.errors import UsageError
 from tool_worker.errors import SandboxUnavailable
-from tool_worker.host.landlock import MINIMUM_ABI, landlock_version
-from tool_worker.sandbox.choice import AUTO, sandboxes
+from tool_worker.host.hardening import MINIMUM_ABI, landlock_version
+from tool_worker.launch.session_programs import session_programs
+from tool_worker.node.node_capacity import NodeCapacity
+from tool_worker.sandbox.choice import AUTO, CAPABILITIES, sandboxes
 from tool_worker.sandbox.control_groups import ControlGroups
 from tool_worker.sandbox.docker import Containers
-from tool_worker.sandbox.none import NoSandbox
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.sandbox.seccomp import system_call_filter
 from tool_worker.sandbox.selftest import run_self_test
 from tool_worker.sessions.programs import PROGRAMS
 from tool_worker.settings import ToolSettings, tool_settings
-from tool_worker.workspace.node_room import NodeRoom
-from tool_worker.workspace.session_programs import session_programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,13 @@ def examine(demanded: str = AUTO, containers: Containers | None = None) -> list[
     """
     with tempfile.TemporaryDirectory(prefix="deckhands-examination-") as folder:
         found = sandboxes(Path(folder), containers).values()
-        wanted = [sandbox for sandbox in found if sandbox.name != "docker" or (containers and containers.images)]
-        findings = [_sandbox(sandbox, demanded) for sandbox in wanted if sandbox.is_confining]
+        confining = [sandbox for sandbox in found if sandbox.capabilities.confines_programs]
+        needed = next((sandbox for sandbox in confining if sandbox.name == demanded), confining[0])
+        findings = [
+            _sandbox(sandbox, is_needed=sandbox is needed)
+            for sandbox in confining
+            if not sandbox.capabilities.runs_images or (containers and containers.images)
+        ]
     return [*findings, _filter(), _landlock(), _groups(), _room(demanded)]
 
 
@@ -74,8 +78,7 @@ def examine_programs(settings: ToolSettings) -> list[Finding]:
     return findings
 
 
-def _sandbox(sandbox: Sandbox, demanded: str) -> Finding:
-    is_needed = sandbox.name == demanded or (demanded != "docker" and sandbox.name == "bwrap")
+def _sandbox(sandbox: Sandbox, *, is_needed: bool) -> Finding:
     name = f"sandbox {sandbox.name}"
     reason = sandbox.reason_unavailable()
     if reason is not None:
@@ -119,8 +122,9 @@ def _room(demanded: str) -> Finding:
     except OSError as error:
         # Sandboxes have terminals of their own.
         detail = f"no terminal can be opened, which a shell without a sandbox needs: {error}"
-        return Finding("room for sessions", is_good=False, is_needed=demanded == NoSandbox.name, detail=detail)
-    is_short = NodeRoom().is_short()
+        is_needed = demanded in CAPABILITIES and not CAPABILITIES[demanded].confines_programs
+        return Finding("room for sessions", is_good=False, is_needed=is_needed, detail=detail)
+    is_short = NodeCapacity().is_short()
     detail = "less than a tenth of the terminals or of the memory is free" if is_short else "terminals and memory"
     return Finding("room for sessions", is_good=not is_short, is_needed=False, detail=detail)
 

@@ -49,21 +49,21 @@ from broker.runtime.errors import (
 )
 from broker.runtime.failpoints import failpoint
 from broker.tools.custom_tools import ToolContext
-from tool_worker.checkpoints.checkpointing import MUTATING, Safekeeping
+from tool_worker.checkpoints.checkpointing import MUTATING, Checkpointing
 from tool_worker.errors import HostLost, SourceUnusable, WorkspaceLost
 from tool_worker.host.protocol import NEVER_STARTED
+from tool_worker.launch.host_connection import HostResult
+from tool_worker.node.quota import Quota
+from tool_worker.node.usage_bounds import UsageBounds
+from tool_worker.opening.workspace_opener import WorkspaceOpener
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import TOOLS
 from tool_worker.tools.tool import HostRequest, answering
 from tool_worker.worker.fingerprints import fingerprint_of
-from tool_worker.worker.journal_check import NOT_CARRIED_OUT, is_outdated, name_other
+from tool_worker.worker.journal_check import NOT_CARRIED_OUT, check_journal, log_reused_number
 from tool_worker.worker.running_calls import RunningCalls
-from tool_worker.worker.transfer_service import Porter
-from tool_worker.workspace.held_bounds import HeldBounds
-from tool_worker.workspace.host_connection import HostResult
+from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.open_workspace import OpenWorkspace
-from tool_worker.workspace.opening import Openings
-from tool_worker.workspace.quota import Quota
 from tool_worker.workspace.workspaces import Workspaces
 
 MAX_ATTEMPTS = 3
@@ -76,7 +76,7 @@ LOST_BY_REBOOT = (
     "The machine was restarted since this action was handed out, and the record of what ran may have lost its end. "
     "It may have taken effect, wholly or in part: check before you repeat it."
 )
-UNWANTED_SECONDS = 1.0
+ANSWER_CHECK_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -95,23 +95,23 @@ class Executor:
         *,
         worker_id: str,
         offered: OfferedTools | None = None,
-        keeping: Safekeeping | None = None,
-        openings: Openings | None = None,
-        porter: Porter | None = None,
+        checkpointing: Checkpointing | None = None,
+        opener: WorkspaceOpener | None = None,
+        transfer_service: TransferService | None = None,
         quota: Quota | None = None,
-        held: HeldBounds | None = None,
+        held: UsageBounds | None = None,
     ) -> None:
         self._log = log
         self._workspaces = workspaces
         self._offered = offered or OfferedTools(())
         self._worker_id = worker_id
-        self._keeping = keeping
-        self._openings = openings
-        self._porter = porter
+        self._checkpointing = checkpointing
+        self._opener = opener
+        self._transfer_service = transfer_service
         self._calls = RunningCalls(log.is_answered)
         self._quota = quota
         self._held = held
-        self._looking: set[asyncio.Task[None]] = set()
+        self._answer_checks: set[asyncio.Task[None]] = set()
         self.refusals = 0
 
     async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome, probation: Probation = INNOCENT) -> None:
@@ -145,8 +145,8 @@ class Executor:
                 delivery, instead.model_copy(update={"tool_call_metadata": observation.tool_call_metadata})
             )
         failpoint("tool.after_append")
-        if self._keeping is not None and delivery.workspace.path is None:
-            await self._keeping.note_result(delivery.conversation_id, observation.kind)
+        if self._checkpointing is not None and delivery.workspace.path is None:
+            await self._checkpointing.note_result(delivery.conversation_id, observation.kind)
 
     async def _append(self, delivery: ActionDelivery, observation: Observation) -> None:
         # What could not be read has no checksum to go by.
@@ -164,17 +164,17 @@ class Executor:
             _log.warning("an action is not in its log any more: %s", lost.message)
             await name_gap(self._log, lost, noticed_by="the tool worker that carried it out")
 
-    async def obey(self, order: ControlDelivery) -> None:
+    async def execute_control(self, order: ControlDelivery) -> None:
         """Stop a running action, or end a workspace.  Idempotent."""
         if order.order == "close":
             await self._workspaces.close(order.conversation_id)
-            if self._keeping is not None:
-                await self._keeping.save_last(order.conversation_id)
-        elif order.order == "transfer" and self._porter is not None:
-            await self._porter.carry(order.conversation_id, order.token)
+            if self._checkpointing is not None:
+                await self._checkpointing.save_last(order.conversation_id)
+        elif order.order == "transfer" and self._transfer_service is not None:
+            await self._transfer_service.transfer(order.conversation_id, order.token)
         elif order.order == "cancel" and not self._calls.stop(order.conversation_id, order.action_id):
-            if self._openings is not None:
-                self._openings.stop(order.conversation_id)
+            if self._opener is not None:
+                self._opener.stop(order.conversation_id)
             await self._workspaces.interrupt(order.conversation_id, order.action_id)
 
     async def _observe(
@@ -212,7 +212,7 @@ class Executor:
             answer = await self._calls.run(context, call)
             failpoint("tool.after_result")
             return answer
-        if isinstance(action, OpenWorkspaceAction) and self._openings is not None:
+        if isinstance(action, OpenWorkspaceAction) and self._opener is not None:
             return await self._opened(delivery)
         tool = TOOLS.get(action.kind)
         if tool is None:
@@ -221,27 +221,22 @@ class Executor:
         if not isinstance(request, HostRequest):
             return request
         spec = delivery.workspace
-        if self._keeping is not None and spec.path is None:
+        if self._checkpointing is not None and spec.path is None:
             cid, moves = delivery.conversation_id, claim.moves
-            if await self._keeping.has_left(cid, moves):
+            checkpointing = self._checkpointing
+            if await checkpointing.has_moved_away(cid, moves):
                 await self._workspaces.close(cid)
-                await self._keeping.give_up(cid)
+                await checkpointing.discard(cid)
             fingerprint = fingerprint_of(action)
-            notice = await self._keeping.recover(cid, action.id, spec.source, fingerprint=fingerprint, moves=moves)
+            notice = await checkpointing.recover(cid, action.id, spec.source, fingerprint=fingerprint, moves=moves)
             if notice is not None:
                 return ErrorObservation(content=notice, error_id=WorkspaceLost.code)
         host = await self._workspaces.open(
-            delivery.conversation_id,
-            path=spec.path,
-            sandbox=spec.sandbox,
-            network=spec.network,
-            allow=spec.allow,
-            image=spec.image,
-            tenant=functools.partial(self._tenant, delivery.conversation_id),
+            delivery.conversation_id, spec, tenant=functools.partial(self._tenant, delivery.conversation_id)
         )
         unsandboxed = None if host.is_confined else True
         fingerprint = fingerprint_of(action)
-        if await is_outdated(self._log, host, action, fingerprint):
+        if await check_journal(self._log, host, action, fingerprint):
             return OutcomeUnknownObservation(content=NOT_CARRIED_OUT, unsandboxed=unsandboxed)
         failpoint("tool.before_run")
         may_repeat = outcome_policy(action.kind) is OutcomePolicy.IDEMPOTENT
@@ -252,13 +247,13 @@ class Executor:
         ask = functools.partial(
             host.run, action.id, request.tool, arguments, may_repeat=may_repeat, fingerprint=fingerprint
         )
-        running = self._while_wanted(host, action.id, ask)
+        running = self._run_unless_answered(host, action.id, ask)
         quota = self._quota if spec.path is None else None
-        result = await (_within(quota, host, action.id, running) if quota is not None else running)
+        result = await (_within_quota(quota, host, action.id, running) if quota is not None else running)
         await probation.act()
         failpoint("tool.after_result")
         if result.is_other:
-            await name_other(self._log, action, delivery.conversation_id)
+            await log_reused_number(self._log, action, delivery.conversation_id)
             return OutcomeUnknownObservation(content=NOT_CARRIED_OUT, unsandboxed=unsandboxed)
         if result.is_unknown:
             return OutcomeUnknownObservation(content=LOST_WITH_HOST, unsandboxed=unsandboxed)
@@ -273,7 +268,7 @@ class Executor:
             changes["content"] = f"{observation.content}\n{notice}"
         return observation.model_copy(update=changes) if changes else observation
 
-    async def _while_wanted(
+    async def _run_unless_answered(
         self, host: OpenWorkspace, action_id: int, ask: Callable[[], Awaitable[HostResult]]
     ) -> HostResult:
         """Run an action; one that was answered before it began is stopped when it has run for a second.
@@ -283,10 +278,10 @@ class Executor:
 
         def look() -> None:
             looking = asyncio.create_task(self._stop_if_answered(host, action_id))
-            self._looking.add(looking)
-            looking.add_done_callback(self._looking.discard)
+            self._answer_checks.add(looking)
+            looking.add_done_callback(self._answer_checks.discard)
 
-        timer = asyncio.get_running_loop().call_later(UNWANTED_SECONDS, look)
+        timer = asyncio.get_running_loop().call_later(ANSWER_CHECK_SECONDS, look)
         try:
             return await ask()
         finally:
@@ -299,20 +294,20 @@ class Executor:
 
     async def _opened(self, delivery: ActionDelivery) -> Observation:
         """Open a workspace that begins with something, and save it as it is then."""
-        assert self._openings is not None
+        assert self._opener is not None
         source = delivery.workspace.source
         if source is None:
             return WorkspaceFailedObservation(content="There is nothing to open.", code="source_unusable")
         failpoint("tool.before_run")
         try:
-            opened = await self._openings.open(delivery.conversation_id, source)
+            opened = await self._opener.open(delivery.conversation_id, source)
         except (StoreUnavailable, OutcomeUnknown):
             raise
         except (DeckhandsError, OSError) as error:
             code = error.code if isinstance(error, DeckhandsError) else SourceUnusable.code
             return WorkspaceFailedObservation(content=f"The workspace could not be opened. {error}", code=code)
-        if self._keeping is not None:
-            await self._keeping.keep_beginning(delivery.conversation_id)
+        if self._checkpointing is not None:
+            await self._checkpointing.save_base(delivery.conversation_id)
         return WorkspaceOpenedObservation(
             content=opened.text, commit=opened.commit, files=opened.files, size_bytes=opened.size_bytes
         )
@@ -344,7 +339,7 @@ class Executor:
         return event
 
 
-async def _within(
+async def _within_quota(
     quota: Quota, host: OpenWorkspace, action_id: int, running: Coroutine[Any, Any, HostResult]
 ) -> HostResult:
     """Wait for an action, and stop it when it makes the workspace too large."""

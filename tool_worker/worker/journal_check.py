@@ -23,7 +23,7 @@ NOT_CARRIED_OUT = (
 )
 
 
-async def is_outdated(log: EventLog, host: OpenWorkspace, action: Action, fingerprint: str) -> bool:
+async def check_journal(log: EventLog, host: OpenWorkspace, action: Action, fingerprint: str) -> bool:
     """Say whether an action was decided before its log named a gap and has not been begun.
 
     Raises:
@@ -41,7 +41,7 @@ async def is_outdated(log: EventLog, host: OpenWorkspace, action: Action, finger
     return status.state not in (RECORDED, RUNNING)
 
 
-async def name_other(log: EventLog, action: Action, conversation_id: str) -> None:
+async def log_reused_number(log: EventLog, action: Action, conversation_id: str) -> None:
     """Say in the log that the number of an action was another one's before."""
     lost = EventsLost(conversation_id, action.id, action.id, OTHER)
     await name_gap(log, lost, noticed_by="a workspace host")

@@ -16,7 +16,7 @@ from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
 from broker.tools.custom_tools import ToolContext
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 STOP_LIMIT_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class RunningCalls:
         task = asyncio.create_task(call, name=f"call {key[1]} of {key[0]}")
         self._running[key] = (task, context)
         try:
-            while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+            while not (await asyncio.wait({task}, timeout=CHECK_SECONDS))[0]:
                 if context.is_cancelled or await self._is_answered(*key[:2]):
                     self.stop(*key[:2])
                     break

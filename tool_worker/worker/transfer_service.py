@@ -1,4 +1,4 @@
-"""The porter carries files in and out of workspaces, for people, and saves workspaces when they ask for it.
+"""The transfer_service carries files in and out of workspaces, for people, and saves workspaces when they ask for it.
 
 Holds: no path and no link leads out of the workspace, whatever its programs do meanwhile; what is carried is bounded,
 packed and unpacked; whoever asks gets an answer, be it why not.
@@ -20,28 +20,28 @@ from typing import IO, cast
 
 import zstandard
 
-from broker.coordination.file_pieces import MAX_PARCEL_BYTES
+from broker.coordination.stored_files import MAX_STORED_FILE_BYTES
 from broker.coordination.transfers import TransferAnswer, TransferRequest, Transfers
 from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable
-from tool_worker.checkpoints.checkpointing import Safekeeping
+from tool_worker.checkpoints.checkpointing import Checkpointing
 from tool_worker.errors import FileUnfit, SourceUnusable, WorkspaceLost, WorkspaceTooLarge
+from tool_worker.files.file_tree import FILE, LINK, Entry, TreeLimits, entries
+from tool_worker.files.openat2_paths import Directory
+from tool_worker.files.unpacking import Unpacking
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.opening.repositories import Repositories, require_git
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.file_tree import FILE, LINK, Entry, TreeLimits, entries
-from tool_worker.workspace.host_folder import HostFolder
-from tool_worker.workspace.openat2_paths import Directory
-from tool_worker.workspace.repositories import Repositories, require_git
-from tool_worker.workspace.unpacking import Unpacking
 
 LIMITS = TreeLimits(files=100_000, bytes=512 * 2**20)
 """What is carried at once, unpacked."""
-TOO_LARGE = f"It has more than {MAX_PARCEL_BYTES:,} bytes, packed; that is more than is carried at once."
+TOO_LARGE = f"It has more than {MAX_STORED_FILE_BYTES:,} bytes, packed; that is more than is carried at once."
 IN_PARTS = "Take a part of it."
 
 _log = logging.getLogger(__name__)
 
 
-class Porter:
+class TransferService:
     """Carries files of one node's workspaces.
 
     Args:
@@ -54,17 +54,17 @@ class Porter:
         self,
         transfers: Transfers,
         root: Path,
-        keeping: Safekeeping,
+        checkpointing: Checkpointing,
         sandbox: Callable[[], Awaitable[Sandbox]],
         bindings: Bindings,
     ) -> None:
         self._transfers = transfers
         self._root = root.absolute()
-        self._keeping = keeping
+        self._checkpointing = checkpointing
         self._sandbox = sandbox
         self._bindings = bindings
 
-    async def carry(self, conversation_id: str, token: str) -> None:
+    async def transfer(self, conversation_id: str, token: str) -> None:
         """Do what is asked, and answer.  Idempotent."""
         request = await self._transfers.request(conversation_id, token)
         if request is None:
@@ -101,7 +101,7 @@ class Porter:
             content = await self._transfers.content(conversation_id, token)
             noted = self._noted(conversation_id, token)
             done = await asyncio.to_thread(self._unpacked, folder, request, content, noted)
-            self._keeping.note_change(conversation_id)
+            self._checkpointing.note_change(conversation_id)
             return done, None
         if request.what == "download":
             return await asyncio.to_thread(self._packed, folder, request.path)
@@ -130,7 +130,7 @@ class Porter:
                 "The workspace is a directory of yours, of which no copies are made.",
                 remedy="Save it by what you keep it in, such as git.",
             )
-        saved = await self._keeping.save(conversation_id)
+        saved = await self._checkpointing.save(conversation_id)
         if saved is None:
             raise SourceUnusable(
                 "The node of this workspace saves no checkpoints.",
@@ -140,12 +140,12 @@ class Porter:
 
     async def _patch(self, conversation_id: str, directory: Path) -> bytes:
         require_git()
-        base = await self._keeping.beginning(conversation_id)
-        if base is None and await self._keeping.has_source(conversation_id):
+        base = await self._checkpointing.base(conversation_id)
+        if base is None and await self._checkpointing.has_source(conversation_id):
             raise SourceUnusable("What the workspace began with is not known here.", remedy="Download the files.")
         repositories = Repositories(await self._sandbox())
         try:
-            return await repositories.difference(directory, base, limit_bytes=MAX_PARCEL_BYTES)
+            return await repositories.difference(directory, base, limit_bytes=MAX_STORED_FILE_BYTES)
         except WorkspaceTooLarge as error:
             raise WorkspaceTooLarge(f"The patch is too large. {error.message}", remedy="Download the files.") from error
 
@@ -169,9 +169,9 @@ def packed(root: Directory, path: str) -> tuple[TransferAnswer, bytes]:
             done = TransferAnswer(
                 files=done.files + 1, size_bytes=done.size_bytes + _add(archive, entry_name, entry, descriptor)
             )
-            if target.tell() > MAX_PARCEL_BYTES:
+            if target.tell() > MAX_STORED_FILE_BYTES:
                 raise WorkspaceTooLarge(TOO_LARGE, remedy=IN_PARTS)
-    if target.tell() > MAX_PARCEL_BYTES:
+    if target.tell() > MAX_STORED_FILE_BYTES:
         raise WorkspaceTooLarge(TOO_LARGE, remedy=IN_PARTS)
     return done, target.getvalue()
 
@@ -238,11 +238,11 @@ def _add(archive: tarfile.TarFile, name: str, entry: Entry | os.stat_result, des
     assert isinstance(entry, os.stat_result)
     header.size = entry.st_size
     with os.fdopen(os.dup(descriptor), "rb") as file:
-        archive.addfile(header, cast("IO[bytes]", _Filled(file)))
+        archive.addfile(header, cast("IO[bytes]", _PaddedFile(file)))
     return header.size
 
 
-class _Filled:
+class _PaddedFile:
     """A file that holds as many bytes as it did, whatever it has lost since: the header with its size is written."""
 
     def __init__(self, file: IO[bytes]) -> None:

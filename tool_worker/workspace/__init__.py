@@ -1,5 +1,5 @@
-"""The workspaces of one node: their directories, the hosts that work in them, what they begin with.
+"""The workspaces of one node: opened for the first time or again, each with a directory and a host.
 
-May import: egress, host, sandbox, sessions.
+May import: files, launch, node, sandbox.
 Start with: workspaces.
 """

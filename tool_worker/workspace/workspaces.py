@@ -13,45 +13,45 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from broker.contract.specs import WorkspaceSpec
 from broker.runtime.ids import check_conversation_id
+from tool_worker.completion import to_completion
 from tool_worker.errors import HostLost, WorkspaceUnavailable
-from tool_worker.sandbox.bwrap import BubblewrapSandbox
-from tool_worker.sandbox.choice import AUTO
-from tool_worker.sandbox.control_groups import ControlGroups
-from tool_worker.sandbox.docker import Containers, DockerSandbox
-from tool_worker.sandbox.none import NoSandbox
-from tool_worker.sandbox.sandbox import ResourceLimits, Sandbox
-from tool_worker.workspace.binding import MOUNT_AT, Binding
-from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.egress_gate import EgressGate
-from tool_worker.workspace.host_connection import HostConnection
-from tool_worker.workspace.host_folder import HostFolder
-from tool_worker.workspace.host_launch import (
+from tool_worker.files.openat2_paths import Directory
+from tool_worker.launch.binding import MOUNT_AT, Binding
+from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.launch.host_connection import HostConnection
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.launch.host_launch import (
     bound_host,
     bounding,
     end_host,
     interrupt_host,
     reap,
     start_host,
-    to_its_end,
     wait_until_dead,
 )
-from tool_worker.workspace.host_plan import HostPlans
+from tool_worker.launch.host_plan import HostPlans
+from tool_worker.launch.session_programs import SessionPrograms
+from tool_worker.launch.verified_sandboxes import VerifiedSandboxes
+from tool_worker.node.node_capacity import NodeCapacity, free_capacity
+from tool_worker.sandbox.choice import AUTO
+from tool_worker.sandbox.control_groups import ControlGroups
+from tool_worker.sandbox.docker import Containers
+from tool_worker.sandbox.sandbox import ResourceLimits, Sandbox
+from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.named_directories import NamedDirectories
-from tool_worker.workspace.node_room import NodeRoom, make_room
 from tool_worker.workspace.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
-from tool_worker.workspace.openat2_paths import Directory
-from tool_worker.workspace.tried_sandboxes import TriedSandboxes
 
 SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 STARTS_AT_ONCE = 4
 ENDING_LIMIT_SECONDS = 10.0
-LET_GO_SECONDS = 60.0
+DETACH_SECONDS = 60.0
 SESSION_IDLE_SECONDS = 300.0
 
 
@@ -86,12 +86,11 @@ class Workspaces:
         no_change_timeout_seconds: After how much silence a command is answered.
         environment: Variables for every shell, over those that the sandbox sets.
         search_path: `PATH` of shells without a sandbox; None: the system's.
-        read_only: Further paths that programs in a sandbox may read.
-        sessions, container_sessions: See `HostConfiguration`; the latter are for the sandbox `docker`.
+        programs: The session programs of every workspace, and what their sandbox has to show them.
         limits: Bounds for every shell and what it starts.
         gate: What of the network workspaces may be given.
         containers: What they may be, for the sandbox `docker`.
-        room: When there is little of it, sessions that were not used for long end before another starts.
+        capacity: What is left of the machine. When it is short, sessions end before another starts.
         named: The directories that conversations may name.
     """
 
@@ -105,20 +104,18 @@ class Workspaces:
         no_change_timeout_seconds: float = SERVED_NO_CHANGE_TIMEOUT_SECONDS,
         environment: Mapping[str, str] | None = None,
         search_path: str | None = None,
-        read_only: tuple[Path, ...] = (),
-        sessions: Mapping[str, Sequence[str]] | None = None,
-        container_sessions: Mapping[str, Sequence[str]] | None = None,
+        programs: SessionPrograms | None = None,
         limits: ResourceLimits | None = None,
         gate: EgressGate | None = None,
         containers: Containers | None = None,
-        room: NodeRoom | None = None,
+        capacity: NodeCapacity | None = None,
         named: NamedDirectories | None = None,
     ) -> None:
         self._root = root.absolute()
         self._bindings = Bindings(self._root, named or NamedDirectories())
         self._limits = limits or ResourceLimits()
         self._gate = gate or EgressGate()
-        self._room = room or NodeRoom()
+        self._capacity = capacity or NodeCapacity()
         found = ControlGroups.find()
         self._groups = found if isinstance(found, ControlGroups) else None
         self._plans = HostPlans(
@@ -128,44 +125,35 @@ class Workspaces:
             no_change_timeout_seconds=no_change_timeout_seconds,
             environment=environment or {},
             search_path=search_path,
-            read_only=read_only,
-            sessions=sessions or {},
-            container_sessions=container_sessions or {},
+            programs=programs or SessionPrograms(),
             limits=self._limits,
-            are_grouped=self._groups is not None,
+            has_control_groups=self._groups is not None,
         )
         self._attached: dict[str, _Attached] = {}
-        self._sandboxes = TriedSandboxes(sandbox, self._root, containers or Containers())
+        self._sandboxes = VerifiedSandboxes(sandbox, self._root, containers or Containers())
         self._started: set[int] = set()
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
-        self._making_room = asyncio.Lock()
+        self._freeing_capacity = asyncio.Lock()
         self._is_closed = False
 
     async def open(
         self,
         conversation_id: str,
+        spec: WorkspaceSpec | None = None,
         *,
-        path: str | None = None,
-        sandbox: str = AUTO,
-        network: bool | None = None,
-        allow: tuple[str, ...] | None = None,
-        image: str = "",
         tenant: Callable[[], Awaitable[str]] | None = None,
     ) -> OpenWorkspace:
         """Return the workspace with a host that answers, started if need be.
 
         Args:
-            path: An existing directory; None: as before, or an empty one of its own the first time.
-            sandbox: `auto`: as before, or what the node demands the first time.
-            network: None: as before, or none the first time.
-            allow: The hosts that it may reach; None: as before, or none the first time.
-            image: Of its container; looked at the first time only.
+            spec: What it has to be. Its image counts the first time only, its source is for `WorkspaceOpener`. None:
+                what it was before, or the default the first time.
             tenant: Says whose the conversation is; asked the first time only, of one that names a directory.
 
         Raises:
             WorkspaceLost: the directory is not there.
             WorkspaceRefused: the directory may not be a workspace.
-            WorkspaceConflict: it was first opened with other arguments.
+            WorkspaceConflict: it was first opened by another specification.
             SandboxError: the sandbox is too weak for the node, does not work here or does not hold.
             EgressRefused: it asks for more of the network than the node gives.
             WorkspaceUnavailable: no host could be started, or `aclose` was called; retryable.
@@ -178,23 +166,24 @@ class Workspaces:
             if attached.connection is not None and not attached.connection.is_open:
                 await attached.connection.detach()
                 attached.connection = None
-            if attached.binding is not None:
-                attached.binding.require_same(path, None if sandbox == AUTO else sandbox, network, allow)
+            if attached.binding is not None and spec is not None:
+                attached.binding.require_same(spec)
             if attached.connection is None:
                 folder = HostFolder(self._root, conversation_id)
                 folder.create()
                 async with folder.opening():
-                    bound = await self._bind(folder, path, sandbox, network, allow, image=image, tenant=tenant)
-                    attached.binding, directory = bound
+                    attached.binding, directory = await self._bind(folder, spec, tenant)
                     with directory:
                         attached.connection = await self._attach(folder, attached.binding, directory)
             binding, connection = attached.binding, attached.connection
             assert binding is not None
             if binding.allow:
-                await self._lead_out(HostFolder(self._root, conversation_id), binding, connection)
-            is_confined = binding.sandbox != NoSandbox.name
+                await self._ensure_proxy(HostFolder(self._root, conversation_id), binding, connection)
             return OpenWorkspace(
-                conversation_id, connection, lambda: self._reopen(conversation_id), is_confined=is_confined
+                conversation_id,
+                connection,
+                lambda: self._reopen(conversation_id),
+                is_confined=self._sandboxes.known(binding.sandbox).capabilities.confines_programs,
             )
 
     async def demanded_sandbox(self) -> Sandbox:
@@ -237,7 +226,7 @@ class Workspaces:
         """Return the workspaces that were ever opened on this node, by conversation id."""
         return tuple(self._states())
 
-    async def let_go_of_idle(self, idle_seconds: float = LET_GO_SECONDS) -> None:
+    async def detach_idle(self, idle_seconds: float = DETACH_SECONDS) -> None:
         """Detach from hosts that have not been asked for so long; from then on their time to live runs."""
         await self._reap()
         now = asyncio.get_running_loop().time()
@@ -267,8 +256,8 @@ class Workspaces:
             if binding is not None:
                 yield WorkspaceState(entry.name, binding.path, binding.sandbox, folder.is_alive)
 
-    async def _lead_out(self, folder: HostFolder, binding: Binding, connection: HostConnection) -> None:
-        proxy = await self._gate.lead_out(folder, binding.allow, connection)
+    async def _ensure_proxy(self, folder: HostFolder, binding: Binding, connection: HostConnection) -> None:
+        proxy = await self._gate.ensure_proxy(folder, binding.allow, connection)
         if proxy is not None:
             self._started.add(proxy)
 
@@ -276,40 +265,15 @@ class Workspaces:
         return (await self.open(conversation_id)).connection
 
     async def _bind(
-        self,
-        folder: HostFolder,
-        path: str | None,
-        sandbox: str,
-        network: bool | None,
-        allow: tuple[str, ...] | None,
-        *,
-        image: str,
-        tenant: Callable[[], Awaitable[str]] | None,
+        self, folder: HostFolder, spec: WorkspaceSpec | None, tenant: Callable[[], Awaitable[str]] | None
     ) -> tuple[Binding, Directory]:
         """Return the binding of a workspace, made the first time, checked every other, and its directory, opened."""
         binding = folder.read_binding()
         is_bound = binding is not None
         if binding is None:
-            chosen = await self._sandboxes.get(sandbox)
-            if chosen.name == DockerSandbox.name:
-                image = self._sandboxes.containers.chosen(image)
-            self._gate.check(allow or (), has_network=bool(network), is_confined=chosen.is_confining)
-            if path is None:
-                folder.workspace.mkdir(mode=0o700, exist_ok=True)
-            directory = str(folder.workspace if path is None else PurePosixPath(path))
-            binding = Binding(
-                path=directory,
-                # Our own directories have the same path on every node, so that a conversation can go on elsewhere. A
-                # user's stays where it is: virtual environments and build trees contain its path.
-                mount_at=MOUNT_AT if path is None and chosen.is_confining else directory,
-                sandbox=chosen.name,
-                has_network=bool(network),
-                host_id=secrets.token_hex(16),
-                allow=allow or (),
-                image=image,
-            )
-        else:
-            binding.require_same(path, None if sandbox == AUTO else sandbox, network, allow)
+            binding = await self._new_binding(folder, spec or WorkspaceSpec())
+        elif spec is not None:
+            binding.require_same(spec)
         is_whose_unknown = binding.tenant is None and binding.is_named(folder.workspace) and tenant is not None
         if is_whose_unknown:
             assert tenant is not None
@@ -317,16 +281,36 @@ class Workspaces:
         open_directory = self._bindings.open if is_bound and not is_whose_unknown else self._bindings.bind
         return binding, await _opened(partial(open_directory, folder, binding))
 
+    async def _new_binding(self, folder: HostFolder, spec: WorkspaceSpec) -> Binding:
+        chosen = await self._sandboxes.get(spec.sandbox)
+        image = self._sandboxes.image(chosen, spec.image)
+        is_confined = chosen.capabilities.confines_programs
+        self._gate.check(spec.allow, has_network=spec.network, is_confined=is_confined)
+        if spec.path is None:
+            folder.workspace.mkdir(mode=0o700, exist_ok=True)
+        directory = str(folder.workspace if spec.path is None else PurePosixPath(spec.path))
+        return Binding(
+            path=directory,
+            # Our own directories have the same path on every node, so that a conversation can move to another. A
+            # user's stays where it is: virtual environments and build trees contain its path.
+            mount_at=MOUNT_AT if spec.path is None and is_confined else directory,
+            sandbox=chosen.name,
+            has_network=spec.network,
+            host_id=secrets.token_hex(16),
+            allow=spec.allow,
+            image=image,
+        )
+
     async def _attach(self, folder: HostFolder, binding: Binding, directory: Directory) -> HostConnection:
         """Connect to the living host, or start one; the caller holds `folder.opening()`."""
         failure: Exception | None = None
         for _ in range(OPEN_ATTEMPTS):
-            alive_fd = folder.hold_alive()
+            alive_fd = folder.take_alive_lock()
             try:
                 if alive_fd is None:
                     return await self._connect(folder, binding)
                 async with self._starting:
-                    await self._make_room()
+                    await self._free_capacity()
                     await self._start(folder, binding, directory, alive_fd)
                     async with bounding(partial(self._bound, folder, binding)):
                         return await self._connect(folder, binding)
@@ -350,7 +334,7 @@ class Workspaces:
         return connection
 
     def _bound(self, folder: HostFolder, binding: Binding) -> None:
-        if self._groups is not None and binding.sandbox == BubblewrapSandbox.name:
+        if self._groups is not None and self._sandboxes.known(binding.sandbox).capabilities.uses_control_groups:
             bound_host(folder, self._groups, binding.host_id, self._limits)
 
     async def _start(self, folder: HostFolder, binding: Binding, directory: Directory, alive_fd: int) -> None:
@@ -361,19 +345,19 @@ class Workspaces:
             enclosure, configuration = self._plans.plan(binding, folder, directory, sandbox)
             if folder.main_pid() is not None:
                 await asyncio.to_thread(sandbox.kill_stragglers, binding.host_id)
-            if sandbox.inherits_descriptors:
+            if sandbox.capabilities.inherits_descriptors:
                 started = start_host(folder, sandbox, enclosure, configuration, alive_fd)
             else:
                 starting = asyncio.to_thread(start_host, folder, sandbox, enclosure, configuration, alive_fd)
-                started = await to_its_end(starting)
+                started = await to_completion(starting)
             self._started.add(started)
         finally:
             os.close(alive_fd)
 
-    async def _make_room(self) -> None:
-        async with self._making_room:
-            if (held := self._room.shortage()) is not None:
-                await make_room((HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held)
+    async def _free_capacity(self) -> None:
+        async with self._freeing_capacity:
+            if (held := self._capacity.shortage()) is not None:
+                await free_capacity((HostFolder(self._root, entry.name) for entry in self._root.iterdir()), held)
 
     async def _reap(self) -> None:
         left = {pid for pid in self._started if not reap(pid)}

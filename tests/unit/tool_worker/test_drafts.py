@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trees import nested, without_rights
-from tool_worker.workspace.drafts import draft_in, remove, remove_drafts
+from tool_worker.files.staging import remove, remove_staging, staging_in
 
 
 def test_what_is_deeper_than_python_goes_is_removed(tmp_path: Path) -> None:
@@ -65,15 +65,15 @@ def test_what_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
 def test_a_draft_is_gone_at_the_end_and_so_is_what_was_left_of_others(tmp_path: Path) -> None:
     left = tmp_path / ".draft-left"
     left.mkdir()
-    with draft_in(tmp_path) as draft:
+    with staging_in(tmp_path) as draft:
         assert not left.exists()
         (draft / "made").mkdir()
         left.mkdir()
-        with draft_in(tmp_path) as second:
+        with staging_in(tmp_path) as second:
             assert second != draft
-        remove_drafts(tmp_path)
+        remove_staging(tmp_path)
         assert left.exists()
         (draft / "made").rename(tmp_path / "made")
     assert {path.name for path in tmp_path.iterdir()} == {"made", ".draft-left"}
-    remove_drafts(tmp_path)
+    remove_staging(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"made"}

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from tool_worker.tools.mcp_http import EVENT_ENDS, bounded_client
-from tool_worker.tools.mcp_program import MESSAGE_LIMIT_BYTES
+from tool_worker.mcp.http_connection import EVENT_ENDS, bounded_client
+from tool_worker.mcp.program import MESSAGE_LIMIT_BYTES
 
 
 class Pieces(httpx2.AsyncByteStream):

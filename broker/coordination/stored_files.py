@@ -1,0 +1,101 @@
+"""Files on their way between people and workspaces, kept in the store in pieces.
+
+Holds: a file is there whole or not at all, and what is read is checked against the name of one that is kept; no
+piece is so large that other conversations wait for it; one that is only transferred expires.
+Keys: `deck:{k}:c:<id>:parcel:<name>`, a hash of pieces; the name is the content's SHA-256, or a token's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from broker.contract.workspace_sources import GitSource, UploadedSource
+from broker.runtime.errors import CorruptEntry, UsageError
+from broker.store.store import Store
+
+PIECE_BYTES = 256 * 2**10
+MAX_STORED_FILE_BYTES = 64 * 2**20
+
+
+def check_size(size_bytes: int, what: str) -> None:
+    """Refuse what is too large for the store.
+
+    Raises:
+        UsageError: it has more than 64 MiB.
+    """
+    if size_bytes > MAX_STORED_FILE_BYTES:
+        raise UsageError(
+            f"{what} has {size_bytes:,} bytes; the limit is {MAX_STORED_FILE_BYTES:,}.",
+            remedy="Take less at once, or use a directory or a repository that the tool worker can reach.",
+        )
+
+
+def content_name(content: bytes) -> str:
+    """Return the name that a file is kept under."""
+    return hashlib.sha256(content).hexdigest()
+
+
+class StoredFiles:
+    """The files that a store keeps."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def keep(self, conversation_id: str, content: bytes) -> str:
+        """Keep a file for as long as the log, which need not be there yet, and return its name.  Idempotent."""
+        name = content_name(content)
+        await self.put(conversation_id, name, content)
+        return name
+
+    async def put(self, conversation_id: str, name: str, content: bytes, *, ttl_seconds: float | None = None) -> None:
+        """Write a file under a name.  Idempotent.
+
+        Raises:
+            UsageError: it is too large.
+        """
+        check_size(len(content), "The file")
+        key, call_many = self._store.keys(conversation_id).parcel(name), self._store.connection.call_many
+        expiry = [] if ttl_seconds is None else [("PEXPIRE", key, int(ttl_seconds * 1000))]
+        for at in range(0, len(content), PIECE_BYTES):
+            # Each at its place, so that one whose reply was lost is not there twice.
+            piece = ("HSET", key, at // PIECE_BYTES, content[at : at + PIECE_BYTES])
+            await self._store.persist(lambda piece=piece: call_many([piece, *expiry]))  # type: ignore[misc]
+        # Last, so that nobody takes a part for the whole.
+        await self._store.persist(lambda: call_many([("HSET", key, "size", len(content)), *expiry]))
+
+    async def fetch(self, conversation_id: str, name: str) -> bytes:
+        """Return what is under a name.
+
+        Raises:
+            CorruptEntry: it is not there, or not what it was.
+        """
+        key, call = self._store.keys(conversation_id).parcel(name), self._store.connection.call
+        size = await self._store.persist(lambda: call("HGET", key, "size"))
+        if size is None:
+            raise CorruptEntry("The file is not in the store.", remedy="Upload it again.")
+        count = -(-int(size) // PIECE_BYTES)
+        pieces = [await self._store.persist(lambda n=n: call("HGET", key, n)) for n in range(count)]  # type: ignore[misc]
+        content = b"".join(piece or b"" for piece in pieces)
+        if len(content) != int(size):
+            raise CorruptEntry("The file in the store is not whole.", remedy="Upload it again.")
+        if len(name) == hashlib.sha256().digest_size * 2 and content_name(content) != name:
+            raise CorruptEntry("The file in the store is damaged.", remedy="Upload it again.")
+        return content
+
+    async def lend(self, source_id: str, target_id: str, source: GitSource | UploadedSource | None) -> None:
+        """Let another conversation begin with what a conversation began with.  Idempotent.
+
+        Raises:
+            CorruptEntry: see `fetch`.
+        """
+        if not isinstance(source, UploadedSource):
+            return
+        key = self._store.keys(target_id).parcel(source.parcel)
+        # A delegate is lent it again by each owner of its parent; the size is written last.
+        if await self._store.persist(lambda: self._store.connection.call("HGET", key, "size")) is None:
+            await self.keep(target_id, await self.fetch(source_id, source.parcel))
+
+    async def drop(self, conversation_id: str, name: str) -> None:
+        """Remove a file.  Idempotent."""
+        key = self._store.keys(conversation_id).parcel(name)
+        await self._store.persist(lambda: self._store.connection.call("DEL", key))

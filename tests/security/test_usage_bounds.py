@@ -1,0 +1,189 @@
+"""What programs hold that no file shows: deleted files that are open, terminals, watchers of files. All is bounded."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from broker.contract.actions import CmdRunAction
+from broker.contract.events import ConversationCreated, WorkspaceSpec
+from broker.contract.observations import CmdOutputObservation
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery
+from broker.log.event_log import EventLog
+from broker.store.store import Store
+from tests.integration.test_workspace_rest import crowded
+from tests.integration.workspace_hosts import Terminal, main_pid, opened, processes
+from tests.polling import until
+from tests.security.test_bounds import MEGABYTE, needs_groups
+from tool_worker.node.resource_usage import ResourceUsage, workspace_usage
+from tool_worker.node.usage_bounds import UsageBounds
+from tool_worker.sandbox.sandbox import ResourceLimits
+from tool_worker.worker.executor import Executor
+from tool_worker.workspace.workspaces import Workspaces
+
+HOLDING = r"""
+import ctypes, os, sys, time
+kind, count = sys.argv[1], int(sys.argv[2])
+def deleted(folder):
+    file = open(folder + "/deleted", "wb+")
+    os.unlink(folder + "/deleted")
+    file.write(bytes(count << 20))
+    file.flush()
+    return file
+held = []
+if kind == "deleted":
+    held = deleted("/workspace")
+elif kind == "forked":
+    held = deleted("/workspace")
+    os.fork()
+elif kind == "mapped":
+    file = deleted("/workspace")
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap(None, 4096, 1, 1, file.fileno(), 0)
+    file.close()
+elif kind == "unlinked_in_memory":
+    held = [deleted("/tmp"), deleted("/dev/shm"), os.memfd_create("held")]
+    os.write(held[-1], bytes(count << 20))
+elif kind == "linked":
+    open("/workspace/linked (deleted)", "wb").write(bytes(count << 20))
+    held = open("/workspace/linked (deleted)")
+elif kind == "descriptors":
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]
+elif kind == "named_oddly":
+    os.mkdir("/workspace/x\r (deleted)\n (deleted)")
+    os.chdir("/workspace/x\r (deleted)\n (deleted)")
+    libc = ctypes.CDLL(None)
+    held = deleted(".")
+    libc.mmap(None, 4096, 1, 1, held.fileno(), 0)
+elif kind == "terminals":
+    held = [os.openpty() for _ in range(count)]
+elif kind == "masters":
+    held = [os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY) for _ in range(count)]
+elif kind == "watchers":
+    held = [ctypes.CDLL(None).inotify_init1(0) for _ in range(count)]
+print("held", flush=True)
+time.sleep(1000)
+"""
+
+
+async def holding(
+    workspaces: Workspaces, root: Path, name: str, kind: str, count: int, *, action_id: int = 1
+) -> Terminal:
+    """Leave a background job that holds something, and wait until it does."""
+    run = Terminal(await workspaces.open(name))
+    run.ids = itertools.count(action_id)
+    place = root / name / "workspace"
+    (place / "hold.py").write_text(HOLDING)
+    await run(f"python3 hold.py {kind} {count} > said 2>&1 &")
+    said = place / "said"
+    await until(lambda: said.exists() and "held" in said.read_text(), what=f"{kind} held")
+    return run
+
+
+def is_holding(root: Path, name: str) -> bool:
+    for process in processes(root, name):
+        with suppress(psutil.NoSuchProcess):
+            if any("hold.py" in word for word in process.cmdline()):
+                return True
+    return False
+
+
+def held_in(root: Path, name: str) -> ResourceUsage:
+    pid = main_pid(root, name)
+    assert pid is not None
+    return workspace_usage(pid, root / name / "workspace").total
+
+
+@pytest.mark.parametrize(
+    ("kind", "few", "many"),
+    [
+        ("descriptors", 30, 250),
+        ("named_oddly", 1, 3),
+        ("deleted", 1, 3),
+        ("forked", 1, 3),
+        ("mapped", 1, 3),
+        ("terminals", 3, 12),
+        ("masters", 3, 12),
+        ("watchers", 3, 12),
+    ],
+)
+async def test_who_holds_more_than_a_workspace_may_is_ended_and_nobody_else(
+    tmp_path: Path, kind: str, few: int, many: int
+) -> None:
+    bounds = UsageBounds(tmp_path, ResourceUsage(unlinked_bytes=2 * MEGABYTE, terminals=8, watchers=8, descriptors=200))
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        await holding(workspaces, tmp_path, "few", kind, few)
+        run = await holding(workspaces, tmp_path, "many", kind, many)
+        await run("KEPT=1; sleep 1000 &")
+        await bounds.sweep()
+        await until(lambda: not is_holding(tmp_path, "many"), what="end of the holder")
+        assert is_holding(tmp_path, "few")
+        assert (await run("echo $KEPT; jobs -r | wc -l")).content.startswith("1\n1")
+        assert bounds.take_notice("few") == ""
+        assert "was ended" in bounds.take_notice("many")
+        assert bounds.take_notice("many") == ""
+
+
+async def test_what_is_in_memory_or_has_a_name_is_not_on_the_disk_a_second_time(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        for kind in ("unlinked_in_memory", "linked"):
+            await holding(workspaces, tmp_path, kind.replace("_", "-"), kind, 3)
+            assert held_in(tmp_path, kind.replace("_", "-")).unlinked_bytes == 0
+
+
+async def test_each_terminal_counts_once_however_many_have_it_open(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        await holding(workspaces, tmp_path, "conversation", "terminals", 5)
+        assert held_in(tmp_path, "conversation").terminals == 6  # and the shell's own
+
+
+@needs_groups
+async def test_files_without_a_name_in_memory_count_as_memory(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap", limits=ResourceLimits(memory_bytes=150 * MEGABYTE)) as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        host = main_pid(tmp_path, "conversation")
+        filling = "import os; f = os.memfd_create('x'); [os.write(f, bytes(1 << 20)) for _ in range(400)]"
+        assert (await run(f'python3 -c "{filling}"', timeout=60, blocking=True)).exit_code == 137
+        for folder in ("/tmp", "/dev/shm"):
+            filling = f"import os; f = open('{folder}/x', 'wb'); os.unlink('{folder}/x'); f.write(bytes(400 << 20))"
+            answer = await run(f'python3 -c "{filling}" 2>&1 | tail -1', timeout=60, blocking=True)
+            assert "No space left on device" in answer.content
+        assert (await run("echo on")).content == "on"
+        assert main_pid(tmp_path, "conversation") == host
+
+
+async def test_the_model_is_told_what_was_ended(memory_store: Store, tmp_path: Path) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    bounds = UsageBounds(tmp_path, ResourceUsage(unlinked_bytes=2 * MEGABYTE, terminals=8, watchers=8, descriptors=200))
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        executor = Executor(log, workspaces, worker_id="tool-1", held=bounds)
+        await log.append("conversation", [CmdRunAction(command="python3 hold.py terminals 20 &")])
+        await holding(workspaces, tmp_path, "conversation", "terminals", 20, action_id=2)
+        await bounds.sweep()
+        await log.append("conversation", [CmdRunAction(command="echo on")])
+        action = (await log.read("conversation"))[-1]
+        delivery = ActionDelivery(
+            "conversation", action.id, await log.entry("conversation", action.id), WorkspaceSpec(), ""
+        )
+        await executor.execute(delivery, ActionClaimed(1))
+        answer = (await log.read("conversation"))[-1]
+        assert isinstance(answer, CmdOutputObservation)
+        assert "terminals" in answer.content
+
+
+async def test_without_room_the_greediest_session_ends_and_not_the_least_used(tmp_path: Path) -> None:
+    root, proc = tmp_path / "node", tmp_path / "proc"
+    async with opened(root, sandbox="bwrap", capacity=crowded(proc, terminals=1)) as workspaces:
+        await Terminal(await workspaces.open("resting"))("true")
+        await Terminal(await workspaces.open("with-a-job"))("sleep 1000 &")
+        await holding(workspaces, root, "greedy", "terminals", 30)
+        crowded(proc, terminals=95)
+        await workspaces.open("one-more")
+        living = {state.conversation_id for state in workspaces.list() if state.is_alive}
+        assert living == {"resting", "with-a-job", "one-more"}

@@ -1,0 +1,19 @@
+"""Awaiting work that must not be left half done when the task that started it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+async def to_completion(work: Awaitable[_T]) -> _T:
+    """Await work such as a start in a thread; if we are cancelled meanwhile, wait for its end first."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

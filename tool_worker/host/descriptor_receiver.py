@@ -1,0 +1,70 @@
+"""Receives a host's descriptors where none can be inherited, then becomes the host.
+
+    python3 -I -S descriptor_receiver.py ENTRANCE MAIN [ARGUMENT…]
+
+It takes the descriptors from the socket at ENTRANCE and puts each in its place, applies the filter of system calls that
+is among them, and becomes the host, without an environment.
+
+Does not: import anything of ours; it is run as a file, before there is a path to import from.
+"""
+
+from __future__ import annotations
+
+import _socket as socket
+import ctypes
+import fcntl
+import os
+import struct
+import sys
+
+_OUT_OF_THE_WAY = 64
+_MOST = 16
+_FILTER_FD = 7
+"""As in `configuration`."""
+_FILTER_LIMIT_BYTES = 1 << 16
+_INSTRUCTION_BYTES = 8
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("instructions", ctypes.c_ushort), ("beginning", ctypes.c_char_p))
+
+
+def main() -> None:
+    """Receive the descriptors and become the host."""
+    entrance, *host = sys.argv[1:]
+    giver = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    giver.connect(entrance)
+    numbers, rights, _, _ = giver.recvmsg(_MOST, socket.CMSG_SPACE(_MOST * 4))
+    received = struct.unpack(f"{len(numbers)}i", rights[0][2])
+    # Out of the way of the targets first, or one would overwrite another's source.
+    given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _OUT_OF_THE_WAY) for descriptor in received]
+    giver.send(b".")
+    giver.close()
+    for descriptor, target in zip(given, numbers, strict=True):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    refuse_calls(os.read(_FILTER_FD, _FILTER_LIMIT_BYTES))
+    os.execve(sys.executable, [sys.executable, "-I", "-S", *host], {})  # noqa: S606  (the host's own module)
+
+
+def refuse_calls(program: bytes) -> None:
+    """Have the kernel apply a filter to this process and all that it starts; an empty one refuses nothing.
+
+    Raises:
+        OSError: the kernel does not take it.
+    """
+    if not program:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    filtered = _Program(len(program) // _INSTRUCTION_BYTES, program)
+    for arguments in (
+        (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+        (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(filtered), 0, 0),
+    ):
+        if libc.prctl(*arguments):
+            raise OSError(ctypes.get_errno(), "the kernel does not take the filter of system calls")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Process hardening: what a workspace host and its programs can never do again, by the kernel's word.
+
+Holds:
+    - After `harden`, a program without capabilities can neither trace the host nor open its descriptors through
+      /proc. Orphans among the host's descendants become its children, so none of them escapes its end.
+    - After `restrict_writes` (Landlock), this process and all it starts write only below the given directories, even
+      where a mount was forgotten. Nothing that a program does to its mounts or its user id lifts this. Only making
+      devices and writing to /proc are refused beyond what the mounts allow; reading is left to the mounts.
+Does not:
+    - Keep a program from killing a host that is not the first process of a namespace. The outcome of what was running
+      is then unknown, and reported as such.
+    - Use Landlock on kernels before 5.19, whose version would forbid moving a file between directories.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from _struct import pack
+
+from tool_worker.host.compiled import c_library
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tool_worker.host.configuration import HostConfiguration
+
+MINIMUM_ABI = 2
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_ASK_VERSION = 1
+_PATH_BENEATH = 1
+_WRITE_FILE = 1 << 1
+_CHANGE_DIRECTORIES = 0x1FF0  # removing, and making whatever there is to make
+_MAKE_DEVICES = (1 << 6) | (1 << 11)
+_MOVE_BETWEEN_DIRECTORIES = 1 << 13
+_TRUNCATE = 1 << 14  # from version 3 on
+_OUTSIDE_ABSTRACT_SOCKETS, _OUTSIDE_SIGNALS = 1, 2  # from version 6 on
+
+
+def harden() -> None:
+    """Make this process untraceable and the parent of its orphaned descendants.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    for option, value in ((_PR_SET_DUMPABLE, 0), (_PR_SET_CHILD_SUBREAPER, 1)):
+        if c_library("prctl", option, value, 0, 0):
+            raise OSError(f"prctl {option} is refused")
+
+
+def lower_limits(configuration: HostConfiguration) -> None:
+    """Set the resource limits of the configuration for this process and all that it starts."""
+    for name, limit in configuration.resource_limits.items():
+        _lower(getattr(resource, name), limit)
+
+
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock, 0 if there is none."""
+    return max(0, c_library("syscall", _CREATE_RULESET, None, 0, _ASK_VERSION))
+
+
+def restrict_writes(directories: list[str]) -> bool:
+    """Let this process, and what it starts, change nothing but what is below these directories.
+
+    It can then also reach no abstract socket and signal no process outside of what it starts, where the kernel knows
+    how.
+
+    Returns:
+        Whether it holds from now on; false on a kernel that does not offer it.
+
+    Raises:
+        OSError: the kernel offers it and refuses.
+    """
+    version = landlock_version()
+    if version < MINIMUM_ABI:
+        return False
+    handled = _WRITE_FILE | _CHANGE_DIRECTORIES | _MOVE_BETWEEN_DIRECTORIES | (_TRUNCATE if version >= 3 else 0)
+    scopes = _OUTSIDE_ABSTRACT_SOCKETS | _OUTSIDE_SIGNALS if version >= 6 else 0
+    # An older kernel refuses a structure with fields that it does not know: files, network, scopes.
+    ruleset = pack("=QQQ", handled, 0, scopes)[: 24 if version >= 6 else 8]
+    rules = _checked(c_library("syscall", _CREATE_RULESET, ruleset, len(ruleset), 0))
+    try:
+        for directory in directories:
+            opened = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                beneath = pack("=Qi", handled & ~_MAKE_DEVICES, opened)
+                _checked(c_library("syscall", _ADD_RULE, rules, _PATH_BENEATH, beneath, 0))
+            finally:
+                os.close(opened)
+        _checked(c_library("syscall", _RESTRICT_SELF, rules, 0))
+    finally:
+        os.close(rules)
+    return True
+
+
+def _checked(answer: int) -> int:
+    if answer < 0:
+        raise OSError("the kernel refuses to bind this process by Landlock")
+    return answer
+
+
+def _lower(kind: int, limit: int) -> None:
+    ceiling = resource.getrlimit(kind)[1]
+    if ceiling != resource.RLIM_INFINITY:
+        limit = min(limit, ceiling)
+    resource.setrlimit(kind, (limit, limit))

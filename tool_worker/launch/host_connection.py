@@ -1,0 +1,271 @@
+"""A tool worker's connection to a workspace host.
+
+Holds: requests of many actions share one connection; when it breaks, each of them ends with `HostLost`.
+Does not: start hosts or try again, see `workspaces`. The host is not trusted: what it answers is checked, and a host
+that breaks the protocol is treated as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from tool_worker.errors import HostLost, HostRefused, WorkspaceUnavailable
+from tool_worker.host import protocol
+from tool_worker.host.protocol import FINGERPRINT_LIMIT_CHARS
+
+ANSWER_LIMIT_SECONDS = 30.0
+"""How long a host may take to answer what it can answer at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostResult:
+    """What came of an action.
+
+    Attributes:
+        value: the tool's result, see `protocol`; empty if the outcome is unknown.
+        is_unknown: an earlier host began the action and died before it could note the outcome.
+        is_replayed: the result was already recorded; nothing was run.
+        is_other: another action was begun under this number; nothing was run.
+    """
+
+    action_id: int
+    value: Mapping[str, Any]
+    is_unknown: bool = False
+    is_replayed: bool = False
+    is_other: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ActionStatus:
+    """What the host knows of an action.
+
+    Attributes:
+        state: `recorded`, `running`, `unknown`, `never_started` or `other`.
+        result: of a recorded action.
+        is_certain: false: the machine was rebooted since, so that an action that is said to have never started may
+            have been started before.
+    """
+
+    state: str
+    result: HostResult | None = None
+    is_certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """How a host is.
+
+    Attributes:
+        workspace: the path of the workspace, as its programs see it.
+        running: actions that were begun or wait for their turn.
+        newest: the highest number under which an action was ever begun, and its fingerprint; None: none was.
+        is_shell_busy: whether a command runs in the shell, answered or not.
+        has_egress: whether a proxy is attached to it.
+    """
+
+    workspace: str
+    running: tuple[int, ...]
+    is_shell_busy: bool
+    has_egress: bool
+    newest: tuple[int, str] | None
+
+
+class HostConnection:
+    """An open connection; made by `attach`.
+
+    Attributes:
+        checked_at, gap_id: what was found when its journal was compared with the log, see `journal_check`.
+    """
+
+    def __init__(self, conversation_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.conversation_id = conversation_id
+        self.checked_at = self.gap_id = 0
+        self.last_used = asyncio.get_running_loop().time()
+        self._reader = reader
+        self._writer = writer
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._receiver = asyncio.create_task(self._receive(), name=f"host {conversation_id}")
+
+    @classmethod
+    async def attach(cls, conversation_id: str, connected: socket.socket) -> HostConnection:
+        """Use a connected socket and make sure that a host of this version answers.
+
+        Raises:
+            HostLost, WorkspaceUnavailable: see `ping`.
+        """
+        reader, writer = await asyncio.open_unix_connection(sock=connected, limit=protocol.FRAME_LIMIT_BYTES)
+        connection = cls(conversation_id, reader, writer)
+        try:
+            await connection.ping()
+        except BaseException:
+            await connection.detach()
+            raise
+        return connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent."""
+        return not self._receiver.done()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits for its answer."""
+        return not self._waiting
+
+    async def run(
+        self,
+        action_id: int,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        may_repeat: bool = False,
+        fingerprint: str = "",
+    ) -> HostResult:
+        """Run an action, attach to it if it runs already, or get its recorded result.
+
+        Idempotent: an action id is run once in the life of the workspace.
+
+        Args:
+            may_repeat: Run it again if its outcome is unknown.
+            fingerprint: What tells it from another one with its number, see `fingerprints`.
+
+        Raises:
+            HostRefused: the host began nothing.
+            HostLost: the connection broke, or the host went silent; whether the action was begun the next host knows.
+        """
+        request = {"op": "run", "action_id": action_id, "tool": tool, "arguments": dict(arguments)}
+        request |= {"may_repeat": may_repeat, "fingerprint": fingerprint}
+        reply = await self._ask(request, limit_seconds=None)
+        if reply.get("state") == protocol.OTHER:
+            return HostResult(action_id, {}, is_other=True)
+        if reply.get("state") == protocol.UNKNOWN:
+            return HostResult(action_id, {}, is_unknown=True)
+        return _result(action_id, reply)
+
+    async def status(self, action_id: int, *, fingerprint: str = "") -> ActionStatus:
+        """Ask what is known of an action.
+
+        Raises:
+            HostLost: see `run`.
+        """
+        reply = await self._ask({"op": "status", "action_id": action_id, "fingerprint": fingerprint})
+        state = reply.get("state")
+        if state == protocol.RECORDED:
+            return ActionStatus(state, _result(action_id, reply))
+        if state not in (protocol.RUNNING, protocol.UNKNOWN, protocol.NEVER_STARTED, protocol.OTHER):
+            raise HostLost(f"The host answered with the state {state!r}.")
+        return ActionStatus(state, is_certain=reply.get("is_certain") is True)
+
+    async def interrupt(self, action_id: int | None) -> bool:
+        """Stop an action within a second, or with None whatever runs in the shell; return whether anything ran.
+
+        Who waits for the action gets its result as usual.
+
+        Raises:
+            HostLost: see `run`.
+        """
+        return (await self._ask({"op": "interrupt", "action_id": action_id})).get("was_running") is True
+
+    async def retire(self, *, may_kill: bool) -> bool:
+        """End the host if nothing runs in it; return whether it is ending.
+
+        Args:
+            may_kill: Whether background jobs count as nothing; an action in progress never does.
+
+        Raises:
+            HostLost: see `run`.
+        """
+        return (await self._ask({"op": "retire", "may_kill": may_kill})).get("closing") is True
+
+    async def ping(self) -> HostReport:
+        """Make sure that the host answers.
+
+        Raises:
+            HostLost: it does not.
+            WorkspaceUnavailable: it speaks another version of the protocol.
+        """
+        reply = await self._ask({"op": "ping"})
+        version, running = reply.get("protocol"), reply.get("running")
+        if version != protocol.PROTOCOL_VERSION or not isinstance(running, list):
+            raise WorkspaceUnavailable(
+                f"The host of {self.conversation_id} speaks version {version!r} of the protocol.",
+                remedy="Close the workspace: another host will be started.",
+            )
+        is_busy, has_egress = (reply.get(name) is True for name in ("is_shell_busy", "has_egress"))
+        newest = _newest(reply.get("newest"))
+        return HostReport(str(reply.get("workspace")), tuple(running), is_busy, has_egress, newest)
+
+    async def detach(self) -> None:
+        """Close the connection; actions go on in the host.  Idempotent."""
+        self._receiver.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._receiver
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def _ask(
+        self, message: dict[str, Any], *, limit_seconds: float | None = ANSWER_LIMIT_SECONDS
+    ) -> dict[str, Any]:
+        """Send a request and return its reply; without a limit of its own, as long as the host answers pings."""
+        loop = asyncio.get_running_loop()
+        self.last_used = loop.time()
+        if not self.is_open:
+            raise HostLost(f"The connection to the host of {self.conversation_id} is closed.")
+        number = next(self._numbers)
+        line = protocol.encode({"request": number, **message})
+        if len(line) > protocol.FRAME_LIMIT_BYTES:
+            raise HostRefused("too_large", f"A request may have {protocol.FRAME_LIMIT_BYTES} bytes.", retryable=False)
+        reply = self._waiting[number] = loop.create_future()
+        try:
+            self._writer.write(line)
+            while not (await asyncio.wait({reply}, timeout=limit_seconds or ANSWER_LIMIT_SECONDS))[0]:
+                if limit_seconds is not None:
+                    raise HostLost(f"The host of {self.conversation_id} did not answer for {limit_seconds:g} seconds.")
+                await self.ping()
+        finally:
+            del self._waiting[number]
+            reply.cancel()
+            self.last_used = loop.time()
+        answer: dict[str, Any] = reply.result()
+        error = answer.get("error")
+        if isinstance(error, dict):
+            raise HostRefused(str(error.get("code")), str(error.get("message")), retryable=bool(error.get("retryable")))
+        return answer
+
+    async def _receive(self) -> None:
+        reason = "The host ended"
+        try:
+            while line := await self._reader.readline():
+                reply = protocol.decode(line)
+                number = reply.get("request")
+                waiting = self._waiting.get(number) if isinstance(number, int) else None
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(reply)
+        except (OSError, ValueError, protocol.ProtocolError) as error:
+            reason = f"The connection to the host broke ({error})"
+        finally:
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(HostLost(f"{reason} while {self.conversation_id} was waiting for it."))
+
+
+def _newest(found: object) -> tuple[int, str] | None:
+    match found:
+        case [int(action_id), str(fingerprint)] if action_id > 0:
+            return action_id, fingerprint[:FINGERPRINT_LIMIT_CHARS]
+    return None
+
+
+def _result(action_id: int, reply: dict[str, Any]) -> HostResult:
+    value = reply.get("result")
+    if not isinstance(value, dict):
+        raise HostLost("The host answered without a result.")
+    return HostResult(action_id, value, is_replayed=reply.get("is_replayed") is True)

@@ -1,0 +1,85 @@
+"""Which session programs the workspaces of a worker have, by the pools that it serves, and what they need to start.
+
+Holds: a program runs on our own Python with our own packages, read-only; a pool whose packages or whose
+Chromium are missing is an error at the worker's start, not at the first call. In a container it runs on what the image
+has; what that lacks is the answer to each call.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.runtime.errors import UsageError
+from tool_worker.sandbox.choice import CAPABILITIES
+from tool_worker.sandbox.docker import DockerSandbox
+from tool_worker.sandbox.sandbox import HOST_ROOMS
+from tool_worker.sessions.programs import PROGRAMS, installed_chromium
+
+FOLDER = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPrograms:
+    """What a workspace host is told, and what its sandbox has to show.
+
+    Attributes:
+        commands: by tool.
+        read_only: paths of this machine.
+        in_containers: the commands of workspaces that are containers, by tool.
+    """
+
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    read_only: tuple[Path, ...] = ()
+    in_containers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str = "") -> SessionPrograms:
+    """Return the session programs for these pools.
+
+    Args:
+        chromium: Where Chromium is; empty: where it is usually installed.
+        sandbox: What the node demands; if that is containers, this machine need have nothing.
+
+    Raises:
+        UsageError: something that one of them needs is not installed.
+    """
+    chosen = [pool for pool in pools if pool in PROGRAMS]
+    if not chosen:
+        return SessionPrograms()
+    started = f"{DockerSandbox.code_root}/tool_worker/sessions/image_start.py"
+    in_containers = {pool: ["python3", "-P", started, pool] for pool in chosen}
+    if sandbox in CAPABILITIES and CAPABILITIES[sandbox].runs_images:
+        return SessionPrograms(in_containers=in_containers)
+    commands: dict[str, Sequence[str]] = {}
+    # The folder's package has to be there too, or another one of that name could be taken for it.
+    read_only = [Path(sys.prefix), *(FOLDER / name for name in ("__init__.py", *HOST_ROOMS, "sessions", "browser"))]
+    for pool in chosen:
+        program = PROGRAMS[pool]
+        for package in program.missing:
+            raise UsageError(
+                f"The pool {pool} needs the package {package}, which is not installed.",
+                remedy=f'Install "deckhands[{pool}]", or do not serve the pool.',
+            )
+        arguments = []
+        if program.has_chromium:
+            executable = _chromium(chromium)
+            arguments.append(str(executable))
+            read_only.append(executable.parent)
+        commands[pool] = [sys.executable, "-P", str(FOLDER / program.file), *arguments]
+    return SessionPrograms(commands, tuple(read_only), in_containers)
+
+
+def _chromium(path: str) -> Path:
+    """Return where Chromium is."""
+    found = shutil.which(path) if path else installed_chromium()
+    if found is None:
+        told = f"DECKHANDS_CHROMIUM is {path!r}, which is no program." if path else "Chromium is not installed."
+        raise UsageError(
+            f"The pool browser cannot be served: {told}",
+            remedy="Install it (on Debian: apt-get install chromium), or set DECKHANDS_CHROMIUM to where it is.",
+        )
+    return Path(found).resolve()

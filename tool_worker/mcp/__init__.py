@@ -1,0 +1,5 @@
+"""MCP servers: how they are configured, started and called, and how their tools are offered.
+
+May import: launch, opening, sandbox, tools.
+Start with: servers.
+"""

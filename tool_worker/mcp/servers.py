@@ -1,0 +1,156 @@
+"""The tools of MCP servers among the tools that a worker offers (OpenHands 10.8).
+
+Holds: a tool enters a conversation as data, under `<server>/<tool>`, and its description and schema are pinned by their
+hash: a server that tells something else later changes nothing for conversations that have begun, and is not called.
+Does not: trust a server. What it says is information for the model; of its hints only the one is used that a call may
+be repeated after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from broker.contract.observations import MCPObservation
+from broker.contract.tool_specs import MAX_DESCRIPTION_CHARS, OutcomePolicy, ToolOffer
+from broker.tools.custom_tools import CustomTool, ToolContext, ToolFailed
+from tool_worker.mcp.config import McpServerSpec
+from tool_worker.mcp.server import CONNECT_LIMIT_SECONDS, Launch, McpServer
+from tool_worker.tools.offered import OfferedTools
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult, Tool
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+
+Publish = Callable[[Sequence[ToolOffer]], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+
+class McpServers:
+    """The servers of one tool worker."""
+
+    def __init__(
+        self, specs: Sequence[McpServerSpec], offered: OfferedTools, launch: Callable[[McpServerSpec], Launch]
+    ) -> None:
+        self._servers = [McpServer(spec, launch) for spec in specs]
+        self._offered = offered
+        for spec in specs:
+            offered.expect(_prefix(spec))
+
+    async def offer(self, publish: Publish) -> None:
+        """Reach every server and publish its tools; a server that cannot be reached is tried again and again."""
+        await asyncio.gather(*(self._offer(server, publish) for server in self._servers))
+
+    async def follow(self, publish: Publish) -> None:
+        """Publish the tools anew whenever a server has others; never returns."""
+        await asyncio.gather(*(self._follow(server, publish) for server in self._servers))
+
+    async def aclose(self) -> None:
+        """End all connections.  Idempotent."""
+        await asyncio.gather(*(server.aclose() for server in self._servers))
+
+    async def _follow(self, server: McpServer, publish: Publish) -> None:
+        while True:
+            await server.changed.wait()
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)  # who says so all the time is not asked all the time
+            server.changed.clear()
+            await self._offer(server, publish)
+
+    async def _offer(self, server: McpServer, publish: Publish) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                tools = custom_tools(server, await server.tools())
+                break
+            except ToolFailed as error:
+                _log.warning("%s", error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        self._offered.replace(tools, prefix=_prefix(server.spec))
+        await publish([tool.offer for tool in tools])
+
+
+def _prefix(spec: McpServerSpec) -> str:
+    return f"{spec.name}/"
+
+
+def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
+    """Return those tools of a server that its entry lets through; one that cannot be offered is left out and logged."""
+    found, names = [], set[str]()
+    for tool in tools:
+        if tool.name in names:
+            _log.warning("%s tells of two tools %s; the second is left out", server.spec.name, tool.name)
+            continue
+        if not any(fnmatchcase(tool.name, pattern) for pattern in server.spec.tools):
+            continue
+        names.add(tool.name)
+        try:
+            found.append(_custom_tool(server, tool))
+        except ValidationError as error:
+            first = error.errors(include_input=False)[0]
+            _log.warning("the tool %s of %s cannot be offered: %s", tool.name, server.spec.name, first["msg"])
+    return found
+
+
+def _custom_tool(server: McpServer, tool: Tool) -> CustomTool:
+    spec, hints = server.spec, tool.annotations
+    may_repeat = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+    offer = ToolOffer(
+        key=f"{_prefix(spec)}{tool.name}",
+        name=re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)[:64],
+        description=(tool.description or "")[:MAX_DESCRIPTION_CHARS],
+        parameters=tool.input_schema,
+        runner="mcp",
+        pool=spec.pool,
+        outcome=OutcomePolicy.IDEMPOTENT if may_repeat else OutcomePolicy.AT_MOST_ONCE,
+    )
+
+    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:  # noqa: ARG001  (the protocol's)
+        return await _called(server, tool, offer, arguments)
+
+    return CustomTool(offer, None, run, timeout_seconds=spec.timeout + 2 * CONNECT_LIMIT_SECONDS)
+
+
+async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: dict[str, Any]) -> MCPObservation:
+    from mcp import MCPError
+
+    present = next((found for found in await server.tools() if found.name == tool.name), None)
+    if present is None or _differs(server, present, offer):
+        raise ToolFailed(
+            f"The MCP server {server.spec.name} has changed its tool {tool.name} since; it was not called.",
+            remedy="Go on without it, or tell the person.",
+        )
+    try:
+        result = await server.call(tool.name, arguments)
+    except MCPError as error:
+        is_late = "timed out" in str(error).lower()
+        text = f'Tool "{offer.name}" timed out after {server.spec.timeout:g} seconds' if is_late else str(error)
+        failed = json.dumps({"isError": True, "error": text, "content": []})
+        return MCPObservation(content=failed, name=offer.name, arguments=arguments)
+    return _observation(result, offer.name, arguments)
+
+
+def _differs(server: McpServer, tool: Tool, offer: ToolOffer) -> bool:
+    return not any(found.offer.fingerprint == offer.fingerprint for found in custom_tools(server, [tool]))
+
+
+def _observation(result: CallToolResult, name: str, arguments: dict[str, Any]) -> MCPObservation:
+    """Keep a result as the model reads it: its JSON, with images beside it."""
+    plain = result.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"result_type"})
+    images = []
+    for part in plain.get("content", []):
+        if part.get("type") == "image":
+            images.append(f"data:{part.get('mimeType', 'image/png')};base64,{part['data']}")
+            part["data"] = f"[image {len(images)}]"
+    content = json.dumps(plain, ensure_ascii=False)
+    return MCPObservation(content=content, name=name, arguments=arguments, image_urls=tuple(images) or None)

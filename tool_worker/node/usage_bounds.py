@@ -1,0 +1,108 @@
+"""Bounds for what programs of a workspace hold that no file shows; see `workspace_usage`.
+
+Holds: looking takes at most a twentieth of the time; of a workspace that holds too much, those programs end that hold
+most of it, until it does not; its host, other programs and other workspaces stay.
+Does not: keep a workspace within its bounds at every moment. The kernel has no such bounds for users without rights, so
+it may hold more until the next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections import OrderedDict
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.node.resource_usage import ProcessUsage, ResourceUsage, start_tick, workspace_usage
+
+SWEEP_SECONDS = 5.0
+PAUSE_FACTOR = 20.0
+TERMINALS, WATCHERS = 64, 32
+REMEMBERED_NOTICES = 1_000
+
+ENDED = (
+    "[Programs of this workspace held {held}, and a workspace may hold {bound}. What held most was ended: {count} of "
+    "them.]"
+)
+
+_log = logging.getLogger(__name__)
+
+
+class UsageBounds:
+    """Looks after the workspaces of one node.
+
+    Args:
+        root: Directory of the node's workspaces.
+        bound: What each of them may hold.
+    """
+
+    def __init__(self, root: Path, bound: ResourceUsage) -> None:
+        self._root = root
+        self._bound = bound
+        self._notices: OrderedDict[str, str] = OrderedDict()
+
+    async def run(self) -> None:
+        """Look at all living workspaces now and then, for ever."""
+        loop = asyncio.get_running_loop()
+        took = 0.0
+        while True:
+            await asyncio.sleep(max(SWEEP_SECONDS, PAUSE_FACTOR * took))
+            began = loop.time()
+            try:
+                await self.sweep()
+            except OSError as error:
+                _log.warning("what workspaces hold cannot be looked at: %s", error)
+            took = loop.time() - began
+
+    async def sweep(self) -> None:
+        """Look at all living workspaces once, and end what holds too much.
+
+        Raises:
+            OSError: the directory of the workspaces cannot be read.
+        """
+        for conversation_id, notice in (await asyncio.to_thread(self._swept)).items():
+            _log.warning("%s: %s", conversation_id, notice)
+            self._notices[conversation_id] = notice
+            while len(self._notices) > REMEMBERED_NOTICES:
+                self._notices.popitem(last=False)
+
+    def take_notice(self, conversation_id: str) -> str:
+        """Return, once, what the model is to be told was ended; empty: nothing."""
+        return self._notices.pop(conversation_id, "")
+
+    def _swept(self) -> dict[str, str]:
+        notices = {}
+        for entry in self._root.iterdir() if self._root.is_dir() else ():
+            folder = HostFolder(self._root, entry.name)
+            with suppress(OSError):  # it is being removed
+                if (main_pid := folder.main_pid()) is not None and folder.is_alive:
+                    notices[entry.name] = self._bounded(main_pid, folder.directory)
+        return {name: notice for name, notice in notices.items() if notice}
+
+    def _bounded(self, main_pid: int, workspace: Path) -> str:
+        found = workspace_usage(main_pid, workspace, self._bound.descriptors)
+        total, count = found.total, 0
+        while (holder := found.largest_consumer(self._bound)) is not None:
+            found.drop(holder)
+            count += _end(holder)
+        return ENDED.format(held=_words(total), bound=_words(self._bound), count=count) if count else ""
+
+
+def _end(holder: ProcessUsage) -> bool:
+    """Kill a process, if it is still there: its number may be somebody else's by now."""
+    with suppress(OSError), ExitStack() as closing:
+        process = os.pidfd_open(holder.pid)
+        closing.callback(os.close, process)
+        if start_tick(holder.pid) == holder.start_tick:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            return True
+    return False
+
+
+def _words(held: ResourceUsage) -> str:
+    deleted = f"{held.unlinked_bytes:,} bytes in deleted files"
+    return f"{deleted}, {held.terminals} terminals, {held.watchers} inotify instances, {held.descriptors:,} descriptors"

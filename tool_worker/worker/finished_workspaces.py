@@ -1,0 +1,45 @@
+"""What a tool worker that stops with its whole cluster does about workspaces that nobody needs any more.
+
+Holds: only the host of a conversation that has ended is asked to end, and it does so only if nothing runs in it but the
+shell that waits; a command or a background program runs on, and the host lives for its usual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from broker.contract.agent_state import TERMINAL_STATES
+from broker.log.conversations import Conversations
+from broker.runtime.errors import DeckhandsError, UnknownConversation
+from broker.store.store import Store
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.node.node_capacity import retire
+from tool_worker.workspace.workspaces import Workspaces
+
+LIMIT_SECONDS = 2.0
+AT_ONCE = 16
+
+_log = logging.getLogger(__name__)
+
+
+async def end_finished(store: Store, workspaces: Workspaces, root: Path) -> None:
+    """End the resting hosts of conversations that have ended; raises nothing, and gives up after two seconds."""
+    conversations, room = Conversations(store), asyncio.Semaphore(AT_ONCE)
+
+    async def end(conversation_id: str) -> None:
+        async with room:
+            try:
+                row = await conversations.row(conversation_id)
+            except UnknownConversation:
+                return
+            if row.is_closed or row.state in TERMINAL_STATES:
+                await retire(HostFolder(root, conversation_id), may_kill=False)
+
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            living = [found.conversation_id for found in workspaces.list() if found.is_alive]
+            await asyncio.gather(*(end(conversation_id) for conversation_id in living))
+    except (OSError, TimeoutError, DeckhandsError) as error:
+        _log.warning("workspaces of conversations that have ended live on for a while: %s", error or "no time left")
