@@ -36,14 +36,14 @@ from broker.contract.notes import Note
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
 from broker.contract.skills import NO_SKILLS
 from controller_worker.agents.registry import create_agent
+from controller_worker.concerns.confirmation import carried_out
+from controller_worker.concerns.inbox import recalled
+from controller_worker.concerns.output import examined
+from controller_worker.concerns.survey import skills_from
 from controller_worker.core.commit import Commit, settle
-from controller_worker.core.confirmation import carried_out
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Recall
-from controller_worker.core.inbox import recalled
-from controller_worker.core.output import examined
 from controller_worker.core.state import State, snapshot_of, state_from
-from controller_worker.core.survey import skills_from
 from controller_worker.llm.messages import Message
 from controller_worker.loop.answering import greeting
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions

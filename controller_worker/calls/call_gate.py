@@ -25,8 +25,8 @@ from broker.log.fencing import Ownership
 from broker.runtime.errors import StoreRefused
 from broker.store.store import Store
 from controller_worker.calls.batched_call import BatchedCall, is_batched, step_of
+from controller_worker.concerns.model_calls import BATCH, BUDGET, QUOTA
 from controller_worker.core.effects import CallModel
-from controller_worker.core.model_calls import BATCH, BUDGET, QUOTA
 from controller_worker.core.state import State
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, RateLimitError

@@ -28,8 +28,8 @@ from broker.runtime.errors import DeckhandsError
 from broker.runtime.ids import jitter
 from controller_worker.calls.call_gate import CallGate
 from controller_worker.calls.models import Models
+from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.failures import last_error_of
-from controller_worker.core.model_calls import BATCH
 from controller_worker.llm.batching import CallBatched
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import HookVeto, LLMConfigError, ModelError, RateLimitError

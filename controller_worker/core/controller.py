@@ -16,26 +16,26 @@ from functools import cache
 from typing import Any
 
 from broker.contract.events import Event
-from controller_worker.core.acceptance import ACCEPTANCE
+from controller_worker.concerns.acceptance import ACCEPTANCE
+from controller_worker.concerns.confirmation import CONFIRMATION
+from controller_worker.concerns.delegation import DELEGATION
+from controller_worker.concerns.greeting import GREETING
+from controller_worker.concerns.inbox import INBOX
+from controller_worker.concerns.lifecycle import LIFECYCLE
+from controller_worker.concerns.limits import USAGE
+from controller_worker.concerns.loops import LOOPS
+from controller_worker.concerns.model_calls import MODEL_CALLS
+from controller_worker.concerns.notes import NOTES
+from controller_worker.concerns.opening import OPENING
+from controller_worker.concerns.planning import PLAN
+from controller_worker.concerns.setup import SETUP
+from controller_worker.concerns.survey import SURVEY
+from controller_worker.concerns.task_list import TASK_LIST
+from controller_worker.concerns.tools import TOOLS
 from controller_worker.core.concern import Handler, evolve
-from controller_worker.core.confirmation import CONFIRMATION
-from controller_worker.core.delegation import DELEGATION
 from controller_worker.core.effects import Effect
-from controller_worker.core.greeting import GREETING
-from controller_worker.core.inbox import INBOX
-from controller_worker.core.lifecycle import LIFECYCLE
-from controller_worker.core.limits import USAGE
-from controller_worker.core.loops import LOOPS
-from controller_worker.core.model_calls import MODEL_CALLS
-from controller_worker.core.notes import NOTES
-from controller_worker.core.opening import OPENING
 from controller_worker.core.order import ORDER
-from controller_worker.core.planning import PLAN
-from controller_worker.core.setup import SETUP
 from controller_worker.core.state import State
-from controller_worker.core.survey import SURVEY
-from controller_worker.core.task_list import TASK_LIST
-from controller_worker.core.tools import TOOLS
 
 CONCERNS = (
     SETUP,

@@ -5,7 +5,7 @@ Read it from top to bottom; the reason for each place stands beside it.
 
 from __future__ import annotations
 
-from controller_worker.core import (
+from controller_worker.concerns import (
     acceptance,
     confirmation,
     delegation,

@@ -32,6 +32,7 @@ from controller_worker.calls.call_gate import CallGate
 from controller_worker.calls.model_answer import ModelAnswer, asked
 from controller_worker.calls.question import Question, next_question
 from controller_worker.calls.recollection import Recollection
+from controller_worker.concerns.model_calls import asks_again_at
 from controller_worker.core.commit import Commit, index_fields, settle
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import (
@@ -46,7 +47,6 @@ from controller_worker.core.effects import (
     Recall,
     TakeNote,
 )
-from controller_worker.core.model_calls import asks_again_at
 from controller_worker.core.state import State
 from controller_worker.loop.answering import answered, greeting
 from controller_worker.loop.delegates import Delegates

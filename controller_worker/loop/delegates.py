@@ -38,9 +38,9 @@ from broker.runtime.failpoints import failpoint
 from broker.store.store import Store
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.usage import usage_by_model
-from controller_worker.core.delegation import NOT_STARTED, STARTED, Delegate, answering
+from controller_worker.concerns.delegation import NOT_STARTED, STARTED, Delegate, answering
+from controller_worker.concerns.limits import steps_used
 from controller_worker.core.effects import Append
-from controller_worker.core.limits import steps_used
 from controller_worker.core.state import State
 from controller_worker.loop.answering import event_of
 

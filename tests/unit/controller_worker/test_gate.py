@@ -10,9 +10,9 @@ import pytest
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource, ModelCallAdmitted, ModelCallDeferred, Tenancy
+from controller_worker.concerns.model_calls import asks_again_at
 from controller_worker.core.commit import index_fields
 from controller_worker.core.effects import CallModel, Rest
-from controller_worker.core.model_calls import asks_again_at
 from controller_worker.core.state import snapshot_of, state_from
 from tests.controller_parts import START, Core, bash, finish, started, think
 

@@ -25,9 +25,9 @@ from broker.contract.observations import (
     ErrorObservation,
     SuccessObservation,
 )
+from controller_worker.concerns.limits import steps_used, tokens_used
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, AwaitDelegates, Effect
-from controller_worker.core.limits import steps_used, tokens_used
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State

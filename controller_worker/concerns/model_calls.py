@@ -27,12 +27,12 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import Event, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed, ModelReply
 from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.specs import handles_requests
-from controller_worker.core.acceptance import wants_verdict
+from controller_worker.concerns.acceptance import wants_verdict
+from controller_worker.concerns.loops import chosen_loop
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, CallModel, Effect, Park
 from controller_worker.core.failures import CONTEXT_WINDOW, failure_of
-from controller_worker.core.loops import chosen_loop
 from controller_worker.core.requests import asks_to_run
 
 if TYPE_CHECKING:
