@@ -44,9 +44,9 @@ from controller_worker.core.commit import Commit, settle
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Recall
 from controller_worker.core.state import State, snapshot_of, state_from
-from controller_worker.llm.messages import Message
 from controller_worker.loop.answering import greeting
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
+from controller_worker.messages.messages import Message
 from controller_worker.security.assessment import assessed
 
 CID = "conversation-1"

@@ -32,7 +32,7 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, RateLimitError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.request_size import prompt_tokens, worst_cost_usd
-from controller_worker.llm.written_messages import MessageMemo
+from controller_worker.messages.written_messages import MessageMemo
 
 QUIET_SECONDS = 5.0
 """A wait that is expected to be shorter leaves no trace in the log and keeps the conversation in memory."""

@@ -25,8 +25,8 @@ from controller_worker.condensers.condenser import Inquiry
 from controller_worker.condensers.registry import create_condenser
 from controller_worker.core.state import State
 from controller_worker.llm.llm import ModelRequest
-from controller_worker.llm.messages import Message
 from controller_worker.memory.conversation_memory import PromptOptions
+from controller_worker.messages.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from controller_worker.calls.models import Models
 from controller_worker.llm.config import LLMConfig, RouterSpec, RouteRule
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.llm.messages import ImagePart, Message, TextPart
 from controller_worker.llm.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
+from controller_worker.messages.messages import ImagePart, Message, TextPart
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
 LONG = replace(REQUEST, messages=(Message("user", (TextPart("x" * 6_000),)),))

@@ -20,7 +20,7 @@ from controller_worker.calls.models import Models
 from controller_worker.core.failures import last_error_of
 from controller_worker.llm.errors import HookVeto, LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
-from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.messages.messages import Message, TextPart, ToolCall
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "conversation-1", 0, "/srv/project")
 
