@@ -35,7 +35,14 @@ from broker.contract.events import (
 from broker.contract.notes import Note
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
 from broker.contract.skills import NO_SKILLS
+from broker.limits.quotas import QuotaTable
+from broker.log.fencing import Ownership
+from broker.runtime.clock import ManualClock
+from broker.store.store import Store
+from broker.testing.memory_store import MemoryConnection, MemoryServer
 from controller_worker.agents.registry import create_agent
+from controller_worker.calls.call_permit import CallPermit
+from controller_worker.calls.permits import Permits
 from controller_worker.concerns.confirmation import carried_out
 from controller_worker.concerns.inbox import recalled
 from controller_worker.concerns.output import examined
@@ -81,6 +88,12 @@ def answer(action: Event, text: str = "a.txt") -> CmdOutputObservation:
         source=action.source,
         tool_call_metadata=action.tool_call_metadata,
     )
+
+
+def free_permit() -> CallPermit:
+    """A permit where there is neither a quota nor a budget; it never asks the store."""
+    store = Store(MemoryConnection(MemoryServer(ManualClock())), shards=1, generation="")
+    return CallPermit(Permits(store, QuotaTable()), Ownership(CID, "controller-1", "1"))
 
 
 class Core:

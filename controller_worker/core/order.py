@@ -21,7 +21,10 @@ from controller_worker.concerns import (
     survey,
     tools,
 )
-from controller_worker.core.concern import Want
+from controller_worker.core.concern import Errands, Want
+
+ERRANDS: tuple[Errands, ...] = (delegation.errands,)
+"""What comes before any decision and leaves nothing in the log."""
 
 ORDER: tuple[Want, ...] = (
     # Before anything else: what the log needs to be complete.

@@ -127,7 +127,7 @@ async def thinking_about_notes(hands: Hands) -> ConversationLoop:
     await hands.begin(*thoughts(6), condenser=SMALL, condensation=NOTES | {"latency_seconds": 0.5})
     loop = await hands.claim()
     loop.wake(has_news=False)
-    await until(lambda: loop.state.usage.iteration == 5 and loop._call is not None, what="the condenser's call")
+    await until(lambda: loop.state.usage.iteration == 5 and loop._call.is_running, what="the condenser's call")
     return loop
 
 
