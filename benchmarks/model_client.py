@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.chat_wire import ChatWire, chat_tools
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import LLM, ModelRequest
-from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.messages.messages import Message, TextPart, ToolCall
+from controller_worker.wires.chat_wire import ChatWire, chat_tools
 from tests.model_server.running_server import RunningModelServer
 
 IN_FLIGHT = 200

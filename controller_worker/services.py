@@ -11,8 +11,8 @@ from broker.limits.quotas import QuotaTable
 from broker.log.event_log import EventLog
 from broker.store.store import Store
 from controller_worker.calls.batch_keeper import BatchKeeper
-from controller_worker.calls.call_gate import Gates
 from controller_worker.calls.models import Models
+from controller_worker.calls.permits import Permits
 from controller_worker.loop.hooks import Hooks
 
 
@@ -25,7 +25,7 @@ class Services:
         hooks: what the operator does before and after what happens here.
         turns: of conversations that workers have died with.
         notebooks: of the store.
-        gates: made of the quotas, and of the store's budgets.
+        permits: of model calls; made of the quotas and the store's budgets.
         keeper: looks after batched calls.
     """
 
@@ -37,10 +37,10 @@ class Services:
     hooks: Hooks = field(default_factory=Hooks)
     turns: Turns = field(default_factory=Turns)
     notebooks: Notebooks = field(init=False)
-    gates: Gates = field(init=False)
+    permits: Permits = field(init=False)
     keeper: BatchKeeper = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "notebooks", Notebooks(self.store))
-        object.__setattr__(self, "gates", Gates(self.store, self.quotas, may_batch=self.models.may_batch))
-        object.__setattr__(self, "keeper", BatchKeeper(self.store, self.gates.batches, self.models))
+        object.__setattr__(self, "permits", Permits(self.store, self.quotas, may_batch=self.models.may_batch))
+        object.__setattr__(self, "keeper", BatchKeeper(self.store, self.permits.batches, self.models))

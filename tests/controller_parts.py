@@ -35,18 +35,25 @@ from broker.contract.events import (
 from broker.contract.notes import Note
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
 from broker.contract.skills import NO_SKILLS
+from broker.limits.quotas import QuotaTable
+from broker.log.fencing import Ownership
+from broker.runtime.clock import ManualClock
+from broker.store.store import Store
+from broker.testing.memory_store import MemoryConnection, MemoryServer
 from controller_worker.agents.registry import create_agent
+from controller_worker.calls.call_permit import CallPermit
+from controller_worker.calls.permits import Permits
+from controller_worker.concerns.confirmation import carried_out
+from controller_worker.concerns.inbox import recalled
+from controller_worker.concerns.output import examined
+from controller_worker.concerns.survey import skills_from
 from controller_worker.core.commit import Commit, settle
-from controller_worker.core.confirmation import carried_out
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Recall
-from controller_worker.core.inbox import recalled
-from controller_worker.core.output import examined
 from controller_worker.core.state import State, snapshot_of, state_from
-from controller_worker.core.survey import skills_from
-from controller_worker.llm.messages import Message
 from controller_worker.loop.answering import greeting
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
+from controller_worker.messages.messages import Message
 from controller_worker.security.assessment import assessed
 
 CID = "conversation-1"
@@ -81,6 +88,12 @@ def answer(action: Event, text: str = "a.txt") -> CmdOutputObservation:
         source=action.source,
         tool_call_metadata=action.tool_call_metadata,
     )
+
+
+def free_permit() -> CallPermit:
+    """A permit where there is neither a quota nor a budget; it never asks the store."""
+    store = Store(MemoryConnection(MemoryServer(ManualClock())), shards=1, generation="")
+    return CallPermit(Permits(store, QuotaTable()), Ownership(CID, "controller-1", "1"))
 
 
 class Core:

@@ -132,7 +132,7 @@ KEPT = [
     ("store_door", "broker/log/event_log.py", "import redis"),
     ("celery_door", "tool_worker/tasks.py", "from celery import Task"),
     ("celery_door", "broker/celery/app.py", "import kombu"),
-    ("model_door", "controller_worker/backends/provider_errors.py", "def f():\n    import litellm"),
+    ("model_door", "controller_worker/wires/provider_errors.py", "def f():\n    import litellm"),
     ("asgi_door", "deckhands/gateway/rest.py", "from starlette.routing import Route"),
     ("environment_door", "tool_worker/settings.py", "import os\nx = os.environ"),
     ("environment_door", "broker/a.py", "import os\nx = os.getpid()\nenviron = {}\ny = environ"),

@@ -1,6 +1,6 @@
 """The tool with which an agent finishes, and what it has to hand in by it.
 
-Does not: judge what is handed in; see `controller_worker.core.output`.
+Does not: judge what is handed in; see `controller_worker.concerns.output`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The models themselves: wire formats of the providers, streams, batches, errors, and models without a provider.
 
-May import: llm.
+May import: llm, messages, wires.
 Start with: registry.
 """

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.messages_stream import MessagesStream
-from controller_worker.backends.messages_wire import MessagesWire, read_message
-from controller_worker.backends.plausible_usage import completion_of
-from controller_worker.backends.quota_headers import quota_left
-from controller_worker.backends.raw_client import RawClient, connections
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.model_table import look_up
 from controller_worker.llm.parameters import body_and_headers, messages_parameters
+from controller_worker.wires.messages_stream import MessagesStream
+from controller_worker.wires.messages_wire import MessagesWire, read_message
+from controller_worker.wires.plausible_usage import completion_of
+from controller_worker.wires.quota_headers import quota_left
+from controller_worker.wires.raw_client import RawClient, connections
 
 PREFIX = "anthropic/"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from controller_worker.backends.provider_errors import StreamedError, model_error
 from controller_worker.llm.batching import (
     CANCELLED,
     CLOCKS_DIFFER_MS,
@@ -32,6 +31,7 @@ from controller_worker.llm.batching import (
     text_of,
 )
 from controller_worker.llm.errors import ModelError
+from controller_worker.wires.provider_errors import StreamedError, model_error
 
 PATH = "/v1/messages/batches"
 

@@ -16,20 +16,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.chat_stream import ChatStream
-from controller_worker.backends.chat_wire import ChatWire, asked_fields, read_chat_reply
-from controller_worker.backends.event_stream import stream_limits, until_headers, within_limits
 from controller_worker.backends.openai_backend import COST_HEADER, told_cost_usd
-from controller_worker.backends.plausible_usage import completion_of
-from controller_worker.backends.provider_errors import model_error
-from controller_worker.backends.quota_headers import quota_left
-from controller_worker.backends.raw_client import timeouts
 from controller_worker.llm.config import LLMConfig, set_litellm_environment
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.model_features import features_of, normalised
 from controller_worker.llm.model_table import look_up
 from controller_worker.llm.parameters import chat_parameters
+from controller_worker.wires.chat_stream import ChatStream
+from controller_worker.wires.chat_wire import ChatWire, asked_fields, read_chat_reply
+from controller_worker.wires.event_stream import stream_limits, until_headers, within_limits
+from controller_worker.wires.plausible_usage import completion_of
+from controller_worker.wires.provider_errors import model_error
+from controller_worker.wires.quota_headers import quota_left
+from controller_worker.wires.raw_client import timeouts
 
 if TYPE_CHECKING:
     import httpx

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.chat_stream import ChatStream
-from controller_worker.backends.chat_wire import ChatWire, read_chat_reply
-from controller_worker.backends.plausible_usage import completion_of
-from controller_worker.backends.quota_headers import quota_left
-from controller_worker.backends.raw_client import RawClient, connections
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import look_up
 from controller_worker.llm.parameters import body_and_headers, chat_parameters
+from controller_worker.wires.chat_stream import ChatStream
+from controller_worker.wires.chat_wire import ChatWire, read_chat_reply
+from controller_worker.wires.plausible_usage import completion_of
+from controller_worker.wires.quota_headers import quota_left
+from controller_worker.wires.raw_client import RawClient, connections
 
 COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
 """Names of litellm's for servers that speak Chat Completions at an address of their own."""

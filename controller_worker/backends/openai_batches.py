@@ -10,7 +10,6 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from controller_worker.backends.provider_errors import BatchedError, model_error
 from controller_worker.llm.batching import (
     CANCELLED,
     CLOCKS_DIFFER_MS,
@@ -29,6 +28,7 @@ from controller_worker.llm.batching import (
     text_of,
 )
 from controller_worker.llm.errors import BadRequestError, NotFoundError
+from controller_worker.wires.provider_errors import BatchedError, model_error
 
 ENDPOINT = "/v1/chat/completions"
 TAG = "deckhands"

@@ -16,7 +16,7 @@ from broker.contract.events import ModelReply
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
-from controller_worker.llm.messages import ToolCall
+from controller_worker.messages.messages import ToolCall
 
 PREFIX = "replay/"
 KIND = "model.reply"

@@ -21,8 +21,8 @@ from broker.runtime.clock import SystemClock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
-from controller_worker.llm.messages import ToolCall
 from controller_worker.llm.model_table import call_cost_usd
+from controller_worker.messages.messages import ToolCall
 
 PREFIX = "scripted/"
 WORKSPACE_PLACEHOLDER = "{workspace}"

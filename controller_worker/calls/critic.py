@@ -17,7 +17,7 @@ from broker.contract.observations import FinishVerdictObservation, truncate_cont
 from broker.contract.specs import CriticSpec
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.condensers.event_text import event_blocks
-from controller_worker.llm.messages import Message, TextPart
+from controller_worker.messages.messages import Message, TextPart
 
 MAX_PROMPT_CHARS = 120_000
 MAX_EVENT_CHARS = 4_000

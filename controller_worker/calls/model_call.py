@@ -26,14 +26,14 @@ from broker.contract.events import (
 from broker.runtime.clock import Clock
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.ids import jitter
-from controller_worker.calls.call_gate import CallGate
+from controller_worker.calls.call_permit import CallPermit
 from controller_worker.calls.models import Models
+from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.failures import last_error_of
-from controller_worker.core.model_calls import BATCH
 from controller_worker.llm.batching import CallBatched
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import HookVeto, LLMConfigError, ModelError, RateLimitError
-from controller_worker.llm.llm import Completion, Delta, ModelRequest
+from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.retry import next_wait_seconds
 
 _log = logging.getLogger(__name__)
@@ -46,28 +46,28 @@ async def ask(
     *,
     attempt: int,
     clock: Clock,
-    gate: CallGate | None = None,
+    permit: CallPermit,
     admit: Callable[[str], Awaitable[None]] | None = None,
 ) -> Completion | ModelCallFailed | ModelCallDeferred:
     """Make one attempt: ask the model and, while it fails, its fallbacks.
 
     Args:
         attempt: which attempt of this step it is, from 1.
-        gate: where the call was granted; None for none.
-        admit: told the model before it is asked; raises if it may not be.
+        permit: acquired for this model.
+        admit: gets the name of each model before it is asked; raises if it may not be.
 
     Returns:
         The reply, or what went wrong and when to try again; or that the call was given to a batch.
     """
     try:
-        llm, config = await models.of(spec, key_env=None if gate is None else gate.seat.key_env)
+        llm, config = await models.of(spec, key_env=permit.key_env)
         if admit is not None:
             await admit(config.model)
         try:
-            return await (llm.complete(request) if gate is None else gate.complete(llm, config, request))
+            return await _complete(llm, config, request, permit)
         except ModelError as error:
-            others = _others(spec, config, gate) if request.carry is None else []
-            answer = await _ask_others(models, others, request, error, gate=gate, admit=admit)
+            others = _others(spec, config, permit) if request.carry is None else []
+            answer = await _ask_others(models, others, request, error, permit=permit, admit=admit)
             if isinstance(answer, Completion):
                 return answer
             if not isinstance(answer, ModelError):
@@ -90,9 +90,15 @@ async def ask(
         return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
 
 
-def _others(spec: LLMSpec, config: LLMConfig, gate: CallGate | None) -> list[tuple[Callable[[str], bool], LLMSpec]]:
+async def _complete(llm: LLM, config: LLMConfig, request: ModelRequest, permit: CallPermit) -> Completion:
+    async with permit.held(config.model) as held:
+        completion = held.completion = await llm.complete(request)
+    return completion
+
+
+def _others(spec: LLMSpec, config: LLMConfig, permit: CallPermit) -> list[tuple[Callable[[str], bool], LLMSpec]]:
     """Return what to ask when a call fails, and for which errors: the same with its other keys, then the fallbacks."""
-    further_keys = 0 if gate is None else gate.key_count(config) - 1
+    further_keys = permit.key_count(config) - 1
     others: list[tuple[Callable[[str], bool], LLMSpec]] = [(_is_rate_limit, spec)] * further_keys
     return others + [(each.is_for, spec.model_copy(update={"model": each.use})) for each in config.fallbacks]
 
@@ -107,7 +113,7 @@ async def _ask_others(
     request: ModelRequest,
     failure: ModelError,
     *,
-    gate: CallGate | None,
+    permit: CallPermit,
     admit: Callable[[str], Awaitable[None]] | None,
 ) -> Completion | DeckhandsError:
     """Ask each that is for the error of the one before it, that may be called and whose quota has room.
@@ -126,11 +132,11 @@ async def _ask_others(
             config = models.settings(other)
             if admit is not None and config is not None:
                 await admit(config.model)
-            if gate is not None and config is not None and not await gate.has_other_seat(config, request):
+            if config is not None and not await permit.try_other(config, request):
                 continue
-            llm, config = await models.of(other, key_env=None if gate is None else gate.seat.key_env)
+            llm, config = await models.of(other, key_env=permit.key_env)
             _void(request)
-            return await (llm.complete(request) if gate is None else gate.complete(llm, config, request))
+            return await _complete(llm, config, request, permit)
         except ModelError as error:
             failures.append(error)
         except (LLMConfigError, HookVeto) as error:

@@ -19,14 +19,14 @@ from controller_worker.backends.silent import MODEL as SILENT_MODEL
 from controller_worker.calls import critic
 from controller_worker.calls.models import Models
 from controller_worker.calls.recollection import Recollection
+from controller_worker.concerns.acceptance import wants_verdict
+from controller_worker.concerns.output import examined
 from controller_worker.condensers.condenser import Inquiry
 from controller_worker.condensers.registry import create_condenser
-from controller_worker.core.acceptance import wants_verdict
-from controller_worker.core.output import examined
 from controller_worker.core.state import State
 from controller_worker.llm.llm import ModelRequest
-from controller_worker.llm.messages import Message
 from controller_worker.memory.conversation_memory import PromptOptions
+from controller_worker.messages.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from broker.contract.actions import CondensationAction
 from broker.contract.events import Event
 from broker.log.event_log import EventLog
 from controller_worker.condensers.condenser import Condenser, Inquiry
-from controller_worker.llm.messages import Message
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from controller_worker.memory.view import View, ViewFold
+from controller_worker.messages.messages import Message
 
 NOT_IN_PROMPTS = frozenset({"old_content", "new_content"})
 """Fields of observations that no model sees; the rest of a shortened event is fetched for the prompt."""

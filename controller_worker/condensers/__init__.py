@@ -1,5 +1,5 @@
 """Condensers: strategies for showing a model less of a long history (OpenHands section 8).
 
-May import: llm, memory.
+May import: memory, messages.
 Start with: condenser.
 """

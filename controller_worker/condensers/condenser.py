@@ -14,8 +14,8 @@ from typing import Protocol
 from broker.contract.actions import CondensationAction
 from broker.contract.events import Event, LLMSpec, ModelReply, Observation
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.llm.messages import Message
 from controller_worker.memory.view import View
+from controller_worker.messages.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

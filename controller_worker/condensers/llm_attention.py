@@ -16,8 +16,8 @@ from broker.contract.tool_specs import ToolSpec
 from controller_worker.condensers.condenser import Condensed, Inquiry, forgetting
 from controller_worker.condensers.event_text import event_blocks
 from controller_worker.condensers.rolling import event_chars, should_condense, target_size
-from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.view import View
+from controller_worker.messages.messages import Message, TextPart
 
 INSTRUCTIONS = """\
 An agent has worked on a task for so long that only a part of its history can be kept. Below is the history, event by \

@@ -17,8 +17,8 @@ from controller_worker.condensers.rolling import (
     target_size,
     to_forget,
 )
-from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.view import View
+from controller_worker.messages.messages import Message, TextPart
 
 
 def summary_of_forgotten(

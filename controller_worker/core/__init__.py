@@ -1,5 +1,5 @@
-"""What a log means and what is wanted next, as pure functions: one file for each concern.
+"""What a log means and what is wanted next, as pure functions over the concerns.
 
-May import: nothing of this package.
+May import: concerns.
 Start with: controller.
 """

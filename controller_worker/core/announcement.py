@@ -14,7 +14,7 @@ from controller_worker.core.effects import Append
 from controller_worker.core.pending import PendingAction
 
 if TYPE_CHECKING:
-    from controller_worker.core.delegation import Delegate
+    from controller_worker.concerns.delegation import Delegate
     from controller_worker.core.state import State
 
 EVERYTHING = 0

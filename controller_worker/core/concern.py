@@ -6,13 +6,13 @@ the concerns can be asked in any order; it cannot change another concern's part,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from broker.contract.events import Event
-from controller_worker.core.effects import Effect
+from controller_worker.core.effects import Effect, Errand
 
 if TYPE_CHECKING:
     from dataclasses import replace as evolve
@@ -34,7 +34,7 @@ else:
 _new, _set = object.__new__, object.__setattr__  # a frozen instance is filled before anybody sees it
 
 
-__all__ = ["Concern", "Handler", "Want", "evolve"]
+__all__ = ["Concern", "Errands", "Handler", "Want", "evolve"]
 
 Handler = Callable[[Any, Any, "State"], Any]
 """Takes a part, an event and the state before the event; returns the part after it."""
@@ -57,6 +57,9 @@ class Concern:
         """Return what events of a class do to the part; None where they leave it alone."""
         return next((self.on[base] for base in event_class.__mro__ if base in self.on), None)
 
+
+Errands = Callable[["State"], Iterable[Errand]]
+"""What a concern wants each owner to do once."""
 
 Want = Callable[["State", datetime], Effect | None]
 """What a concern wants now; None when it wants nothing. The time is aware UTC."""

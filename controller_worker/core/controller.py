@@ -5,37 +5,37 @@ concerns in their order (`order`) and returns what the first of them wants. Neit
 reads a clock (the time is a parameter), so the same log leads to the same decision on every machine.
 
 Holds: a refused step consumes nothing; `apply` never fails on an event that the log holds.
-Does not: know agents, tools or models; the shell (`conversation_loop`) performs what is wanted.
+Does not: know agents, tools or models; the shell (`loop.performer`) performs what is wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from datetime import datetime
 from functools import cache
 from typing import Any
 
 from broker.contract.events import Event
-from controller_worker.core.acceptance import ACCEPTANCE
+from controller_worker.concerns.acceptance import ACCEPTANCE
+from controller_worker.concerns.confirmation import CONFIRMATION
+from controller_worker.concerns.delegation import DELEGATION
+from controller_worker.concerns.greeting import GREETING
+from controller_worker.concerns.inbox import INBOX
+from controller_worker.concerns.lifecycle import LIFECYCLE
+from controller_worker.concerns.limits import USAGE
+from controller_worker.concerns.loops import LOOPS
+from controller_worker.concerns.model_calls import MODEL_CALLS
+from controller_worker.concerns.notes import NOTES
+from controller_worker.concerns.opening import OPENING
+from controller_worker.concerns.planning import PLAN
+from controller_worker.concerns.setup import SETUP
+from controller_worker.concerns.survey import SURVEY
+from controller_worker.concerns.task_list import TASK_LIST
+from controller_worker.concerns.tools import TOOLS
 from controller_worker.core.concern import Handler, evolve
-from controller_worker.core.confirmation import CONFIRMATION
-from controller_worker.core.delegation import DELEGATION
-from controller_worker.core.effects import Effect
-from controller_worker.core.greeting import GREETING
-from controller_worker.core.inbox import INBOX
-from controller_worker.core.lifecycle import LIFECYCLE
-from controller_worker.core.limits import USAGE
-from controller_worker.core.loops import LOOPS
-from controller_worker.core.model_calls import MODEL_CALLS
-from controller_worker.core.notes import NOTES
-from controller_worker.core.opening import OPENING
-from controller_worker.core.order import ORDER
-from controller_worker.core.planning import PLAN
-from controller_worker.core.setup import SETUP
+from controller_worker.core.effects import Effect, Errand
+from controller_worker.core.order import ERRANDS, ORDER
 from controller_worker.core.state import State
-from controller_worker.core.survey import SURVEY
-from controller_worker.core.task_list import TASK_LIST
-from controller_worker.core.tools import TOOLS
 
 CONCERNS = (
     SETUP,
@@ -81,12 +81,18 @@ def apply(state: State, event: Event) -> State:
     return evolve(state, **parts)
 
 
-def next_effect(state: State, now: datetime) -> Effect:
+def next_effect(state: State, now: datetime, done: Container[Errand] | None = None) -> Effect:
     """Say what is wanted now.
 
     Args:
         now: aware UTC; only compared with the end of a wait and of the time allowed.
+        done: the errands that the conversation's owner has run. None leaves errands out: the log does not need them.
     """
+    if done is not None:
+        for errands in ERRANDS:
+            for errand in errands(state):
+                if errand not in done:
+                    return errand
     for want in ORDER:
         effect = want(state, now)
         if effect is not None:

@@ -1,10 +1,11 @@
-"""Effects: what the core can want. Deciding one does nothing; the shell performs it."""
+"""Effects: what the core can want. Deciding one does nothing; the shell (`loop.performer`) performs it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Event
 
 
@@ -44,21 +45,21 @@ class CarryOut:
 
 @dataclass(frozen=True, slots=True)
 class TakeNote:
-    """Do to the notebook what an action wants, and append what came of it."""
+    """Do to the notebook what an action wants, and append the result."""
 
     action_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitDelegates:
-    """See to it that these delegates exist, then wait for the end of them that the step waits for."""
+    """Make sure that these delegates exist, then wait for those that the step needs to end."""
 
     delegate_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitTools:
-    """See to it that these actions are with a tool worker, then wait for their observations."""
+    """Make sure that a tool worker has these actions, then wait for their observations."""
 
     action_ids: tuple[int, ...]
 
@@ -84,7 +85,25 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Nothing to do until somebody speaks up."""
+    """Nothing to do until there is news."""
 
 
-Effect = Append | Greet | Recall | CarryOut | TakeNote | AwaitDelegates | AwaitTools | CallModel | Park | Rest
+@dataclass(frozen=True, slots=True)
+class StartDelegate:
+    """Make sure that a delegate in the background exists: a fork inherits it from a log, and nobody has begun it."""
+
+    delegate_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellDelegates:
+    """Pass a change of state, the event `order_id`, on to the delegates that were begun before it."""
+
+    state: AgentState
+    order_id: int
+
+
+Errand = StartDelegate | TellDelegates
+"""An effect that leaves nothing in the log: each owner performs it once. Idempotent."""
+
+Effect = Append | Greet | Recall | CarryOut | TakeNote | AwaitDelegates | AwaitTools | CallModel | Park | Rest | Errand

@@ -5,7 +5,7 @@ Read it from top to bottom; the reason for each place stands beside it.
 
 from __future__ import annotations
 
-from controller_worker.core import (
+from controller_worker.concerns import (
     acceptance,
     confirmation,
     delegation,
@@ -21,7 +21,10 @@ from controller_worker.core import (
     survey,
     tools,
 )
-from controller_worker.core.concern import Want
+from controller_worker.core.concern import Errands, Want
+
+ERRANDS: tuple[Errands, ...] = (delegation.errands,)
+"""What comes before any decision and leaves nothing in the log."""
 
 ORDER: tuple[Want, ...] = (
     # Before anything else: what the log needs to be complete.

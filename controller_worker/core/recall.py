@@ -15,7 +15,7 @@ from broker.contract.skills import NO_SKILLS, SkillFiles, trigger_in
 from broker.contract.specs import Skill
 
 if TYPE_CHECKING:
-    from controller_worker.core.inbox import UnansweredMessage
+    from controller_worker.concerns.inbox import UnansweredMessage
     from controller_worker.core.state import State
 
 MAX_WORDS = 2_000

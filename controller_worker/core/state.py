@@ -14,22 +14,22 @@ from typing import Any
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from controller_worker.core.acceptance import Acceptance
-from controller_worker.core.confirmation import Confirmation
-from controller_worker.core.delegation import Delegation
-from controller_worker.core.greeting import Greeting
-from controller_worker.core.inbox import Inbox
-from controller_worker.core.lifecycle import Lifecycle
-from controller_worker.core.limits import Usage
-from controller_worker.core.loops import Loops
-from controller_worker.core.model_calls import ModelCalls
-from controller_worker.core.notes import Notes
-from controller_worker.core.opening import Opening
+from controller_worker.concerns.acceptance import Acceptance
+from controller_worker.concerns.confirmation import Confirmation
+from controller_worker.concerns.delegation import Delegation
+from controller_worker.concerns.greeting import Greeting
+from controller_worker.concerns.inbox import Inbox
+from controller_worker.concerns.lifecycle import Lifecycle
+from controller_worker.concerns.limits import Usage
+from controller_worker.concerns.loops import Loops
+from controller_worker.concerns.model_calls import ModelCalls
+from controller_worker.concerns.notes import Notes
+from controller_worker.concerns.opening import Opening
+from controller_worker.concerns.planning import Plan
+from controller_worker.concerns.setup import Setup
+from controller_worker.concerns.survey import Survey
+from controller_worker.concerns.task_list import TaskList
 from controller_worker.core.pending import Tools
-from controller_worker.core.planning import Plan
-from controller_worker.core.setup import Setup
-from controller_worker.core.survey import Survey
-from controller_worker.core.task_list import TaskList
 
 SNAPSHOT_VERSION = 21
 

@@ -1,5 +1,5 @@
 """The one protocol that every model is called through, its configuration, and what wraps a model.
 
-May import: nothing of this package.
+May import: messages.
 Start with: llm.
 """

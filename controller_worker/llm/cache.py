@@ -26,7 +26,7 @@ from broker.runtime.clock import Clock, SystemClock
 from broker.runtime.ids import new_key
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest, Usage
-from controller_worker.llm.messages import ToolCall
+from controller_worker.messages.messages import ToolCall
 
 FORMAT_VERSION = 1
 _NOT_PART_OF_A_REQUEST = frozenset({

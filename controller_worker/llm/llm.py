@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.llm.messages import Message, ToolCall
+from controller_worker.messages.messages import Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import string
 
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.llm.messages import Message, TextPart
 from controller_worker.llm.model_table import call_cost_usd, look_up
-from controller_worker.llm.written_messages import MessageMemo
+from controller_worker.messages.messages import Message, TextPart
+from controller_worker.messages.written_messages import MessageMemo
 
 _LOWER, _UPPER, _DIGITS = (text.encode() for text in (string.ascii_lowercase, string.ascii_uppercase, string.digits))
 _BREAKS, _BLANK, _ASCII = b"\n\r\t", b" ", bytes(range(128))

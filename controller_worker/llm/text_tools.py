@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.fn_call_prompt import system_suffix, wants_example, with_example, with_suffix
-from controller_worker.llm.fn_call_text import STOP_WORD, read_calls, write_calls
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
-from controller_worker.llm.messages import ImagePart, Message, TextPart
 from controller_worker.llm.model_features import features_of
-from controller_worker.llm.written_messages import MessageMemo
+from controller_worker.messages.fn_call_prompt import system_suffix, wants_example, with_example, with_suffix
+from controller_worker.messages.fn_call_text import STOP_WORD, read_calls, write_calls
+from controller_worker.messages.messages import ImagePart, Message, TextPart
+from controller_worker.messages.written_messages import MessageMemo
 
 RESULT_PREFIX = "EXECUTION RESULT of [{name}]:\n"
 

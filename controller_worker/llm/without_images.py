@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
-from controller_worker.llm.messages import NOT_SEEN, ImagePart, Message
-from controller_worker.llm.written_messages import MessageMemo
+from controller_worker.messages.messages import NOT_SEEN, ImagePart, Message
+from controller_worker.messages.written_messages import MessageMemo
 
 
 class WithoutImagesLLM:

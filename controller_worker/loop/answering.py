@@ -13,11 +13,11 @@ from broker.contract.skills import NO_SKILLS
 from broker.coordination.notebooks import Notebooks
 from broker.log.event_log import EventLog
 from controller_worker.agents.agent import Agent
-from controller_worker.core.confirmation import carried_out
+from controller_worker.concerns.confirmation import carried_out
+from controller_worker.concerns.inbox import recalled
+from controller_worker.concerns.survey import skills_read
 from controller_worker.core.effects import Append, CarryOut, Recall, TakeNote
-from controller_worker.core.inbox import recalled
 from controller_worker.core.state import State
-from controller_worker.core.survey import skills_read
 from controller_worker.loop.hooks import Hooks
 from controller_worker.loop.note_taking import notebook_of, noted
 

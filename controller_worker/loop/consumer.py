@@ -65,7 +65,7 @@ class ControllerConsumer:
                     await incarnation.run(stop, on_beat=understudy.loop_turned)
         finally:
             await services.hooks.aclose()
-            await services.gates.aclose()
+            await services.permits.aclose()
             await services.keeper.aclose()
             await services.models.aclose()
             await store.aclose()
@@ -144,7 +144,7 @@ class Incarnation:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._keep_up())]
-                tasks.append(group.create_task(self._services.gates.keep_up(self.worker_id)))
+                tasks.append(group.create_task(self._services.permits.keep_up(self.worker_id)))
                 tasks.append(group.create_task(self._services.keeper.keep_up(self.worker_id)))
                 for names in store.all_shards:
                     tasks.append(group.create_task(self._read_ready(names)))

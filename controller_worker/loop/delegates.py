@@ -1,4 +1,4 @@
-"""The delegates of a conversation as conversations of their own: begun, told what their parent does, reported.
+"""The delegates of a conversation, which are conversations too: begun, paused and stopped with it, reported.
 
 Holds: everything is repeated after a crash, and everything is written once: a delegate's id follows from its parent's
 and the action's, and every append to another log has a key of its own.
@@ -6,6 +6,7 @@ and the action's, and every append to another log has a key of its own.
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
@@ -38,9 +39,9 @@ from broker.runtime.failpoints import failpoint
 from broker.store.store import Store
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.usage import usage_by_model
-from controller_worker.core.delegation import NOT_STARTED, STARTED, Delegate, answering
-from controller_worker.core.effects import Append
-from controller_worker.core.limits import steps_used
+from controller_worker.concerns.delegation import NOT_STARTED, STARTED, Delegate, answering
+from controller_worker.concerns.limits import steps_used
+from controller_worker.core.effects import Append, TellDelegates
 from controller_worker.core.state import State
 from controller_worker.loop.answering import event_of
 
@@ -52,84 +53,38 @@ WAITS_FOR_PERSON = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITIN
 
 
 class Delegates:
-    """What one conversation's delegates, and its own parent, are told."""
+    """The delegates of one conversation."""
 
     def __init__(self, log: EventLog, store: Store) -> None:
         self._log = log
         self._conversations = Conversations(store)
         self._stored_files = StoredFiles(store)
         self._clock = store.clock
-        self._started: set[int] = set()
-        self._told_id = 0
 
-    async def start(self, state: State, delegate_ids: tuple[int, ...]) -> Append | None:
-        """See to it that delegates exist. Returns what is to be appended because of one, None when they only work.
+    async def start(self, state: State, delegate: Delegate) -> Append | None:
+        """Make sure that a delegate exists; return what answers its action, None while the step waits for its end.
 
         Idempotent.
         """
-        for delegate in state.delegation.delegates:
-            if delegate.id not in delegate_ids or delegate.id in self._started:
-                continue
-            action = await event_of(self._log, state.setup.conversation_id, delegate.id)
-            assert isinstance(action, AgentDelegateAction)
-            try:
-                await self._begin(state, delegate, action)
-            except UsageError as error:
-                observation: Observation = ErrorObservation(content=str(error), error_id=NOT_STARTED)
-                return Append((answering(delegate, observation),), ((0, delegate.id),))
-            failpoint("controller.delegate_begun")
-            if delegate.is_background:
-                observation = SuccessObservation(content=STARTED.format(agent=delegate.agent, id=delegate.id))
-                return Append((answering(delegate, observation),), ((0, delegate.id),))
-            self._started.add(delegate.id)
-        return None
+        try:
+            await self._begin(state, delegate)
+        except UsageError as error:
+            observation: Observation = ErrorObservation(content=str(error), error_id=NOT_STARTED)
+            return Append((answering(delegate, observation),), ((0, delegate.id),))
+        failpoint("controller.delegate_begun")
+        if not delegate.is_background:
+            return None
+        observation = SuccessObservation(content=STARTED.format(agent=delegate.agent, id=delegate.id))
+        return Append((answering(delegate, observation),), ((0, delegate.id),))
 
-    def forget(self) -> None:
-        """Look at all of them again: the store may have lost those that were begun, and what they were told."""
-        self._started.clear()
-        self._told_id = 0
-
-    async def keep(self, state: State) -> None:
-        """See to it that those in the background exist: a fork takes them over from a log, and nobody has begun them.
+    async def start_again(self, state: State, delegate_id: int) -> None:
+        """Make sure that a delegate in the background exists; report an agent that is not known here as its end.
 
         Idempotent.
         """
-        for delegate in state.delegation.delegates:
-            is_at_work = delegate.is_answered and delegate.end is None and delegate.iterations > 0
-            if is_at_work and delegate.id not in self._started:
-                await self._begin_again(state, delegate)
-                self._started.add(delegate.id)
-
-    async def tell(self, state: State) -> None:
-        """Tell the delegates to pause, to go on or to stop, as their parent does.  Idempotent."""
-        order = state.delegation.order
-        if order is None or order.id == self._told_id:
-            return
-        for delegate in state.delegation.delegates:
-            if delegate.end is None and not delegate.refusal and delegate.id < order.id:
-                await self._tell(state, delegate, order.state, key=f"order:{state.setup.conversation_id}:{order.id}")
-        self._told_id = order.id
-
-    async def report(self, state: State) -> None:
-        """Before a conversation is given up: tell its parent of its end, if it is one's delegate.  Idempotent."""
-        if state.setup.parent is not None and is_over(state):
-            failpoint("controller.before_report")
-            await report(self._log, state, state.setup.parent)
-            failpoint("controller.after_report")
-
-    async def _tell(self, state: State, delegate: Delegate, wanted: AgentState, *, key: str) -> None:
-        request = ChangeAgentStateAction(agent_state=wanted, source=EventSource.ENVIRONMENT)
-        delegate_id = conversation_id_of(state.setup.conversation_id, delegate.id)
+        delegate = next(delegate for delegate in state.delegation.delegates if delegate.id == delegate_id)
         try:
-            await self._log.append(delegate_id, [request], key=key)
-        except UnknownConversation:
-            return  # it was never begun
-
-    async def _begin_again(self, state: State, delegate: Delegate) -> None:
-        action = await event_of(self._log, state.setup.conversation_id, delegate.id)
-        assert isinstance(action, AgentDelegateAction)
-        try:
-            await self._begin(state, delegate, action)
+            await self._begin(state, delegate)
         except UsageError as error:  # an agent that is known where the fork comes from
             parent = Parent(conversation_id=state.setup.conversation_id, delegate_id=delegate.id)
             ended = DelegateEnded(
@@ -140,7 +95,19 @@ class Delegates:
             )
             await _append_once(self._log, parent, ended)
 
-    async def _begin(self, state: State, delegate: Delegate, action: AgentDelegateAction) -> None:
+    async def tell(self, state: State, order: TellDelegates) -> None:
+        """Ask the delegates to pause, to resume or to stop, as their parent does.  Idempotent."""
+        parent_id = state.setup.conversation_id
+        request = ChangeAgentStateAction(agent_state=order.state, source=EventSource.ENVIRONMENT)
+        for delegate in state.delegation.delegates:
+            if delegate.end is None and not delegate.refusal and delegate.id < order.order_id:
+                with contextlib.suppress(UnknownConversation):  # it was never begun
+                    delegate_id = conversation_id_of(parent_id, delegate.id)
+                    await self._log.append(delegate_id, [request], key=f"order:{parent_id}:{order.order_id}")
+
+    async def _begin(self, state: State, delegate: Delegate) -> None:
+        action = await event_of(self._log, state.setup.conversation_id, delegate.id)
+        assert isinstance(action, AgentDelegateAction)
         agent = spec_of(state.setup.agent, action.agent)
         create_agent(agent)
         conversation_id = conversation_id_of(state.setup.conversation_id, delegate.id)
@@ -169,8 +136,16 @@ class Delegates:
         await self._log.create(created, [message], key=f"delegate:{delegate.id}", node=node)
 
 
+async def report_end(log: EventLog, state: State) -> None:
+    """Report the end of a conversation to its parent, if it is a delegate and has ended.  Idempotent."""
+    if state.setup.parent is not None and is_over(state):
+        failpoint("controller.before_report")
+        await report(log, state, state.setup.parent)
+        failpoint("controller.after_report")
+
+
 async def report(log: EventLog, state: State, parent: Parent) -> None:
-    """Tell a parent how its delegate has ended.  Idempotent: only the first report counts."""
+    """Report to a parent how its delegate has ended.  Idempotent: only the first report counts."""
     if await _is_forgotten(log, state, parent):
         return
     content, outputs = await _result(log, state)
@@ -212,8 +187,8 @@ async def _is_forgotten(log: EventLog, state: State, parent: Parent) -> bool:
     return True
 
 
-async def report_breakdown(log: EventLog, conversation_id: str, reason: str) -> None:
-    """Tell the parent of a conversation that broke down, if it has one.  Idempotent."""
+async def report_failure(log: EventLog, conversation_id: str, reason: str) -> None:
+    """Report to the parent of a conversation that failed unforeseen, if it has one.  Idempotent."""
     created = await event_of(log, conversation_id, 1)
     if isinstance(created, ConversationCreated) and created.parent is not None:
         text = f"{created.agent.name} encountered an error during execution. {reason}"

@@ -31,8 +31,8 @@ class Dispatches:
         """Look at all of them again when they are waited for next."""
         self._known.clear()
 
-    async def see_to(self, action_ids: tuple[int, ...]) -> bool:
-        """See to it that actions are with a tool worker. False when one turns out to be settled already.
+    async def ensure(self, action_ids: tuple[int, ...]) -> bool:
+        """Make sure that actions are with a tool worker. False: one of them is settled already.
 
         Raises:
             OwnershipLost: the conversation has another owner.

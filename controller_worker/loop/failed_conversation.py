@@ -1,7 +1,7 @@
-"""What is left to do for a conversation when something broke that nobody foresaw: say so in its log, and let go of it.
+"""The end of a conversation's work after an unforeseen error: the log says so, and the conversation is given up.
 
-A conversation in which a newer version has written something that this one cannot read is not broken: it is left to a
-newer worker.
+A conversation in whose log a newer version has written something that this one cannot read has not failed: it is left
+to a newer worker.
 
 Holds: an error of one conversation becomes an event of it; nothing is written under a token that is not current.
 """
@@ -20,7 +20,9 @@ from controller_worker.core.announcement import end_in_error
 from controller_worker.core.effects import Append
 from controller_worker.core.failures import code_of, last_error_of
 from controller_worker.core.state import State
-from controller_worker.loop.delegates import report_breakdown
+from controller_worker.loop.delegates import report_failure
+from controller_worker.loop.owned_log import OwnedLog
+from controller_worker.services import Services
 
 MAX_ROUNDS = 16
 """How often news may come in between; each time the same is said again."""
@@ -32,15 +34,14 @@ LEFT_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-async def rest_in_error(
-    log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception
-) -> None:
-    """Record an error and give the conversation up until somebody speaks up.  Raises nothing.
+async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -> None:
+    """Record an error and give the conversation up until somebody resumes it.  Raises nothing.
 
     Args:
-        state: the state of the conversation as far as it was read, None where it was not.
-        error: of an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.
+        error: about an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.
     """
+    log, owners, ownership = services.log, services.owners, owned.ownership
+    state = owned.state if owned.is_restored else None
     try:
         if isinstance(error, UnknownKind | StoreTooNew):
             _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)
@@ -48,9 +49,9 @@ async def rest_in_error(
             return
         _log.error("conversation %s", ownership.conversation_id, exc_info=error)
         for _ in range(MAX_ROUNDS):
-            if await _has_rested(log, owners, ownership, state, error=error):
+            if await _try_to_rest(log, owners, ownership, state, error=error):
                 break
-        await report_breakdown(log, ownership.conversation_id, last_error_of(error))
+        await report_failure(log, ownership.conversation_id, last_error_of(error))
     except Exception:  # noqa: BLE001  (the outermost edge: a conversation must not end its neighbours)
         _log.exception("conversation %s: its error could not be recorded", ownership.conversation_id)
 
@@ -69,7 +70,7 @@ async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -
             return
 
 
-async def _has_rested(
+async def _try_to_rest(
     log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception
 ) -> bool:
     """Append the error and release the conversation. False when there is news; it gets the same answer."""

@@ -123,8 +123,8 @@ class Hooks:
             )
         return Append((*events, *outcomes), tuple(answers))
 
-    def tell(self, state: State, events: Iterable[Event]) -> None:
-        """Tell of observations that have come; nobody waits for what becomes of it."""
+    def observe(self, state: State, events: Iterable[Event]) -> None:
+        """Show observations that were folded in to the hooks behind them; nothing waits for that or depends on it."""
         if HookPoint.AFTER_OBSERVATION in self._hooks:
             for event in events:
                 if isinstance(event, Observation):

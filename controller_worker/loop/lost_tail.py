@@ -1,6 +1,6 @@
 """What an owner does whose log no longer holds what it has folded: it names the gap and lets go.
 
-Holds: after that nothing of what it remembers decides anything; whoever takes the conversation up reads the log.
+Holds: after that nothing of what it remembers decides anything; the next owner reads the log.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ NOTICED_BY = "a controller worker"
 _log = logging.getLogger(__name__)
 
 
-async def has_lost_tail(
+async def name_lost_tail(
     services: Services, conversation_id: str, version: int, checksum: str, error: Exception | None = None
 ) -> bool:
-    """Say whether the log has lost its end, and name the gap in it if so.  Raises nothing.
+    """Return whether the log has lost its end, and name the gap in it if so.  Raises nothing.
 
     Args:
         version: the last event that was folded.

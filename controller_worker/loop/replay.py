@@ -60,16 +60,16 @@ from broker.runtime.errors import DeckhandsError, UsageError
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.critic import verdict_of
-from controller_worker.core import delegation
+from controller_worker.concerns import delegation
+from controller_worker.concerns.confirmation import carried_out
+from controller_worker.concerns.delegation import NOT_STARTED, STARTED
+from controller_worker.concerns.inbox import recalled
+from controller_worker.concerns.output import examined
+from controller_worker.concerns.survey import skills_from
 from controller_worker.core.announcement import end_in_error
-from controller_worker.core.confirmation import carried_out
 from controller_worker.core.controller import apply, next_effect
-from controller_worker.core.delegation import NOT_STARTED, STARTED
 from controller_worker.core.effects import Append, AwaitDelegates, CallModel, CarryOut, Effect, Greet, Recall, TakeNote
-from controller_worker.core.inbox import recalled
-from controller_worker.core.output import examined
 from controller_worker.core.state import State
-from controller_worker.core.survey import skills_from
 from controller_worker.loop.answering import greeting
 from controller_worker.security.assessment import assessed
 

@@ -28,10 +28,10 @@ from broker.contract.observations import (
     RecallObservation,
     truncate_content,
 )
-from controller_worker.llm.messages import NOT_SEEN, ImagePart, Message, TextPart
 from controller_worker.memory.observation_text import Content, content_of, is_image_url
 from controller_worker.memory.turn import OpenTurn, Result
 from controller_worker.memory.view import is_companion, is_shown
+from controller_worker.messages.messages import NOT_SEEN, ImagePart, Message, TextPart
 
 MAX_MESSAGE_CHARS = 30_000
 FINISH_RESULT = "The task was reported as finished."

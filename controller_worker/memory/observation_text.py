@@ -26,8 +26,8 @@ from broker.contract.observations import (
     UserRejectObservation,
     truncate_content,
 )
-from controller_worker.llm.messages import NOT_SEEN, ImagePart, TextPart
 from controller_worker.memory.recall_text import recall_text
+from controller_worker.messages.messages import NOT_SEEN, ImagePart, TextPart
 
 Content = tuple[TextPart | ImagePart, ...]
 

@@ -44,14 +44,14 @@ def limit(hands: Hands, table: str) -> Pool:
 
 async def occupy(hands: Hands, pool: Pool, *, others: int = 0) -> None:
     """Let somebody else hold the only seat, and so many others wait for it."""
-    governor = hands.services.gates.governor
+    governor = hands.services.permits.governor
     for n in range(1 + others):
         answer = await governor.reserve(pool, f"other-{n}", "controller-2", input_tokens=1, output_tokens=1)
         assert isinstance(answer, Granted) == (n == 0)
 
 
 async def free(hands: Hands, pool: Pool, cid: str = "other-0") -> None:
-    await hands.services.gates.governor.settle(pool, cid, "controller-2", CallOutcome.OK, took_seconds=2.0)
+    await hands.services.permits.governor.settle(pool, cid, "controller-2", CallOutcome.OK, took_seconds=2.0)
 
 
 async def is_at_rest(hands: Hands, loop: ConversationLoop) -> None:
@@ -71,7 +71,7 @@ async def test_without_a_quota_and_without_a_tenant_it_costs_nothing(hands: Hand
 
 async def test_a_quota_costs_two_trips_a_call(hands: Hands) -> None:
     limit(hands, "concurrency = 3")
-    await hands.services.gates.governor.publish()
+    await hands.services.permits.governor.publish()
     await hands.begin(THINK, THINK, FINISH)
     await is_at_rest(hands, await hands.go())
     assert trips(hands) == {"deck_quota_publish": 1, "deck_quota_reserve": 3, "deck_quota_settle": 3}
@@ -122,7 +122,7 @@ async def test_whoever_is_woken_after_a_long_wait_goes_on(hands: Hands) -> None:
     await occupy(hands, pool, others=6)
     await hands.begin(FINISH)
     await hands.go()
-    governor = hands.services.gates.governor
+    governor = hands.services.permits.governor
     for n in range(1, 7):
         await free(hands, pool, f"other-{n - 1}")
         await governor.reserve(pool, f"other-{n}", "controller-2", input_tokens=1, output_tokens=1)
@@ -172,7 +172,7 @@ async def test_a_fallback_is_asked_if_its_quota_has_room(hands: Hands, tmp_path:
     await is_at_rest(hands, await hands.go())
     replies = [event.model for event in await hands.events() if isinstance(event, ModelReply)]
     assert replies == ([] if is_taken else [f"scripted/{tmp_path}/spare.json"])
-    governor = hands.services.gates.governor
+    governor = hands.services.permits.governor
     for number, pool in enumerate(quotas.pools):
         answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
         assert isinstance(answer, Granted) is not (is_taken and number == 1)
@@ -187,7 +187,7 @@ async def test_a_pause_leaves_the_queue(hands: Hands) -> None:
     loop.wake()
     await until(lambda: bool(hands.gone), what="release")
     await free(hands, pool)
-    governor = hands.services.gates.governor
+    governor = hands.services.permits.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
     assert isinstance(answer, Granted)
 
@@ -207,7 +207,7 @@ async def test_another_model_leaves_the_queue_of_the_first(hands: Hands, tmp_pat
     (reply,) = [event for event in await hands.events() if isinstance(event, ModelReply)]
     assert reply.model == f"scripted/{other}"
     await free(hands, pool)
-    governor = hands.services.gates.governor
+    governor = hands.services.permits.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
     assert isinstance(answer, Granted)
 
@@ -221,8 +221,8 @@ async def test_a_stop_gives_the_seat_back_and_loses_the_money(hands: Hands) -> N
     await hands.ask("stopped")
     loop.wake()
     await until(lambda: bool(hands.gone), what="release")
-    await hands.services.gates.aclose()
-    governor = hands.services.gates.governor
+    await hands.services.permits.aclose()
+    governor = hands.services.permits.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
     assert isinstance(answer, Granted)
     account = await Ledger(hands.store).account("tenant:acme")

@@ -25,9 +25,9 @@ from broker.log.invariants import violations
 from broker.log.status import standing
 from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.registry import create_condenser
-from controller_worker.llm.messages import Message, TextPart
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.memory.conversation_memory import PromptOptions
+from controller_worker.messages.messages import Message, TextPart
 from tests.broker_parts import lapse
 from tests.conversation_hands import CID, THINK, WORKER, Hands
 from tests.polling import until
@@ -127,7 +127,7 @@ async def thinking_about_notes(hands: Hands) -> ConversationLoop:
     await hands.begin(*thoughts(6), condenser=SMALL, condensation=NOTES | {"latency_seconds": 0.5})
     loop = await hands.claim()
     loop.wake(has_news=False)
-    await until(lambda: loop.state.usage.iteration == 5 and loop._call is not None, what="the condenser's call")
+    await until(lambda: loop.state.usage.iteration == 5 and loop._call.is_running, what="the condenser's call")
     return loop
 
 

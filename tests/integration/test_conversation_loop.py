@@ -21,8 +21,8 @@ from controller_worker.agents.registry import AGENTS
 from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.noop import NoOpCondenser
 from controller_worker.core.state import state_from
-from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.conversation_memory import PromptOptions
+from controller_worker.messages.messages import Message, TextPart
 from tests.broker_parts import lapse, mail_of, rung
 from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands
 from tests.polling import until

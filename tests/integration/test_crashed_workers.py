@@ -86,7 +86,7 @@ async def test_a_wait_for_a_seat_leaves_no_mark(hands: Hands) -> None:
     quotas = QuotaTable.parse('[[quota]]\nmodel = "scripted/*"\nconcurrency = 1')
     old = hands.services
     hands.services = Services(old.store, old.log, old.owners, old.models, quotas)
-    governor = hands.services.gates.governor
+    governor = hands.services.permits.governor
     other = await governor.reserve(quotas.pools[0], "other", "controller-2", input_tokens=1, output_tokens=1)
     assert isinstance(other, Granted)
     marks: list[Any] = []

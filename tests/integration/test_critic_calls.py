@@ -84,7 +84,7 @@ async def test_another_worker_asks_the_critic_when_its_worker_dies(hands: Hands)
     loop = await hands.claim()
     loop.wake(has_news=False)
     await until(
-        lambda: loop.state.lifecycle.ending is AgentState.FINISHED and loop._call is not None, what="the critic's call"
+        lambda: loop.state.lifecycle.ending is AgentState.FINISHED and loop._call.is_running, what="the critic's call"
     )
     before = await hands.events()
     loop.drop()

@@ -12,7 +12,7 @@ from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import BadRequestError, LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
-from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.messages.messages import Message, TextPart, ToolCall
 from tests.integration.llm_requests import HISTORY, TOOL, answer
 from tests.model_server.running_server import RunningModelServer
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
-from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from tests.integration.llm_requests import HISTORY, answer
 from tests.model_server.running_server import RunningModelServer
 

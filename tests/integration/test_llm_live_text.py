@@ -18,7 +18,7 @@ from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store
 from controller_worker.calls.streaming import shown
 from controller_worker.llm.llm import Delta, ModelRequest
-from controller_worker.llm.messages import Message, TextPart
+from controller_worker.messages.messages import Message, TextPart
 from tests.integration.command_line import COMMAND, Done, environment, finish, script
 from tests.model_server.running_server import RunningModelServer
 

@@ -13,7 +13,7 @@ from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.errors import ModelError
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
-from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.messages.messages import Message, TextPart, ToolCall
 from tests.model_server.backends import BACKENDS, SERVER_ARGUMENTS, settings
 from tests.model_server.running_server import RunningModelServer
 

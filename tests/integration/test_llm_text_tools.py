@@ -16,9 +16,9 @@ from controller_worker.agents.tool_calls import events_of_reply
 from controller_worker.backends.registry import create_llm
 from controller_worker.calls.model_call import reply_of
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.fn_call_prompt import system_suffix, with_example
 from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.messages.fn_call_prompt import system_suffix, with_example
+from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)

@@ -10,7 +10,7 @@ import pytest
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Delta, ModelRequest
-from controller_worker.llm.messages import Message, TextPart
+from controller_worker.messages.messages import Message, TextPart
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)

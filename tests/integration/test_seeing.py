@@ -14,7 +14,7 @@ from controller_worker.agents.registry import create_agent
 from controller_worker.calls.models import Models
 from controller_worker.calls.question import Question, next_question
 from controller_worker.calls.recollection import Recollection
-from controller_worker.llm.messages import ImagePart, Message
+from controller_worker.messages.messages import ImagePart, Message
 from tests.conversation_hands import CID, Hands
 from tool_worker.tools.tool import answering
 

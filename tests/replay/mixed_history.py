@@ -39,9 +39,9 @@ from broker.contract.specs import (
     PlanSpec,
 )
 from controller_worker.calls.critic import verdict_of
+from controller_worker.concerns.acceptance import wants_verdict
+from controller_worker.concerns.delegation import STARTED, answering
 from controller_worker.condensers.registry import create_condenser
-from controller_worker.core.acceptance import wants_verdict
-from controller_worker.core.delegation import STARTED, answering
 from controller_worker.core.effects import Append, AwaitDelegates, AwaitTools, CallModel, Effect, Park, TakeNote
 from controller_worker.memory.view import ViewFold
 from tests.controller_parts import Core, answer, bash, call, finish, think

@@ -27,9 +27,9 @@ from broker.log.status import standing
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Park, Rest
 from controller_worker.core.state import State, snapshot_of, state_from
-from controller_worker.llm.messages import Message, TextPart
 from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
+from controller_worker.messages.messages import Message, TextPart
 from tests.controller_parts import CID, Core, answer, bash, call, check_snapshots, finish, messages_of, think
 
 MAX_EFFECTS_TO_SETTLE = 400

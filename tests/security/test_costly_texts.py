@@ -13,7 +13,7 @@ from broker.tools.bash_syntax import MAX_PIPES
 from controller_worker.agents.browsing import BrowsingAgent
 from controller_worker.agents.path_patterns import extended_regex
 from controller_worker.core.stuck_detector import SLEEPS
-from controller_worker.llm.fn_call_text import read_calls
+from controller_worker.messages.fn_call_text import read_calls
 from controller_worker.security.shell_analyzer import shell_risk
 from tool_worker.tools.shell_syntax import top_level_commands
 

@@ -21,8 +21,8 @@ from controller_worker.condensers.llm_attention import RANK_EVENTS
 from controller_worker.condensers.llm_summarizing import INSTRUCTIONS
 from controller_worker.condensers.registry import create_condenser
 from controller_worker.condensers.structured_summary import CREATE_STATE_SUMMARY
-from controller_worker.llm.messages import TextPart
 from controller_worker.memory.view import View
+from controller_worker.messages.messages import TextPart
 from tests.controller_parts import call, said
 
 ASKING = [LLMSummarizingCondenserSpec, LLMAttentionCondenserSpec, StructuredSummaryCondenserSpec]

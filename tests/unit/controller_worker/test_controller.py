@@ -22,10 +22,10 @@ from broker.contract.observations import (
     ErrorObservation,
     RecallObservation,
 )
+from controller_worker.concerns.model_calls import Wait
 from controller_worker.core.announcement import end_in_error
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel, Greet, Rest
-from controller_worker.core.model_calls import Wait
 from controller_worker.core.pending import PendingAction
 from controller_worker.core.state import State
 from tests.controller_parts import START, Core, answer, bash, finish, said, started, system_message, think

@@ -9,8 +9,8 @@ import pytest
 from broker.contract.events import Limits, ModelCallFailed
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.status import standing
+from controller_worker.concerns.limits import Usage, limit_reached
 from controller_worker.core.effects import CallModel, Park, Rest
-from controller_worker.core.limits import Usage, limit_reached
 from controller_worker.core.state import State
 from tests.controller_parts import START, finish, started, think
 

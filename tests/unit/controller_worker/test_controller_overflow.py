@@ -7,8 +7,8 @@ import pytest
 from broker.contract.actions import CondensationAction, CondensationRequestAction
 from broker.contract.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage
 from broker.contract.specs import LLMSummarizingCondenserSpec, NoOpCondenserSpec
+from controller_worker.concerns.model_calls import MAX_OVERFLOWS
 from controller_worker.core.effects import CallModel, Rest
-from controller_worker.core.model_calls import MAX_OVERFLOWS
 from controller_worker.core.state import snapshot_of, state_from
 from tests.controller_parts import Core, started
 

@@ -33,13 +33,13 @@ from broker.contract.observations import (
     UserRejectObservation,
 )
 from controller_worker.calls.recollection import NOT_IN_PROMPTS
-from controller_worker.llm.messages import NOT_SEEN, ImagePart, Message, TextPart, ToolCall
 from controller_worker.memory.conversation_memory import (
     FINISH_RESULT,
     GO_ON,
     NO_RESULT,
     ConversationMemory,
 )
+from controller_worker.messages.messages import NOT_SEEN, ImagePart, Message, TextPart, ToolCall
 from tests.controller_parts import Core, answer, bash, call, finish, messages_of, said, started, think
 
 

@@ -12,12 +12,12 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
 from broker.contract.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
 from broker.log.invariants import violations
+from controller_worker.concerns.delegation import Order
+from controller_worker.concerns.lifecycle import Lifecycle
+from controller_worker.concerns.limits import limit_reached
+from controller_worker.concerns.setup import Setup
 from controller_worker.core.controller import apply
-from controller_worker.core.delegation import Order
 from controller_worker.core.effects import AwaitDelegates, AwaitTools, CallModel, Effect, Rest
-from controller_worker.core.lifecycle import Lifecycle
-from controller_worker.core.limits import limit_reached
-from controller_worker.core.setup import Setup
 from controller_worker.core.state import State
 from controller_worker.loop.delegates import conversation_id_of, is_over, spec_of
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think

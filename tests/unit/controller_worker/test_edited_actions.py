@@ -10,9 +10,9 @@ from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import AgentSpec, EventSource
 from broker.contract.planning import PlanAction
 from controller_worker.core.effects import AwaitTools
-from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.turn import MAX_EDITED_CHARS, told_edit
+from controller_worker.messages.messages import Message, TextPart
 from tests.controller_parts import Core, bash, started
 
 

@@ -10,9 +10,9 @@ import pytest
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource, ModelCallAdmitted, ModelCallDeferred, Tenancy
+from controller_worker.concerns.model_calls import asks_again_at
 from controller_worker.core.commit import index_fields
 from controller_worker.core.effects import CallModel, Rest
-from controller_worker.core.model_calls import asks_again_at
 from controller_worker.core.state import snapshot_of, state_from
 from tests.controller_parts import START, Core, bash, finish, started, think
 
@@ -97,17 +97,17 @@ def test_a_failed_call_ends_the_wait() -> None:
 
 @pytest.mark.parametrize("code", ["rate_limit", "waiting_for_budget"])
 def test_a_call_that_waits_is_asked_for_again_every_five_minutes(code: str) -> None:
-    assert asks_again_at(deferred(code).state, START, is_shut=False) == START + timedelta(minutes=5)
+    assert asks_again_at(deferred(code).state, START, is_refused=False) == START + timedelta(minutes=5)
 
 
 def test_a_tool_that_is_waited_for_is_asked_for_again_every_minute_and_nothing_later_than_the_deadline() -> None:
     core = started()
-    assert asks_again_at(core.state, START, is_shut=False) is None
-    assert asks_again_at(core.state, START, is_shut=True) == START + timedelta(minutes=5)
+    assert asks_again_at(core.state, START, is_refused=False) is None
+    assert asks_again_at(core.state, START, is_refused=True) == START + timedelta(minutes=5)
     core.reply(bash())
-    assert asks_again_at(core.state, START, is_shut=False) == START + timedelta(minutes=1)
+    assert asks_again_at(core.state, START, is_refused=False) == START + timedelta(minutes=1)
     hurried = replace(core.state, usage=replace(core.state.usage, deadline=START + timedelta(seconds=7)))
-    assert asks_again_at(hurried, START, is_shut=False) == START + timedelta(seconds=7)
+    assert asks_again_at(hurried, START, is_refused=False) == START + timedelta(seconds=7)
 
 
 def test_a_snapshot_keeps_the_wait() -> None:

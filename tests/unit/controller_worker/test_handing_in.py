@@ -14,9 +14,9 @@ from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.registry import create_agent
 from controller_worker.agents.tool_schemas import FINISH
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
-from controller_worker.llm.messages import TextPart
 from controller_worker.loop.delegates import spec_of
 from controller_worker.loop.replay import replay
+from controller_worker.messages.messages import TextPart
 from tests.controller_parts import Core, bash, call, finish, messages_of, started
 
 SCHEMA: dict[str, Any] = {

@@ -16,7 +16,7 @@ from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, RateLimitError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
-from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 
 TOOL = ToolSpec("f", "Do.", {"type": "object", "properties": {}})
 HISTORY = (

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.backends.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
-from controller_worker.backends.reply import Reply
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.wires.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
+from controller_worker.wires.reply import Reply
 
 MARK = {"type": "ephemeral"}
 HISTORY = (

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller_worker.backends.chat_stream import ChatStream
-from controller_worker.backends.event_stream import EVENT_LIMIT_CHARS, EventDecoder, StreamLimits, event_texts
-from controller_worker.backends.messages_stream import MessagesStream
-from controller_worker.backends.provider_errors import StreamedError, model_error
 from controller_worker.llm.errors import MalformedReplyError, ModelError
 from controller_worker.llm.llm import Delta
+from controller_worker.wires.chat_stream import ChatStream
+from controller_worker.wires.event_stream import EVENT_LIMIT_CHARS, EventDecoder, StreamLimits, event_texts
+from controller_worker.wires.messages_stream import MessagesStream
+from controller_worker.wires.provider_errors import StreamedError, model_error
 
 STREAM = 'event: a\ndata: {"x": "ü"}\n\n: a comment\nid: 7\ndata:one\ndata: two\n\n\ndata: 你好\n\ndata: [DONE]'
 TEXTS = ['{"x": "ü"}', "one\ntwo", "你好", "[DONE]"]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.llm.fn_call_text import read_calls, write_calls
-from controller_worker.llm.messages import ToolCall
+from controller_worker.messages.fn_call_text import read_calls, write_calls
+from controller_worker.messages.messages import ToolCall
 
 
 def tool(name: str, required: tuple[str, ...] = (), **properties: Any) -> ToolSpec:

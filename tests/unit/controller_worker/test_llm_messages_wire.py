@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.backends.messages_wire import MessagesWire, read_message
-from controller_worker.backends.raw_client import parsed
-from controller_worker.backends.reply import Reply
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.wires.messages_wire import MessagesWire, read_message
+from controller_worker.wires.raw_client import parsed
+from controller_worker.wires.reply import Reply
 
 BASH = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
 MARK = {"type": "ephemeral"}

@@ -16,8 +16,9 @@ from controller_worker.calls.models import Models
 from controller_worker.llm.config import LLMConfig, RouterSpec, RouteRule
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.llm.messages import ImagePart, Message, TextPart
 from controller_worker.llm.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
+from controller_worker.messages.messages import ImagePart, Message, TextPart
+from tests.controller_parts import free_permit
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
 LONG = replace(REQUEST, messages=(Message("user", (TextPart("x" * 6_000),)),))
@@ -100,7 +101,7 @@ def profiles(tmp_path: Path, router: str) -> Models:
 
 
 async def said(models: Models, request: ModelRequest) -> str:
-    result = await ask(models, LLMSpec(), request, attempt=1, clock=ManualClock())
+    result = await ask(models, LLMSpec(), request, attempt=1, clock=ManualClock(), permit=free_permit())
     return result.text if isinstance(result, Completion) else f"{result.code}: {result.content}"
 
 
@@ -119,6 +120,6 @@ async def test_an_operators_own_router(tmp_path: Path) -> None:
 
 async def test_a_router_names_only_profiles(tmp_path: Path) -> None:
     models = profiles(tmp_path, '{kind = "random", weights = {smal = 1}}')
-    result = await ask(models, LLMSpec(), REQUEST, attempt=1, clock=ManualClock())
+    result = await ask(models, LLMSpec(), REQUEST, attempt=1, clock=ManualClock(), permit=free_permit())
     assert isinstance(result, ModelCallFailed)
     assert result.content == "There is no model profile 'smal'. Did you mean 'small'?"

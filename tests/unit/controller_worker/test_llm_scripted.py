@@ -14,7 +14,7 @@ from controller_worker.backends.scripted import ScriptedLLM
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import InternalServerError, LLMConfigError, RateLimitError
 from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.messages.messages import Message, TextPart, ToolCall
 
 
 def scripted(tmp_path: Path, script: Any, **settings: Any) -> ScriptedLLM:

@@ -20,7 +20,8 @@ from controller_worker.calls.models import Models
 from controller_worker.core.failures import last_error_of
 from controller_worker.llm.errors import HookVeto, LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
-from controller_worker.llm.messages import Message, TextPart, ToolCall
+from controller_worker.messages.messages import Message, TextPart, ToolCall
+from tests.controller_parts import free_permit
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "conversation-1", 0, "/srv/project")
 
@@ -32,7 +33,7 @@ def models(tmp_path: Path, *turns: dict[str, Any], **env: str) -> Models:
 
 
 async def attempt(of: Models, number: int = 1, spec: LLMSpec | None = None) -> Completion | ModelCallFailed:
-    return await ask(of, spec or LLMSpec(), REQUEST, attempt=number, clock=ManualClock())
+    return await ask(of, spec or LLMSpec(), REQUEST, attempt=number, clock=ManualClock(), permit=free_permit())
 
 
 def error(code: str, **fields: Any) -> dict[str, Any]:
@@ -335,7 +336,7 @@ async def test_what_was_shown_before_a_fallback_is_void(tmp_path: Path) -> None:
     shown: list[Delta] = []
     of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here."})
     request = replace(ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w"), on_delta=shown.append)
-    await ask(of, LLMSpec(), request, attempt=1, clock=ManualClock())
+    await ask(of, LLMSpec(), request, attempt=1, clock=ManualClock(), permit=free_permit())
     assert next(delta.kind for delta in shown) == "superseded"
     assert "".join(delta.text for delta in shown) == "Here."
 
@@ -415,7 +416,7 @@ async def test_a_fallback_that_may_not_be_called_is_not(tmp_path: Path, code: st
             raise HookVeto("not this one")
 
     of = with_fallbacks(tmp_path, code, {"use": "spare"}, spare={"text": "Here."})
-    result = await ask(of, LLMSpec(), REQUEST, attempt=1, clock=ManualClock(), admit=admit)
+    result = await ask(of, LLMSpec(), REQUEST, attempt=1, clock=ManualClock(), permit=free_permit(), admit=admit)
     assert isinstance(result, ModelCallFailed)
     assert (result.code, asked) == (told, ["first", "spare"])
 

@@ -15,9 +15,9 @@ from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.looking import ReadOnlyAgent
 from controller_worker.agents.note_tool import NOTE
 from controller_worker.core.effects import AwaitTools, CallModel, Rest, TakeNote
-from controller_worker.llm.messages import TextPart
 from controller_worker.loop.delegates import spec_of
 from controller_worker.loop.replay import replay
+from controller_worker.messages.messages import TextPart
 from tests.controller_parts import Core, bash, call, check_snapshots, messages_of, started
 
 MEMORY = AgentSpec(memory=MemorySpec(user="ada", project="engine"))

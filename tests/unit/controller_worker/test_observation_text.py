@@ -16,7 +16,6 @@ from broker.contract.observations import (
     RecallObservation,
     TaskTrackingObservation,
 )
-from controller_worker.llm.messages import NOT_SEEN, ImagePart, TextPart
 from controller_worker.memory.observation_text import (
     IMAGE_PLACEHOLDER,
     NO_SCREENSHOT_NOTE,
@@ -26,6 +25,7 @@ from controller_worker.memory.observation_text import (
     is_image_url,
     text_of,
 )
+from controller_worker.messages.messages import NOT_SEEN, ImagePart, TextPart
 
 SCREEN = "data:image/png;base64,iVBORw0KGgoA"
 MARKS = "data:image/jpeg;base64,/9j/BBBB"

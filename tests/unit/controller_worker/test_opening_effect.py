@@ -9,8 +9,8 @@ from broker.contract.events import Observation, WorkspaceSpec
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.contract.workspace_sources import GitSource
+from controller_worker.concerns.opening import FAILED_CODE, MAX_ATTEMPTS
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
-from controller_worker.core.opening import FAILED_CODE, MAX_ATTEMPTS
 from controller_worker.loop.replay import replay
 from tests.controller_parts import Core
 

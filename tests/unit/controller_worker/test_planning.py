@@ -17,8 +17,8 @@ from broker.contract.specs import PlanSpec
 from broker.log.invariants import violations
 from broker.runtime.errors import UsageError
 from controller_worker.agents.registry import create_agent
+from controller_worker.concerns.planning import Plan
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
-from controller_worker.core.planning import Plan
 from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold

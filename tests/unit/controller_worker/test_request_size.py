@@ -13,8 +13,8 @@ import pytest
 
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.llm.llm import ModelRequest
-from controller_worker.llm.messages import Message, TextPart, ToolCall
 from controller_worker.llm.request_size import prompt_tokens, text_tokens
+from controller_worker.messages.messages import Message, TextPart, ToolCall
 
 ROOT = Path(__file__).parents[3]
 NOISE = random.Random(1)

@@ -15,25 +15,25 @@ from hypothesis import strategies as st
 from broker.contract.actions import TaskItem
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
-from controller_worker.core.acceptance import Acceptance
-from controller_worker.core.confirmation import Confirmation
+from controller_worker.concerns.acceptance import Acceptance
+from controller_worker.concerns.confirmation import Confirmation
+from controller_worker.concerns.delegation import Delegate, DelegateEnd, Delegation, Order
+from controller_worker.concerns.greeting import Greeting
+from controller_worker.concerns.inbox import Inbox, UnansweredMessage
+from controller_worker.concerns.lifecycle import Lifecycle
+from controller_worker.concerns.limits import Usage
+from controller_worker.concerns.loops import Loops
+from controller_worker.concerns.model_calls import Gate, ModelCalls, Wait
+from controller_worker.concerns.notes import Notes
+from controller_worker.concerns.opening import Opening
+from controller_worker.concerns.planning import Plan
+from controller_worker.concerns.setup import Setup
+from controller_worker.concerns.survey import Survey
+from controller_worker.concerns.task_list import TaskList
 from controller_worker.core.controller import CONCERNS
-from controller_worker.core.delegation import Delegate, DelegateEnd, Delegation, Order
-from controller_worker.core.greeting import Greeting
-from controller_worker.core.inbox import Inbox, UnansweredMessage
-from controller_worker.core.lifecycle import Lifecycle
-from controller_worker.core.limits import Usage
-from controller_worker.core.loops import Loops
-from controller_worker.core.model_calls import Gate, ModelCalls, Wait
-from controller_worker.core.notes import Notes
-from controller_worker.core.opening import Opening
 from controller_worker.core.pending import PendingAction, Tools
-from controller_worker.core.planning import Plan
-from controller_worker.core.setup import Setup
 from controller_worker.core.state import SNAPSHOT_VERSION, State, snapshot_of, state_from
 from controller_worker.core.stuck_detector import Loop, RecentEvents, Trace
-from controller_worker.core.survey import Survey
-from controller_worker.core.task_list import TaskList
 from tests.controller_parts import bash, started
 
 METADATA = ToolCallMetadata(function_name="execute_bash", tool_call_id="c1", reply_id=7, total_calls_in_response=2)

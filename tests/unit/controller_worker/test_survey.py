@@ -20,9 +20,9 @@ from broker.contract.observations import (
 )
 from broker.contract.skills import NO_SKILLS
 from broker.contract.specs import Skill
+from controller_worker.concerns.survey import MAX_ATTEMPTS, skills_from, skills_read
 from controller_worker.core.effects import AwaitTools, CallModel
 from controller_worker.core.recall import MAX_WORDS
-from controller_worker.core.survey import MAX_ATTEMPTS, skills_from, skills_read
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from tests.controller_parts import Core, messages_of
 from tool_worker.tools.survey import SurveyWorkspace

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from controller_worker.llm.messages import Message
+from controller_worker.messages.messages import Message
 
 Made = TypeVar("Made")
 

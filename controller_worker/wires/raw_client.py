@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
-from controller_worker.backends.event_stream import event_texts, stream_limits, until_headers, whole_reply
-from controller_worker.backends.provider_errors import StreamedError, model_error
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
+from controller_worker.wires.event_stream import event_texts, stream_limits, until_headers, whole_reply
+from controller_worker.wires.provider_errors import StreamedError, model_error
 
 CONNECTIONS_LIMIT = 2_000
 IDLE_CONNECTION_SECONDS = 30.0

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller_worker.backends.reply import Reply
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
-from controller_worker.llm.messages import ToolCall
 from controller_worker.llm.model_table import ModelRow, call_cost_usd
 from controller_worker.llm.request_size import prompt_tokens, text_tokens
+from controller_worker.messages.messages import ToolCall
+from controller_worker.wires.reply import Reply
 
 FACTOR = 10
 """How many times more or less than the estimate is still plausible: repetitions make few tokens, odd scripts many."""

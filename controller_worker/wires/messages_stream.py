@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from controller_worker.backends.provider_errors import StreamedError
-from controller_worker.backends.reply import counts_of
 from controller_worker.llm.errors import MalformedReplyError
 from controller_worker.llm.llm import Delta
+from controller_worker.wires.provider_errors import StreamedError
+from controller_worker.wires.reply import counts_of
 
 _FIELDS: Mapping[str, tuple[str, str]] = {
     "text_delta": ("text", "text"),

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from controller_worker.llm.messages import Message
+from controller_worker.messages.messages import Message
 
 NAME_LIMIT_CHARS = 64
 """OpenAI's; Anthropic takes 128."""

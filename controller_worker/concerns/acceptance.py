@@ -17,10 +17,10 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, Event, EventSource, Observation
 from broker.contract.observations import CmdOutputObservation, FinishRefusedObservation, FinishVerdictObservation
 from broker.contract.specs import GoalSpec
+from controller_worker.concerns.limits import cost_limit_reached
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, CallModel, Effect
-from controller_worker.core.limits import cost_limit_reached
 from controller_worker.core.requests import is_message_of_person
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from broker.contract.observations import (
     FinishVerdictObservation,
     LoopDetectionObservation,
 )
-from controller_worker.core import acceptance, opening, planning, survey
+from controller_worker.concerns import acceptance, opening, planning, survey
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Append, AwaitTools, Effect
 from controller_worker.core.pending import PendingAction, Tools, may_run

@@ -15,8 +15,8 @@ from broker.contract.events import (
     WorkspaceSpec,
 )
 from broker.contract.planning import PlanAcceptedObservation
+from controller_worker.concerns.planning import executor_of, is_handed_over
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.planning import executor_of, is_handed_over
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State

@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.backends.messages_wire import CACHE_MARK, is_signed
-from controller_worker.backends.reply import Reply, counts_of, token_count
-from controller_worker.llm.call_names import fitting, with_distinct_ids
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.llm.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.llm.tool_arguments import arguments_text
-from controller_worker.llm.written_messages import MessageMemo, WrittenMessages, json_bytes
+from controller_worker.messages.call_names import fitting, with_distinct_ids
+from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.messages.tool_arguments import arguments_text
+from controller_worker.messages.written_messages import MessageMemo, WrittenMessages, json_bytes
+from controller_worker.wires.messages_wire import CACHE_MARK, is_signed
+from controller_worker.wires.reply import Reply, counts_of, token_count
 
 SEE_BELOW = "The result is the picture below."
 

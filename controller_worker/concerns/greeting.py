@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from broker.contract.actions import SystemMessageAction
 from broker.contract.planning import PlanAcceptedObservation
+from controller_worker.concerns.planning import is_handed_over
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Effect, Greet, Rest
-from controller_worker.core.planning import is_handed_over
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State

@@ -16,8 +16,8 @@ from broker.contract.events import Event, ModelReply
 from broker.contract.notes import Note, recalled_notes
 from broker.contract.observations import AgentStateChangedObservation, NullObservation
 from broker.contract.skills import NO_SKILLS, SkillFiles
+from controller_worker.concerns.confirmation import answered_otherwise
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.confirmation import answered_otherwise
 from controller_worker.core.effects import Append, Effect, Recall, Rest
 from controller_worker.core.recall import recall
 from controller_worker.core.requests import is_message_of_person

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.llm.fn_call_prompt import type_names
-from controller_worker.llm.messages import ToolCall
+from controller_worker.messages.fn_call_prompt import type_names
+from controller_worker.messages.messages import ToolCall
 
 CALL_END = "</function>"
 STOP_WORD = "</function"

@@ -22,9 +22,10 @@ from broker.contract.observations import (
     FinishVerdictObservation,
     LoopDetectionObservation,
 )
+from controller_worker.concerns.confirmation import answered_otherwise
+from controller_worker.concerns.tools import is_own_action, trace_of_action
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.confirmation import answered_otherwise
 from controller_worker.core.effects import Append, Effect
 from controller_worker.core.pending import may_run, settled_by
 from controller_worker.core.requests import is_message_of_person
@@ -38,7 +39,6 @@ from controller_worker.core.stuck_detector import (
     with_observation,
     with_settled,
 )
-from controller_worker.core.tools import is_own_action, trace_of_action
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State

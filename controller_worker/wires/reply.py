@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller_worker.llm.llm import Completion, Usage
-from controller_worker.llm.messages import ToolCall
+from controller_worker.messages.messages import ToolCall
 
 TOKENS_LIMIT = 1_000_000_000
 """More is no number of tokens, and nothing that budgets could count."""

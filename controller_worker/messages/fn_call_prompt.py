@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.llm.messages import Message, TextPart
+from controller_worker.messages.messages import Message, TextPart
 
 NO_EXAMPLE_FOR = ("openhands-lm", "devstral")
 """Models, by a part of their name, that were trained on the form and need no example."""

@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from controller_worker.backends.event_stream import DONE
-from controller_worker.backends.provider_errors import StreamedError
 from controller_worker.llm.errors import MalformedReplyError
 from controller_worker.llm.llm import Delta
+from controller_worker.wires.event_stream import DONE
+from controller_worker.wires.provider_errors import StreamedError
 
 
 class ChatStream:

@@ -1,8 +1,8 @@
 """Model calls: what the next one waits for, and what a failed one leads to (OpenHands 1.8.8, 1.11).
 
 A call waits for a time after a failure, or for a quota, a budget or a batch. The second kind ends when the governor,
-the ledger or the provider says so and not at a time, so the core keeps wanting the call; the shell (`call_gate`) asks
-whenever the conversation is woken.
+the ledger or the provider says so and not at a time, so the core keeps wanting the call; the shell
+(`calls.call_permit`) asks whenever the conversation is woken.
 
 Holds: a wait for a quota shows as `rate_limited`, which OpenHands has; a wait for a budget or a batch is the wait
 reason of a running conversation, because OpenHands has no state for them. No wait is longer than the conversation's
@@ -27,12 +27,12 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import Event, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed, ModelReply
 from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.specs import handles_requests
-from controller_worker.core.acceptance import wants_verdict
+from controller_worker.concerns.acceptance import wants_verdict
+from controller_worker.concerns.loops import chosen_loop
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, CallModel, Effect, Park
 from controller_worker.core.failures import CONTEXT_WINDOW, failure_of
-from controller_worker.core.loops import chosen_loop
 from controller_worker.core.requests import asks_to_run
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ BATCH = "batch"
 
 MAX_OVERFLOWS = 5
 ASK_AGAIN_AFTER = timedelta(minutes=1)
-KNOCK_AGAIN_AFTER = timedelta(minutes=5)
+ACQUIRE_AGAIN_AFTER = timedelta(minutes=5)
 
 _SHOWN = {QUOTA: AgentState.RATE_LIMITED, BUDGET: AgentState.RUNNING}
 _MAY_CALL = (AgentState.RUNNING, AgentState.RATE_LIMITED)
@@ -189,11 +189,11 @@ def call_model(state: State, now: datetime) -> Effect:
     return CallModel(state.usage.iteration + 1, state.calls.attempt + 1)
 
 
-def asks_again_at(state: State, now: datetime, *, is_shut: bool) -> datetime | None:
+def asks_again_at(state: State, now: datetime, *, is_refused: bool) -> datetime | None:
     """Say when somebody has to ask again for an action whose entry is lost, or for a call whose wake is."""
-    if not (state.tools.pending or is_shut or is_at_gate(state)):
+    if not (state.tools.pending or is_refused or is_at_gate(state)):
         return None
-    again = now + (ASK_AGAIN_AFTER if state.tools.pending else KNOCK_AGAIN_AFTER)
+    again = now + (ASK_AGAIN_AFTER if state.tools.pending else ACQUIRE_AGAIN_AFTER)
     return again if state.usage.deadline is None else min(again, state.usage.deadline)
 
 

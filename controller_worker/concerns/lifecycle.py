@@ -18,14 +18,14 @@ from broker.contract.agent_state import TERMINAL_STATES, AgentState
 from broker.contract.events import Event, ModelCallFailed, ModelReply, Observation
 from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
 from broker.log.status import ANSWERS, REQUESTABLE_STATES
-from controller_worker.core import acceptance, delegation, opening
+from controller_worker.concerns import acceptance, delegation, opening
+from controller_worker.concerns.confirmation import is_answer
+from controller_worker.concerns.loops import recovered_to
+from controller_worker.concerns.model_calls import is_overflow
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.confirmation import is_answer
 from controller_worker.core.effects import Effect, Rest
 from controller_worker.core.failures import failure_of
-from controller_worker.core.loops import recovered_to
-from controller_worker.core.model_calls import is_overflow
 from controller_worker.core.requests import is_message_of_person
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ that cannot be carried out (no task, no such agent, too deep, nothing left) is a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,9 @@ from broker.contract.observations import (
     ErrorObservation,
     SuccessObservation,
 )
+from controller_worker.concerns.limits import steps_used, tokens_used
 from controller_worker.core.concern import Concern, evolve
-from controller_worker.core.effects import Append, AwaitDelegates, Effect
-from controller_worker.core.limits import steps_used, tokens_used
+from controller_worker.core.effects import Append, AwaitDelegates, Effect, Errand, StartDelegate, TellDelegates
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -218,6 +219,16 @@ def report_ends(state: State, now: datetime) -> Effect | None:
         if delegate.end is not None:
             return _end_of(state, delegate, delegate.end)
     return None
+
+
+def errands(state: State) -> Iterator[Errand]:
+    """Yield what delegates in the background have to be told, whatever else the conversation does."""
+    for delegate in state.delegation.delegates:
+        if delegate.is_answered and delegate.end is None and delegate.iterations > 0:
+            yield StartDelegate(delegate.id)
+    order = state.delegation.order
+    if order is not None:
+        yield TellDelegates(order.state, order.id)
 
 
 def await_delegates(state: State, now: datetime) -> Effect | None:

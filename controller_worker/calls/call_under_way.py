@@ -1,0 +1,153 @@
+"""The model call of one conversation while it is under way: its permit, its task and its answer.
+
+Holds: one call at a time; an answer waits here until the log has it; a call that was cancelled leaves no answer.
+Does not: append anything; `begin` and `events` return what the loop appends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+from broker.contract.actions import CondensationAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ModelCallDeferred
+from broker.log.fencing import Ownership
+from broker.runtime.failpoints import failpoint
+from controller_worker.agents.agent import Agent
+from controller_worker.calls.call_permit import CallPermit
+from controller_worker.calls.model_answer import ModelAnswer
+from controller_worker.calls.model_call import ask
+from controller_worker.calls.question import Question, next_question
+from controller_worker.calls.recollection import Recollection
+from controller_worker.calls.streaming import shown
+from controller_worker.core.effects import Append, CallModel
+from controller_worker.core.state import State
+from controller_worker.llm.errors import NoResponseError
+from controller_worker.services import Services
+
+WARM = 1.0
+"""The temperature after an empty reply, where none is set: the same question would be answered the same (6.3)."""
+
+
+class CallUnderWay:
+    """The model call of one conversation, or none.
+
+    Args:
+        on_answer: called when the answer is there.
+
+    Attributes:
+        answer: what the latest call brought, until the log has it.
+    """
+
+    def __init__(self, services: Services, ownership: Ownership, on_answer: Callable[[], None]) -> None:
+        self.permit = CallPermit(services.permits, ownership)
+        self.answer: ModelAnswer | None = None
+        self._services = services
+        self._name = f"model {ownership.conversation_id}"
+        self._on_answer = on_answer
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a model is being asked."""
+        return self._task is not None
+
+    async def begin(
+        self,
+        wanted: CallModel,
+        state: State,
+        agent: Agent,
+        recollection: Recollection,
+        *,
+        is_watched: bool,
+        before_waiting: Callable[[], Awaitable[None]],
+    ) -> Append | None:
+        """Begin the call, or return what has to be appended before it. None: there is only to wait.
+
+        Args:
+            is_watched: somebody looks on while the model writes.
+            before_waiting: called once the question is made: what follows waits for others.
+        """
+        if self._task is not None or self.permit.is_refused:
+            return None
+        if await self.permit.check_batch(state, wanted):
+            self.permit.is_refused = True
+            return None
+        models = self._services.models
+        question = await next_question(state, agent, recollection, models)
+        if isinstance(question, CondensationAction):
+            return Append((question,))
+        await before_waiting()  # for a client that is made, a permit, the model
+        llm = question.llm
+        notice = await self.permit.acquire(state, models.settings(llm), question.request, lambda: models.of(llm))
+        if notice is not None:
+            return Append((notice,))
+        if not self.permit.is_refused:
+            failpoint("controller.model_thinking")
+            self._task = asyncio.create_task(self._run(wanted, state, question, is_watched), name=self._name)
+        return None
+
+    async def events(self, answer: ModelAnswer, state: State, agent: Agent) -> Append | None:
+        """Return what the answer leads to. None: the conversation was stopped meanwhile, and the answer is dropped."""
+        if state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
+            self.answer = None
+            await self.permit.charge(state, None)
+            return None
+        return await self._services.hooks.reviewed(state, answer.events(state, agent))
+
+    async def end(self, answer: ModelAnswer, state: State) -> None:
+        """Settle the call, now that the log has its answer."""
+        self.answer = None
+        if isinstance(answer.result, ModelCallDeferred):
+            self.permit.is_refused = True
+        else:
+            await self.permit.charge(state, answer.result)
+
+    def cancel(self, state: State) -> None:
+        """End a call whose answer nobody wants any more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = self.answer = None
+            self.permit.abandon(state)
+
+    def abandon(self, state: State) -> None:
+        """End the call, and give back what it has or would have had: the conversation is gone."""
+        if self._task is not None:
+            self._task.cancel()
+        self.permit.abandon(state)
+
+    async def _run(self, wanted: CallModel, state: State, question: Question, is_watched: bool) -> None:
+        answer = await self._answer(wanted, state, question, is_watched)
+        if self._task is not asyncio.current_task():
+            return  # cancelled too late to notice; nobody waits for the answer any more
+        self._task, self.answer = None, answer
+        self._on_answer()
+
+    async def _answer(self, wanted: CallModel, state: State, question: Question, is_watched: bool) -> ModelAnswer:
+        """Ask once; a failure is an answer too, and so is a wait for a batch."""
+        services = self._services
+        config = services.models.settings(question.llm)
+        is_empty = state.calls.attempt > 0 and state.lifecycle.error_code == NoResponseError.code
+        if is_empty and config is not None and not config.temperature:
+            question = replace(question, request=replace(question.request, temperature=WARM))
+        batched = self.permit.batched_call(state, wanted, question.llm, config, question.request)
+        if batched is not None:
+            question = replace(question, request=replace(question.request, carry=batched.carry))
+        async with shown(
+            services.store, services.log, question.request, attempt=wanted.attempt, is_watched=is_watched
+        ) as request:
+            result = await ask(
+                services.models,
+                question.llm,
+                request,
+                attempt=wanted.attempt,
+                clock=services.store.clock,
+                permit=self.permit,
+                admit=partial(services.hooks.admit, state, request.service),
+            )
+        if batched is not None:
+            question = replace(question, seen_id=batched.seen_id)
+        return ModelAnswer(wanted, question, result)

@@ -1,0 +1,195 @@
+"""The log of one conversation in the hands of its owner: claimed, restored, folded, appended to, given up.
+
+Holds: every decision rests on the log up to `state.version`, and is appended only if the log still holds that event and
+has not grown since; an append is written whole; an owner that was fenced writes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import datetime
+
+from broker.contract.events import Event
+from broker.coordination.ownership import Claimed
+from broker.log.event_log import Appended, Closed, Conflict, Duplicate
+from broker.runtime.errors import DeckhandsError, EventsLost
+from broker.runtime.failpoints import failpoint
+from controller_worker.agents.agent import Agent
+from controller_worker.agents.registry import create_agent
+from controller_worker.calls.recollection import Recollection
+from controller_worker.core.commit import Commit, index_fields, settle
+from controller_worker.core.controller import fold
+from controller_worker.core.effects import Append
+from controller_worker.core.state import State
+from controller_worker.loop.delegates import report_end
+from controller_worker.loop.lost_tail import name_lost_tail
+from controller_worker.loop.snapshots import EVERY_EVENTS, Snapshots
+from controller_worker.services import Services
+
+MAX_CRASHES = 3
+
+_log = logging.getLogger(__name__)
+
+
+class Gone(Exception):
+    """The conversation was released, parked or taken over."""
+
+
+class OwnedLog:
+    """What the owner of a conversation knows of its log.
+
+    Attributes:
+        state: the fold of the log so far.
+        has_news: the log may have grown since.
+        is_watched: somebody looks on while the model writes.
+        waiting_since: when the log last grew, by the monotonic clock.
+        recollection: what the model is shown of it.
+    """
+
+    def __init__(self, claimed: Claimed, services: Services) -> None:
+        self.ownership = claimed.ownership
+        self.state = State()
+        self.has_news = self.is_watched = self.is_restored = False
+        self.waiting_since = services.store.clock.monotonic()
+        self.recollection = Recollection(services.log, claimed.ownership.conversation_id)
+        self._claimed = claimed
+        self._services = services
+        self._agent: Agent | None = None
+        self._checksum = ""
+        self._connects = services.store.connection.connects
+        self._snapshots = Snapshots(services, claimed)
+        self._listed: dict[str, str | int | float] = {}
+
+    @property
+    def agent(self) -> Agent:
+        """The agent whose turn it is; there is one once the log is restored."""
+        assert self._agent is not None
+        return self._agent
+
+    async def restore(self) -> None:
+        """Fold the log from the latest snapshot, or from its beginning.
+
+        Raises:
+            DeckhandsError: the conversation has crashed its workers too often.
+        """
+        services, claimed = self._services, self._claimed
+        if claimed.is_closed:
+            await services.owners.release(self.ownership, seen_id=claimed.last_id)
+            raise Gone
+        crashes = DeckhandsError(f"The conversation crashed its worker {claimed.crashes} times in a row.")
+        if claimed.crashes > MAX_CRASHES:
+            raise crashes  # to read it may be what kills
+        failpoint("controller.after_claim")
+        state = await self._snapshots.latest()
+        # Read as news: a ring that came since the claim is answered by this, and the next event rings again.
+        self.has_news = False
+        tail, self._checksum = await self._read(after=state.version)
+        self.state = fold(state, tail)
+        self.is_restored = True
+        if claimed.crashes == MAX_CRASHES:
+            raise crashes  # now that it is known what is pending and has to be settled
+        self._agent = create_agent(self.state.setup.agent)
+
+    async def catch_up(self) -> None:
+        """Fold in what is new."""
+        if self.has_news:
+            self.has_news = False
+            events, checksum = await self._read(after=self.state.version)
+            await self._take_in(events, fold(self.state, events), checksum)
+
+    async def append(self, wanted: Append) -> Commit | None:
+        """Append events and all that follows from them at once. None: the log has grown, and nothing was written.
+
+        Raises:
+            Gone: the conversation has another owner, or is closed.
+        """
+        services = self._services
+        # Hidden before anything is folded from it: what is in memory must be what the log says.
+        events = tuple(await services.log.hide(self.ownership.conversation_id, wanted.events))
+        commit = settle(self.state, replace(wanted, events=events), services.store.clock.now())
+        fields = {name: value for name, value in index_fields(commit.state).items() if self._listed.get(name) != value}
+        failpoint("controller.before_append")
+        outcome = await services.log.append_as_owner(
+            self.ownership,
+            commit.events,
+            expected_last_id=self.state.version,
+            checksum=self._checksum,
+            dispatch=commit.dispatch,
+            answers=commit.answers,
+            cancels=commit.cancels,
+            fields=fields,
+        )
+        failpoint("controller.after_append")
+        if isinstance(outcome, Conflict):
+            self.has_news = True
+            return None
+        if isinstance(outcome, Closed):
+            await services.owners.release(self.ownership, seen_id=self.state.version)
+        if not isinstance(outcome, Appended | Duplicate):
+            cid = self.ownership.conversation_id
+            _log.warning("conversation %s: fenced or closed at event %d", cid, self.state.version)
+            raise Gone
+        await self._take_in(commit.events, commit.state, outcome.checksum)
+        self._listed |= fields
+        return commit
+
+    async def save_snapshot(self, *, every_events: int = EVERY_EVENTS) -> None:
+        """Keep a snapshot, if the log has grown by so many events since the latest.
+
+        Raises:
+            Gone: the conversation has another owner.
+        """
+        is_due = self.state.version - self._snapshots.version >= every_events
+        if is_due and not await self._snapshots.save(self.state, self._checksum):
+            raise Gone
+
+    async def release(self, due: datetime | None) -> None:
+        """Give the conversation up, parked until `due` if it waits for a time; keep it if there is news.
+
+        Raises:
+            Gone: it was given up.
+        """
+        await self.save_snapshot(every_events=1)
+        await report_end(self._services.log, self.state)
+        failpoint("controller.before_release")
+        # The store counts from now: a millisecond more, because it must not be early by what is rounded.
+        delay = None if due is None else (due - self._services.store.clock.now()).total_seconds() + 0.001
+        news = await self._services.owners.release(
+            self.ownership, seen_id=self.state.version, checksum=self._checksum, delay_seconds=delay
+        )
+        if news is None:
+            raise Gone
+        self.has_news = True
+
+    async def mark(self, is_acting: bool) -> None:
+        """Note in the store that a suspect acts, or that it only waits now; see `crash_attribution`.
+
+        Raises:
+            Gone: the conversation has another owner.
+        """
+        if not await self._services.owners.mark(self.ownership, is_stepping=is_acting):
+            raise Gone
+
+    async def name_lost_tail(self, error: Exception | None) -> bool:
+        """Return whether the log has lost what was read of it, and name the gap; `error` may be the sign of it."""
+        services, version = self._services, self.state.version
+        is_possible = isinstance(error, EventsLost) or self._connects != services.store.connection.connects
+        if not (is_possible and version):  # a store loses nothing while one is connected
+            return False
+        return await name_lost_tail(services, self.ownership.conversation_id, version, self._checksum, error)
+
+    async def _read(self, *, after: int) -> tuple[list[Event], str]:
+        news = await self._services.log.news(self.ownership, after=after, checksum=self._checksum)
+        self.is_watched = news.is_watched
+        return news.events, news.checksum
+
+    async def _take_in(self, events: list[Event], state: State, checksum: str) -> None:
+        """Go on to the state after these events; remember them for the next prompt and let the hooks see them."""
+        await self.recollection.take_in(events)
+        self._services.hooks.observe(self.state, events)
+        if events:
+            self.waiting_since = self._services.store.clock.monotonic()
+        if state.setup.agent.name != self.state.setup.agent.name:
+            self._agent = create_agent(state.setup.agent)
+        self.state, self._checksum = state, checksum

@@ -1,0 +1,157 @@
+"""Performs what the core wants for one conversation: a table from each class of effect to the method that performs it.
+
+A method returns what is to be appended; else whether to ask the core again at once or to wait for news.
+
+Holds: performing an effect twice is harmless, because the first time may have been before a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Any
+
+from broker.coordination.crash_attribution import Probation
+from controller_worker.calls.call_under_way import CallUnderWay
+from controller_worker.concerns.model_calls import asks_again_at
+from controller_worker.core.commit import Commit
+from controller_worker.core.effects import (
+    Append,
+    AwaitDelegates,
+    AwaitTools,
+    CallModel,
+    CarryOut,
+    Effect,
+    Errand,
+    Greet,
+    Park,
+    Recall,
+    Rest,
+    StartDelegate,
+    TakeNote,
+    TellDelegates,
+)
+from controller_worker.loop.answering import answered, greeting
+from controller_worker.loop.delegates import Delegates
+from controller_worker.loop.dispatches import Dispatches
+from controller_worker.loop.owned_log import OwnedLog
+from controller_worker.services import Services
+
+
+class Then(Enum):
+    """What the loop does after an effect that appends nothing."""
+
+    ASK_AGAIN = "ask again"
+    WAIT = "wait"
+
+
+class Performer:
+    """Performs the effects of one conversation.
+
+    Attributes:
+        done: the errands that this owner has run; they leave nothing in the log.
+    """
+
+    def __init__(self, log: OwnedLog, call: CallUnderWay, services: Services, suspicion: Probation) -> None:
+        self.done: set[Errand] = set()
+        self._log = log
+        self._call = call
+        self._services = services
+        self._suspicion = suspicion
+        self._delegates = Delegates(services.log, services.store)
+        self._dispatches = Dispatches(services.log, services.owners, log.ownership)
+        self._methods: dict[type, Callable[[Any], Awaitable[Append | Then]]] = {
+            Append: self._append,
+            Greet: self._greet,
+            Recall: self._answer,
+            CarryOut: self._answer,
+            TakeNote: self._answer,
+            AwaitTools: self._await_tools,
+            AwaitDelegates: self._await_delegates,
+            StartDelegate: self._start_delegate,
+            TellDelegates: self._tell_delegates,
+            CallModel: self._call_model,
+            Park: self._end_work,
+            Rest: self._end_work,
+        }
+
+    async def perform(self, effect: Effect) -> Append | Then:
+        """Do what the core wants; return what to append, or how the loop continues."""
+        return await self._methods[type(effect)](effect)
+
+    def note_commit(self, first_id: int, commit: Commit) -> None:
+        """Remember which actions the append has handed to tool workers, the first event's id being `first_id`."""
+        self._dispatches.note(first_id + position for position in commit.dispatch)
+
+    def forget(self) -> None:
+        """Run every errand again and look at every action again: the store may have lost them."""
+        self.done.clear()
+        self._dispatches.forget()
+
+    async def release(self) -> Then:
+        """Give the conversation up while it waits for a tool, a delegate or a permit; see `OwnedLog.release`."""
+        is_refused = self._call.permit.is_refused
+        now = self._services.store.clock.now()
+        await self._log.release(asks_again_at(self._log.state, now, is_refused=is_refused))
+        return Then.ASK_AGAIN
+
+    async def _append(self, wanted: Append) -> Append:
+        return wanted
+
+    async def _greet(self, _: Greet) -> Append:
+        return greeting(self._log.agent, self._log.state)
+
+    async def _answer(self, wanted: Recall | CarryOut | TakeNote) -> Append:
+        services = self._services
+        return await answered(services.log, services.notebooks, services.hooks, self._log.state, wanted)
+
+    async def _await_tools(self, wanted: AwaitTools) -> Then:
+        if await self._dispatches.ensure(wanted.action_ids):
+            return Then.WAIT
+        self._log.has_news = True
+        return Then.ASK_AGAIN
+
+    async def _await_delegates(self, wanted: AwaitDelegates) -> Append | Then:
+        state = self._log.state
+        for delegate in state.delegation.delegates:
+            errand = StartDelegate(delegate.id)
+            if delegate.id in wanted.delegate_ids and errand not in self.done:
+                answer = await self._delegates.start(state, delegate)
+                if answer is not None:
+                    return answer
+                self.done.add(errand)
+        return Then.WAIT
+
+    async def _start_delegate(self, errand: StartDelegate) -> Then:
+        await self._delegates.start_again(self._log.state, errand.delegate_id)
+        self.done.add(errand)
+        return Then.ASK_AGAIN
+
+    async def _tell_delegates(self, errand: TellDelegates) -> Then:
+        await self._delegates.tell(self._log.state, errand)
+        self.done.add(errand)
+        return Then.ASK_AGAIN
+
+    async def _call_model(self, wanted: CallModel) -> Append | Then:
+        log, call = self._log, self._call
+        if not call.permit.is_refused:
+            before = await call.begin(
+                wanted,
+                log.state,
+                log.agent,
+                log.recollection,
+                is_watched=log.is_watched,
+                before_waiting=self._suspicion.rest,
+            )
+            if before is not None:
+                return before
+        # A long wait, which the log knows of: the conversation is woken wherever it is then.
+        is_long = call.permit.is_refused and log.state.calls.gate is not None
+        return await self.release() if is_long else Then.WAIT
+
+    async def _end_work(self, wanted: Park | Rest) -> Then:
+        if self._call.is_running:
+            return Then.WAIT  # paused while the model thinks: its answer is paid for and will be kept
+        await self._call.permit.withdraw(self._log.state)
+        await self._log.release(wanted.until if isinstance(wanted, Park) else None)
+        return Then.ASK_AGAIN
