@@ -24,7 +24,7 @@ from broker.log.status import Standing
 from broker.runtime.errors import StoreError, UnknownConversation
 from broker.store.store import Store
 from tests.simulation.faults import Fault
-from tests.simulation.simulated_cluster import Cluster, seeded_secrets
+from tests.simulation.simulated_cluster import Cluster
 
 CID = "conversation-1"
 MESSAGES = ("<task>", "<and more>")
@@ -67,6 +67,7 @@ class Plan:
     tools: int = 1
     is_watched_to_the_end: bool = True
     change_functions: Callable[[str], str] = str
+    is_traced: bool = False
 
     def with_functions(self, change: Callable[[str], str]) -> Plan:
         """Return the same plan with a bug planted."""
@@ -125,11 +126,10 @@ def simulate(
         node_remembers: False plants a bug: workspace hosts have no journal.
         person: who begins it and looks on; None for that of the canonical conversation.
     """
-    with seeded_secrets(plan.seed):
-        cluster = Cluster(plan.seed, plan.faults, environment)
-        cluster.node.remembers = node_remembers
-        outcome = Outcome(plan, cluster)
-        cluster.loop.run(_world(plan, cluster, outcome, person or _person))
+    cluster = Cluster(plan.seed, plan.faults, environment, plan.is_traced)
+    cluster.node.remembers = node_remembers
+    outcome = Outcome(plan, cluster)
+    cluster.run(_world(plan, cluster, outcome, person or _person))
     return outcome
 
 

@@ -21,9 +21,9 @@ from broker.store.store import Store, open_store
 from broker.testing.keyspace import Keyspace
 from broker.testing.memory_store import MemoryConnection
 from tests.simulation.canonical import CID, bash, said
-from tests.simulation.faults import ProcessConnection
-from tests.simulation.simulated_cluster import Cluster, seeded_secrets
+from tests.simulation.simulated_cluster import Cluster
 from tests.simulation.virtual_loop import SimulatedProcess
+from tests.simulation.wire import ProcessConnection
 
 HOUR = 3_600.0
 WAIT_SECONDS = 60.0
@@ -127,8 +127,7 @@ def run(cluster: SkewedCluster, scene: Callable[[], Any]) -> None:
         await cluster.deploy(str)
         await scene()
 
-    with seeded_secrets(7):
-        cluster.loop.run(world())
+    cluster.run(world())
 
 
 def check_waits(cluster: SkewedCluster) -> None:

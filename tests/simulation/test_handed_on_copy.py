@@ -13,7 +13,7 @@ from broker.log.event_log import EventLog
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from tests.simulation.canonical import CID, environment, said
-from tests.simulation.simulated_cluster import Cluster, seeded_secrets
+from tests.simulation.simulated_cluster import Cluster
 
 COMMAND_SECONDS = 1.0
 SLACK_SECONDS = 1.0
@@ -30,31 +30,30 @@ async def bury(store: Store, worker_id: str) -> None:
 
 
 def test_an_action_handed_on_to_the_worker_that_has_it_in_hand_does_not_wait(tmp_path: Path) -> None:
-    with seeded_secrets(1):
-        cluster = Cluster(1, {}, environment(tmp_path))
-        cluster.node.run_seconds = COMMAND_SECONDS
+    cluster = Cluster(1, {}, environment(tmp_path))
+    cluster.node.run_seconds = COMMAND_SECONDS
 
-        async def answered_after() -> float:
-            """Bury the tool worker as soon as it has its first action, and return how long that action took."""
-            await cluster.deploy(str)
-            cluster.start("controller", cluster.controller)
-            cluster.start("tools", cluster.tools)
-            store = await open_store(MemoryConnection(cluster.server), clock=cluster.clock)
-            log = EventLog(store)
-            created = ConversationCreated(conversation_id=CID, agent=AgentSpec(tool_concurrency=2))
-            await log.create(created, [said("<task>")], key="task")
-            begun = 0.0
-            async with asyncio.timeout(60):
-                async for event in log.tail(CID):
-                    if isinstance(event, CmdRunAction) and not begun:
-                        begun = cluster.clock.monotonic()
-                        once = store.keys(CID).once
-                        while (worker := await store.connection.call("HGET", once, f"w:{event.id}")) is None:
-                            await asyncio.sleep(0.01)
-                        await bury(store, worker.decode())
-                    if isinstance(event, CmdOutputObservation):
-                        break
-            return cluster.clock.monotonic() - begun
+    async def answered_after() -> float:
+        """Bury the tool worker as soon as it has its first action, and return how long that action took."""
+        await cluster.deploy(str)
+        cluster.start("controller", cluster.controller)
+        cluster.start("tools", cluster.tools)
+        store = await open_store(MemoryConnection(cluster.server), clock=cluster.clock)
+        log = EventLog(store)
+        created = ConversationCreated(conversation_id=CID, agent=AgentSpec(tool_concurrency=2))
+        await log.create(created, [said("<task>")], key="task")
+        begun = 0.0
+        async with asyncio.timeout(60):
+            async for event in log.tail(CID):
+                if isinstance(event, CmdRunAction) and not begun:
+                    begun = cluster.clock.monotonic()
+                    once = store.keys(CID).once
+                    while (worker := await store.connection.call("HGET", once, f"w:{event.id}")) is None:
+                        await asyncio.sleep(0.01)
+                    await bury(store, worker.decode())
+                if isinstance(event, CmdOutputObservation):
+                    break
+        return cluster.clock.monotonic() - begun
 
-        assert cluster.loop.run(answered_after()) < COMMAND_SECONDS + SLACK_SECONDS
+    assert cluster.run(answered_after()) < COMMAND_SECONDS + SLACK_SECONDS
     assert len(set(cluster.node.executions)) == len(cluster.node.executions)
