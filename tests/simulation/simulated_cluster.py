@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from broker.runtime.clock import ManualClock
-from broker.store.store import Store, functions_code, open_store
+from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from controller_worker.loop.consumer import ControllerConsumer
 from controller_worker.settings import controller_settings
@@ -21,7 +21,7 @@ from tests.simulation.fake_node import FakeWorkspaces, Node
 from tests.simulation.faults import Fault
 from tests.simulation.sealed import sealed
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
-from tests.simulation.wire import NotingServer, ProcessConnection, Wire
+from tests.simulation.wire import Bug, NotingServer, ProcessConnection, Wire
 from tool_worker.settings import tool_settings
 from tool_worker.worker.consumer import ToolConsumer
 
@@ -40,6 +40,7 @@ class Cluster:
     faults: Mapping[int, Fault]
     environment: Mapping[str, str]
     is_traced: bool = False
+    bug: Bug | None = None
     crashed: asyncio.Future[None] = field(init=False)
     _mains: dict[SimulatedProcess, Main] = field(default_factory=dict)
 
@@ -47,7 +48,7 @@ class Cluster:
         self.clock = ManualClock()
         self.loop = VirtualLoop(self.clock, Random(self.seed))
         self.node = Node(self.loop)
-        self.server = NotingServer(self.clock)
+        self.server = NotingServer(self.clock, self.bug)
         self.wire = Wire(self.loop, self.server, self.faults, self._on_kill, self.is_traced)
         self.crashed = self.loop.create_future()
 
@@ -56,12 +57,9 @@ class Cluster:
         with sealed(self.seed, self.clock):
             return self.loop.run(world)
 
-    async def deploy(self, change_functions: Callable[[str], str]) -> Store:
-        """Open the store for the world, with the functions as they are or as a test has changed them."""
-        store = await open_store(MemoryConnection(self.server), clock=self.clock)
-        if (code := change_functions(functions_code())) != functions_code():
-            await store.connection.call("FUNCTION", "LOAD", "REPLACE", code)
-        return store
+    async def open(self) -> Store:
+        """Open the store for the world."""
+        return await open_store(MemoryConnection(self.server), clock=self.clock)
 
     async def at_rest(self, quiet_seconds: float) -> None:
         """Wait until nothing has gone wrong for so long, and nobody is stopped any more."""

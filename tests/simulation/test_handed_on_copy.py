@@ -10,8 +10,7 @@ from broker.contract.events import AgentSpec, ConversationCreated
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.membership import Membership
 from broker.log.event_log import EventLog
-from broker.store.store import Store, open_store
-from broker.testing.memory_store import MemoryConnection
+from broker.store.store import Store
 from tests.simulation.canonical import CID, environment, said
 from tests.simulation.simulated_cluster import Cluster
 
@@ -35,10 +34,10 @@ def test_an_action_handed_on_to_the_worker_that_has_it_in_hand_does_not_wait(tmp
 
     async def answered_after() -> float:
         """Bury the tool worker as soon as it has its first action, and return how long that action took."""
-        await cluster.deploy(str)
+        await cluster.open()
         cluster.start("controller", cluster.controller)
         cluster.start("tools", cluster.tools)
-        store = await open_store(MemoryConnection(cluster.server), clock=cluster.clock)
+        store = await cluster.open()
         log = EventLog(store)
         created = ConversationCreated(conversation_id=CID, agent=AgentSpec(tool_concurrency=2))
         await log.create(created, [said("<task>")], key="task")

@@ -6,7 +6,7 @@ Holds: the same seed and faults lead to the same boundaries.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -20,6 +20,19 @@ from tests.simulation.faults import STOPPED_SECONDS, Fault
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 
 Commands = Sequence[Sequence[Argument]]
+Execute = Callable[[Arguments], Any]
+StoreBug = Callable[[Execute, Arguments], Any]
+"""Answers a command in the store's place, in one step; it may use the right store."""
+PortBug = Callable[[MemoryConnection, Commands], Awaitable[list[Any]]]
+"""Sends commands in a connection's place."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A planted bug: what stands in front of the store, or of each process's connection to it."""
+
+    on_store: StoreBug | None = None
+    on_port: PortBug | None = None
 
 
 @dataclass
@@ -72,22 +85,43 @@ class Wire:
         await self.loop.create_future()
 
 
+@dataclass(frozen=True)
+class Written:
+    """One accepted append: when, to which conversation, and the ids of its first and last event."""
+
+    at: float
+    conversation_id: str
+    first_id: int
+    last_id: int
+
+
 class NotingServer(MemoryServer):
-    """A store that remembers under which fencing token each append of an owner was accepted.
+    """A store that notes what it accepts.
 
     Attributes:
-        tokens: of every conversation, in the order of the log.
+        written: every append, in order.
+        tokens: of every conversation, under which fencing token each append of an owner was accepted.
     """
 
-    def __init__(self, clock: ManualClock) -> None:
+    def __init__(self, clock: ManualClock, bug: Bug | None = None) -> None:
         super().__init__(clock)
+        self.bug = bug or Bug()
+        self.written: list[Written] = []
         self.tokens: dict[str, list[int]] = {}
+        self._clock = clock
 
     def execute(self, command: Arguments) -> Any:
         reply = super().execute(command)
-        if command[:2] == [b"FCALL", b"deck_append"] and command[6] == b"owner" and reply[0] == b"appended":
-            self.tokens.setdefault(command[5].decode(), []).append(int(command[8]))
+        if command[:2] == [b"FCALL", b"deck_append"] and reply[0] == b"appended" and reply[2] >= reply[1]:
+            conversation_id = command[5].decode()
+            self.written.append(Written(self._clock.monotonic(), conversation_id, reply[1], reply[2]))
+            if command[6] == b"owner":
+                self.tokens.setdefault(conversation_id, []).append(int(command[8]))
         return reply
+
+    def _perform(self, command: Arguments) -> Any:
+        bug = self.bug.on_store
+        return super()._perform(command) if bug is None else bug(super()._perform, command)
 
 
 class ProcessConnection:
@@ -111,7 +145,8 @@ class ProcessConnection:
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         await self._wire.boundary(self._process, commands)
-        replies = await self._inner.call_many(commands)
+        bug = self._wire.server.bug.on_port
+        replies = await (bug(self._inner, commands) if bug is not None else self._inner.call_many(commands))
         await self._wire.boundary(self._process, commands, replies=replies)
         return replies
 
