@@ -28,7 +28,7 @@ class SystemClock:
 
     def now(self) -> datetime:
         """Return the wall time, aware UTC."""
-        return datetime.now(UTC)
+        return datetime.fromtimestamp(time.time(), UTC)
 
     def monotonic(self) -> float:
         """Return seconds that never go backwards; only differences mean anything."""

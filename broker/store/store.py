@@ -243,7 +243,8 @@ async def _deploy_library(connection: Connection, library: str) -> None:
 async def _found_store(connection: Connection, shards: int) -> dict[str, str]:
     about = texts_by_name(await connection.call("HGETALL", keys.STORE))
     facts: dict[str, str | int] = {"generation": new_key(), "shards": shards, "schema": SCHEMA_VERSION}
-    if missing := facts.keys() - about.keys():  # with nothing to write, also a store on a full disk can be read
+    missing = [name for name in facts if name not in about]
+    if missing:  # with nothing to write, also a store on a full disk can be read
         await connection.call_many([("HSETNX", keys.STORE, name, facts[name]) for name in missing])
         about = texts_by_name(await connection.call("HGETALL", keys.STORE))
     if int(about["schema"]) > SCHEMA_VERSION:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from broker.log.status import Standing
 from broker.runtime.errors import StoreError, UnknownConversation
 from broker.store.store import Store
 from tests.simulation.faults import Fault
-from tests.simulation.simulated_cluster import Cluster, seeded_secrets
+from tests.simulation.simulated_cluster import Cluster
+from tests.simulation.wire import Bug
 
 CID = "conversation-1"
 MESSAGES = ("<task>", "<and more>")
@@ -58,7 +59,7 @@ class Plan:
     Attributes:
         faults: boundary → what goes wrong there.
         is_watched_to_the_end: also wait until the dead are buried and look at what is left over.
-        change_functions: plants a bug in the store's functions.
+        bug: what is planted.
     """
 
     seed: int = 0
@@ -66,11 +67,8 @@ class Plan:
     controllers: int = 1
     tools: int = 1
     is_watched_to_the_end: bool = True
-    change_functions: Callable[[str], str] = str
-
-    def with_functions(self, change: Callable[[str], str]) -> Plan:
-        """Return the same plan with a bug planted."""
-        return replace(self, change_functions=change)
+    bug: Bug | None = None
+    is_traced: bool = False
 
     def __str__(self) -> str:
         faults = ", ".join(f"{at}: Fault.{fault.name}" for at, fault in self.faults.items())
@@ -125,16 +123,15 @@ def simulate(
         node_remembers: False plants a bug: workspace hosts have no journal.
         person: who begins it and looks on; None for that of the canonical conversation.
     """
-    with seeded_secrets(plan.seed):
-        cluster = Cluster(plan.seed, plan.faults, environment)
-        cluster.node.remembers = node_remembers
-        outcome = Outcome(plan, cluster)
-        cluster.loop.run(_world(plan, cluster, outcome, person or _person))
+    cluster = Cluster(plan.seed, plan.faults, environment, plan.is_traced, plan.bug)
+    cluster.node.remembers = node_remembers
+    outcome = Outcome(plan, cluster)
+    cluster.run(_world(plan, cluster, outcome, person or _person))
     return outcome
 
 
 async def _world(plan: Plan, cluster: Cluster, outcome: Outcome, person: Person) -> None:
-    store = await cluster.deploy(plan.change_functions)
+    store = await cluster.open()
     settled = cluster.loop.create_future()
     for number in range(plan.controllers):
         cluster.start(f"controller-{number}", cluster.controller)

@@ -14,14 +14,25 @@ from controller_worker.core.controller import fold
 from controller_worker.core.state import State, state_from
 from tests.simulation.canonical import CID, MESSAGES, Outcome
 from tests.simulation.faults import Fault
+from tests.simulation.recovery import longest_allowed, waits
 
 CRASHES_THAT_PARK = 3
+LATE = "late"
+"""What a conversation that waits for longer than a recovery takes breaks."""
 
 
 def broken(outcome: Outcome) -> list[str]:
     """Return what does not hold of the canonical conversation, each with the id of its invariant where it has one."""
     found = always_broken(outcome)
-    return found if outcome.failure else [*found, *_said_once(outcome)]
+    return found if outcome.failure else [*found, *_said_once(outcome), *_recovered_in_time(outcome)]
+
+
+def _recovered_in_time(outcome: Outcome) -> Iterator[str]:
+    cluster = outcome.cluster
+    most = longest_allowed([fault for _, fault, _, _ in cluster.wire.struck])
+    for wait in waits(cluster.server.written, {CID: outcome.events}):
+        if wait.seconds > most:
+            yield f"{LATE}: event {wait.event_id} was followed by the next after {wait.seconds:.1f} s, not {most:.1f} s"
 
 
 def always_broken(outcome: Outcome) -> list[str]:

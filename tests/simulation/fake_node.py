@@ -32,6 +32,7 @@ class Node:
     executions: list[tuple[str, int]] = field(default_factory=list)
     results: dict[tuple[str, int], asyncio.Future[Mapping[str, Any]]] = field(default_factory=dict)
     remembers: bool = True
+    run_seconds: float = RUN_SECONDS
 
     def __post_init__(self) -> None:
         self.host = SimulatedProcess("host")
@@ -42,7 +43,7 @@ class Node:
         if key not in self.results or not self.remembers:
             self.executions.append(key)
             self.results[key] = self.loop.create_future()
-            self.loop.call_later(RUN_SECONDS, self._end, key, command, context=self.host.context)
+            self.loop.call_later(self.run_seconds, self._end, key, command, context=self.host.context)
         return self.results[key]
 
     def interrupt(self, conversation_id: str, action_id: int) -> None:

@@ -7,25 +7,27 @@ the workspace host and the random numbers.
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from broker.runtime.clock import ManualClock
-from broker.store.store import Store, functions_code, open_store
+from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from controller_worker.loop.consumer import ControllerConsumer
 from controller_worker.settings import controller_settings
 from tests.simulation.fake_node import FakeWorkspaces, Node
-from tests.simulation.faults import Fault, NotingServer, ProcessConnection, Wire
+from tests.simulation.faults import Fault
+from tests.simulation.sealed import sealed
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
+from tests.simulation.wire import Bug, NotingServer, ProcessConnection, Wire
 from tool_worker.settings import tool_settings
 from tool_worker.worker.consumer import ToolConsumer
 
 RESTART_SECONDS = 0.3
+
+T = TypeVar("T")
 
 Main = Callable[[Store], Awaitable[Any]]
 
@@ -37,6 +39,8 @@ class Cluster:
     seed: int
     faults: Mapping[int, Fault]
     environment: Mapping[str, str]
+    is_traced: bool = False
+    bug: Bug | None = None
     crashed: asyncio.Future[None] = field(init=False)
     _mains: dict[SimulatedProcess, Main] = field(default_factory=dict)
 
@@ -44,16 +48,18 @@ class Cluster:
         self.clock = ManualClock()
         self.loop = VirtualLoop(self.clock, Random(self.seed))
         self.node = Node(self.loop)
-        self.server = NotingServer(self.clock)
-        self.wire = Wire(self.loop, self.server, self.faults, self._on_kill)
+        self.server = NotingServer(self.clock, self.bug)
+        self.wire = Wire(self.loop, self.server, self.faults, self._on_kill, self.is_traced)
         self.crashed = self.loop.create_future()
 
-    async def deploy(self, change_functions: Callable[[str], str]) -> Store:
-        """Open the store for the world, with the functions as they are or as a test has changed them."""
-        store = await open_store(MemoryConnection(self.server), clock=self.clock)
-        if (code := change_functions(functions_code())) != functions_code():
-            await store.connection.call("FUNCTION", "LOAD", "REPLACE", code)
-        return store
+    def run(self, world: Coroutine[Any, Any, T]) -> T:
+        """Run what the world does to its end, sealed off from the machine."""
+        with sealed(self.seed, self.clock):
+            return self.loop.run(world)
+
+    async def open(self) -> Store:
+        """Open the store for the world."""
+        return await open_store(MemoryConnection(self.server), clock=self.clock)
 
     async def at_rest(self, quiet_seconds: float) -> None:
         """Wait until nothing has gone wrong for so long, and nobody is stopped any more."""
@@ -103,16 +109,3 @@ class Cluster:
         while True:
             incarnation = consumer.begin(store, FakeWorkspaces(self.node))
             await incarnation.run(asyncio.Event(), on_beat=lambda _: None)
-
-
-@contextmanager
-def seeded_secrets(seed: int) -> Iterator[None]:
-    """Let keys, worker ids and jitter be drawn from a seed."""
-    random = Random(seed)
-    before = secrets.token_hex, secrets.randbelow
-    secrets.token_hex = lambda size=16: random.randbytes(size).hex()
-    secrets.randbelow = random.randrange
-    try:
-        yield
-    finally:
-        secrets.token_hex, secrets.randbelow = before

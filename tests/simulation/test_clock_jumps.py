@@ -19,11 +19,10 @@ from broker.log.status import Standing
 from broker.runtime.clock import Clock, ManualClock
 from broker.store.store import Store, open_store
 from broker.testing.keyspace import Keyspace
-from broker.testing.memory_store import MemoryConnection
 from tests.simulation.canonical import CID, bash, said
-from tests.simulation.faults import ProcessConnection
-from tests.simulation.simulated_cluster import Cluster, seeded_secrets
+from tests.simulation.simulated_cluster import Cluster
 from tests.simulation.virtual_loop import SimulatedProcess
+from tests.simulation.wire import ProcessConnection
 
 HOUR = 3_600.0
 WAIT_SECONDS = 60.0
@@ -78,7 +77,7 @@ class SkewedCluster(Cluster):
 
     async def until(self, condition: Callable[[Event], bool]) -> Event:
         """Follow the log up to an event."""
-        store = await open_store(MemoryConnection(self.server), clock=self.clock)
+        store = await self.open()
         async with asyncio.timeout(3 * HOUR):
             async for event in EventLog(store).tail(CID):
                 if condition(event):
@@ -86,7 +85,7 @@ class SkewedCluster(Cluster):
         raise AssertionError
 
     async def submit(self, limits: Limits | None = None) -> None:
-        store = await open_store(MemoryConnection(self.server), clock=self.clock)
+        store = await self.open()
         created = ConversationCreated(conversation_id=CID, agent=AgentSpec(llm=self.llm), limits=limits or Limits())
         await EventLog(store).create(created, [said("<task>")], key="task")
         self.loop.create_task(self.watch(), context=self.loop.world.context)
@@ -105,7 +104,7 @@ class SkewedCluster(Cluster):
 
     async def watch(self) -> None:
         """Note when each state was announced, by the simulation's time."""
-        store = await open_store(MemoryConnection(self.server), clock=self.clock)
+        store = await self.open()
         async for event in EventLog(store).tail(CID):
             if isinstance(event, AgentStateChangedObservation):
                 self.announced.append((event.agent_state, self.clock.monotonic()))
@@ -124,11 +123,10 @@ def run(cluster: SkewedCluster, scene: Callable[[], Any]) -> None:
     """Run a scene on the cluster."""
 
     async def world() -> None:
-        await cluster.deploy(str)
+        await cluster.open()
         await scene()
 
-    with seeded_secrets(7):
-        cluster.loop.run(world())
+    cluster.run(world())
 
 
 def check_waits(cluster: SkewedCluster) -> None:

@@ -8,19 +8,17 @@ A failure prints the plan that reproduces it: `broken(simulate(Plan(…), enviro
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from random import Random
 
 import pytest
 
-from broker.contract.codec import encode
 from tests.controller_parts import traced
-from tests.simulation.canonical import Outcome, Person, Plan, environment, simulate
+from tests.simulation.canonical import Person, Plan, environment, simulate
 from tests.simulation.checks import broken
 from tests.simulation.errand import DELEGATES, broken_errand, sender
 from tests.simulation.faults import Fault
+from tests.simulation.plans import random_pairs, random_plan
 
 PARTS = 4
 PAIRS = 100
@@ -28,9 +26,6 @@ SEEDS = 370
 MORE_PAIRS = 4_000
 MORE_SEEDS = 3_000
 MORE_ERRANDS = 400
-MAX_FAULTS = 16
-LAST_FAULT_AT = 600
-"""Faults stop at some time, and only after that is everything sure to come to its end."""
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +56,6 @@ def struck_in(plans: Iterable[Plan], model: Mapping[str, str]) -> int:
         struck += outcome.struck
         assert broken(outcome) == [], f"{plan} struck {outcome.cluster.wire.struck}"
     return struck
-
-
-def random_pairs(number: int, size: int, seed: int) -> Iterator[Plan]:
-    random = Random(seed)
-    for _ in range(number):
-        faults = {random.randint(1, size): random.choice(list(Fault)) for _ in range(2)}
-        yield Plan(0, faults, is_watched_to_the_end=False)
-
-
-def random_plan(seed: int) -> Plan:
-    """Many faults, rarely or often, among one or two workers of each kind."""
-    random = Random(seed)
-    distance = random.choice([20, 40, 80])
-    faults: dict[int, Fault] = {}
-    at = 0
-    while len(faults) < MAX_FAULTS and (at := at + random.randint(1, 2 * distance)) <= LAST_FAULT_AT:
-        faults[at] = random.choice(list(Fault))
-    return Plan(seed, faults, controllers=random.choice([1, 2]), tools=random.choice([1, 2]))
 
 
 def test_the_canonical_conversation(model: Mapping[str, str]) -> None:
@@ -115,17 +92,6 @@ def test_the_canonical_conversation(model: Mapping[str, str]) -> None:
         "28 Finish(agent)",
         "29 SC finished",
     ]
-
-
-def test_the_same_plan_gives_the_same_run_to_the_byte(model: Mapping[str, str]) -> None:
-    def print_of(outcome: Outcome) -> tuple[str, int, float, list[object]]:
-        # The scripted model measures its latency by the machine's own clock.
-        log = b"".join(encode(event.wire() | {"latency_seconds": 0}) for event in outcome.events)
-        cluster = outcome.cluster
-        return hashlib.sha256(log).hexdigest(), len(cluster.wire.passed), cluster.clock.monotonic(), cluster.wire.struck
-
-    for seed in range(3):
-        assert print_of(simulate(random_plan(seed), model)) == print_of(simulate(random_plan(seed), model))
 
 
 @pytest.mark.parametrize("part", range(PARTS))

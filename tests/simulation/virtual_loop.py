@@ -55,6 +55,28 @@ class SimulatedProcess:
         self.is_stopped = False
 
 
+class VirtualFuture(asyncio.Future[Any]):
+    """A future that a set orders by when it was made, and not by its address."""
+
+    def __init__(self, *, loop: VirtualLoop) -> None:
+        self.number = loop.next_number()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualTask(asyncio.Task[Any]):
+    """A task that a set orders by when it was made, and not by its address: task groups cancel theirs in that order."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: VirtualLoop, **options: Any) -> None:
+        self.number = loop.next_number()
+        super().__init__(coro, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
 class VirtualLoop(asyncio.AbstractEventLoop):
     """The loop all processes of one simulation share."""
 
@@ -72,7 +94,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the world until it has ended, then throw everything else away."""
-        task = self.world.context.run(asyncio.Task, work, loop=self)
+        task = self.world.context.run(VirtualTask, work, loop=self)
         self._tasks.append(task)
         asyncio._set_running_loop(self)
         try:
@@ -83,6 +105,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._throw_away()
             asyncio._set_running_loop(None)
             self._is_closed = True
+
+    def next_number(self) -> int:
+        """Number what is made, in order."""
+        self._number += 1
+        return self._number
 
     def _run_next(self) -> None:
         able = [process for process in self._awake if process.ready and not process.is_stopped]
@@ -147,12 +174,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         context = context if context is not None else contextvars.copy_context()
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._number += 1
-        heapq.heappush(self._timers, (when, self._number, handle, context.get(_process, self.world)))
+        heapq.heappush(self._timers, (when, self.next_number(), handle, context.get(_process, self.world)))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return VirtualFuture(loop=self)
 
     def create_task(
         self,
@@ -162,7 +188,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
         **_: Any,
     ) -> asyncio.Task[T]:
-        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        number = self._number + 1
+        task = VirtualTask(coro, loop=self, name=name or f"Task-{number}", context=context)
         self._tasks.append(task)  # a dead process keeps its tasks: freed, they would run their `finally` blocks
         return task
 

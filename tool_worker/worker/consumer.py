@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -128,6 +129,14 @@ class ToolConsumer:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """An action that this worker carries out, and the stream entry it came with."""
+
+    place: str
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class Incarnation:
     """One life of the worker under one name."""
 
@@ -137,7 +146,7 @@ class Incarnation:
         self.worker_id = new_worker_id("tool")
         self.running: set[asyncio.Task[None]] = set()
         self.progress = 0
-        self._in_hand: dict[tuple[str, int, str], str] = {}
+        self._in_hand: dict[tuple[str, int, str], InHand] = {}
         self._connects = store.connection.connects
         self._turns = Turns()
         self._store = store
@@ -266,11 +275,12 @@ class Incarnation:
             await queue.acknowledge(delivery)
             return
         action = (delivery.conversation_id, delivery.action_id, checksum_of(delivery.entry))
-        if action in self._in_hand:
-            if self._in_hand[action] != delivery.place:
-                await queue.acknowledge(delivery)  # queued twice; the entry in hand is acknowledged with its result
-            return
-        self._in_hand[action] = delivery.place
+        while (in_hand := self._in_hand.get(action)) is not None:
+            if in_hand.place == delivery.place:
+                return
+            # A copy: this worker may have been presumed dead. Only the claim can say whether the copy is needed.
+            await in_hand.is_over.wait()
+        self._in_hand[action] = in_hand = InHand(delivery.place)
         try:
             claim = await queue.claim(delivery)
             deaths = claim.attempt - 1 if isinstance(claim, ActionReclaimed) else 0
@@ -280,6 +290,7 @@ class Incarnation:
             await self._executor.execute(delivery, claim, probation)
         finally:
             del self._in_hand[action]
+            in_hand.is_over.set()
 
 
 def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:

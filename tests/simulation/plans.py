@@ -1,0 +1,31 @@
+"""Plans drawn from a seed: pairs of faults, and many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from tests.simulation.canonical import Plan
+from tests.simulation.faults import Fault
+
+MAX_FAULTS = 16
+LAST_FAULT_AT = 600
+"""Faults stop at some time, and only after that is everything sure to come to its end."""
+
+
+def random_pairs(number: int, size: int, seed: int) -> Iterator[Plan]:
+    random = Random(seed)
+    for _ in range(number):
+        faults = {random.randint(1, size): random.choice(list(Fault)) for _ in range(2)}
+        yield Plan(0, faults, is_watched_to_the_end=False)
+
+
+def random_plan(seed: int) -> Plan:
+    """Many faults, rarely or often, among one or two workers of each kind."""
+    random = Random(seed)
+    distance = random.choice([20, 40, 80])
+    faults: dict[int, Fault] = {}
+    at = 0
+    while len(faults) < MAX_FAULTS and (at := at + random.randint(1, 2 * distance)) <= LAST_FAULT_AT:
+        faults[at] = random.choice(list(Fault))
+    return Plan(seed, faults, controllers=random.choice([1, 2]), tools=random.choice([1, 2]))

@@ -1,0 +1,192 @@
+"""Bugs planted in front of the store: each changes what a function of the store, or a call of the log, does.
+
+Holds: a bug is told by its behaviour. It stands between the caller and the right function, and undoes or repeats a part
+of what that did; how the function is written does not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from broker.contract.codec import decode
+from broker.testing.keyspace import Arguments
+from broker.testing.memory_store import MemoryConnection
+from controller_worker.core.controller import fold
+from controller_worker.core.state import State, snapshot_of, state_from
+from tests.simulation.wire import Commands, Execute, StoreBug
+
+BASE, SHARD, CID = 3, 4, 5
+GUARD, WRITER, NUMBER, EXPECTED, FLAGS = 6, 7, 8, 9, 10
+"""Where the arguments of `deck_append` stand in its command."""
+KEY_CHARS = 24
+
+
+def _is_call(command: Arguments, function: bytes, guard: bytes | None = None) -> bool:
+    return command[:2] == [b"FCALL", function] and guard in (None, command[GUARD])
+
+
+def _changed(command: Arguments, **places: Any) -> Arguments:
+    changed = list(command)
+    for name, value in places.items():
+        changed[globals()[name]] = value
+    return changed
+
+
+def accept_stale_tokens(execute: Execute, command: Arguments) -> Any:
+    """An owner's append under an old token is accepted."""
+    reply = execute(command)
+    if not _is_call(command, b"deck_append", b"owner") or reply != [b"fenced"]:
+        return reply
+    meta = command[BASE] + b":meta"
+    owner, token = execute([b"HMGET", meta, b"owner", b"token"])
+    execute([b"HSET", meta, b"owner", command[WRITER], b"token", command[NUMBER]])
+    reply = execute(command)
+    execute([b"HSET", meta, b"token", token or b"0"])
+    execute([b"HSET", meta, b"owner", owner] if owner else [b"HDEL", meta, b"owner"])
+    return reply
+
+
+def accept_stale_decisions(execute: Execute, command: Arguments) -> Any:
+    """An owner's append is accepted although the log has grown since it was decided."""
+    reply = execute(command)
+    if _is_call(command, b"deck_append", b"owner") and reply[0] == b"conflict":
+        flags = command[FLAGS][:KEY_CHARS]
+        return execute(_changed(command, EXPECTED=b"%d" % reply[1], FLAGS=flags))
+    return reply
+
+
+def forget_owners_key(execute: Execute, command: Arguments) -> Any:
+    """An owner's append that is repeated, because its reply was lost, is not known again."""
+    if _is_call(command, b"deck_append", b"owner"):
+        execute([b"HDEL", command[BASE] + b":meta", b"append_key"])
+    return execute(command)
+
+
+def forget_producers_key() -> StoreBug:
+    """An append of a person that is repeated is written twice."""
+    calls = 0
+
+    def bug(execute: Execute, command: Arguments) -> Any:
+        nonlocal calls
+        if _is_call(command, b"deck_append", b"producer"):
+            calls += 1
+            command = _changed(command, WRITER=command[WRITER] + b"#%d" % calls)
+        return execute(command)
+
+    return bug
+
+
+def forget_answers(execute: Execute, command: Arguments) -> Any:
+    """An action that is answered again gets a second observation."""
+    if _is_call(command, b"deck_append", b"tool"):
+        execute([b"HDEL", command[BASE] + b":once", b"o:" + command[NUMBER]])
+    return execute(command)
+
+
+def ring_nobody(execute: Execute, command: Arguments) -> Any:
+    """An append tells nobody."""
+    if not _is_call(command, b"deck_append"):
+        return execute(command)
+    meta = command[BASE] + b":meta"
+    rung = execute([b"HGET", meta, b"rung"])
+    if execute([b"EXISTS", meta]):
+        execute([b"HSET", meta, b"rung", b"1"])
+    reply = execute(command)
+    if rung is None:
+        execute([b"HDEL", meta, b"rung"])
+    return reply
+
+
+def keep_entries(execute: Execute, command: Arguments) -> Any:
+    """An observation leaves the entry of its action unacknowledged."""
+    return execute(_changed(command, EXPECTED=b"") if _is_call(command, b"deck_append", b"tool") else command)
+
+
+def acknowledge_before_append(execute: Execute, command: Arguments) -> Any:
+    """A claim acknowledges the entry of its action, before there is an observation."""
+    reply = execute(command)
+    if _is_call(command, b"deck_claim_action") and reply[0] in (b"claimed", b"reclaimed"):
+        execute([b"XACK", command[9], b"tools", command[10]])
+    return reply
+
+
+def release_blindly(execute: Execute, command: Arguments) -> Any:
+    """A conversation is given up although it has news."""
+    if _is_call(command, b"deck_release"):
+        last = execute([b"HGET", command[BASE] + b":meta", b"last_id"])
+        command = [*command[:8], last, command[9], b""]
+    return execute(command)
+
+
+def keep_rung_at_release(execute: Execute, command: Arguments) -> Any:
+    """The mark of a ring that nobody has answered outlives the owner, and keeps the next ring away."""
+    if not _is_call(command, b"deck_release"):
+        return execute(command)
+    meta = command[BASE] + b":meta"
+    rung = execute([b"HGET", meta, b"rung"])
+    reply = execute(command)
+    if rung is not None and reply == [b"released"]:
+        execute([b"HSET", meta, b"rung", rung])
+    return reply
+
+
+async def clear_rung_after_reading(connection: MemoryConnection, commands: Commands) -> list[Any]:
+    """Who is rung reads the news first, and takes the mark away when it has them."""
+    (name, _, *field), *others = commands[0], *commands[1:]
+    if name != "HDEL" or field != ["rung"]:
+        return await connection.call_many(commands)
+    replies = await connection.call_many(others)
+    return [await connection.call(*commands[0]), *replies]
+
+
+def bury_half(execute: Execute, command: Arguments) -> Any:
+    """A burial hands on 256 conversations of the dead and forgets the others."""
+    reply = execute(command)
+    if _is_call(command, b"deck_tick"):
+        shard = command[3]
+        for worker in execute([b"ZRANGEBYSCORE", shard + b":workers", b"0", b"0"]):
+            own = shard + b":worker:" + worker
+            execute([b"DEL", own + b":owned", own + b":mail", own + b":about"])
+            execute([b"ZREM", shard + b":workers", worker])
+    return reply
+
+
+def bury_silently(execute: Execute, command: Arguments) -> Any:
+    """A burial rings none of the conversations that it hands on."""
+    reply = execute(command)
+    if _is_call(command, b"deck_tick") and reply[0] == b"alive" and reply[1]:
+        shard = command[3]
+        for cid in execute([b"ZRANGE", shard + b":index", b"0", b"-1"]):
+            meta = shard + b":c:" + cid + b":meta"
+            owner, orphan, entry = execute([b"HMGET", meta, b"owner", b"orphan_of", b"ready_id"])
+            if owner is None and orphan and entry:
+                execute([b"XACK", shard + b":ready", b"controllers", entry])
+                execute([b"XDEL", shard + b":ready", entry])
+                execute([b"ZREM", shard + b":unread", cid])
+                execute([b"HDEL", meta, b"rung", b"ready_id"])
+    return reply
+
+
+def forget_parked(execute: Execute, command: Arguments) -> Any:
+    """Nobody wakes what is parked."""
+    if not _is_call(command, b"deck_tick"):
+        return execute(command)
+    parked, hidden = command[3] + b":parked", command[3] + b":hidden"
+    if execute([b"EXISTS", parked]):
+        execute([b"RENAME", parked, hidden])
+    reply = execute(command)
+    if execute([b"EXISTS", hidden]):
+        execute([b"RENAME", hidden, parked])
+    return reply
+
+
+def leave_last_event_out_of_snapshots(execute: Execute, command: Arguments) -> Any:
+    """A snapshot has the state before the event that it says it ends with."""
+    if _is_call(command, b"deck_snapshot"):
+        state = state_from(command[7])
+        assert state is not None
+        entries = execute([b"XRANGE", command[BASE] + b":events", b"-", b"%d-0" % (state.version - 1)])
+        events = [decode(fields[1], number) for number, (_, fields) in enumerate(entries, 1)]
+        command = [*command[:7], snapshot_of(replace(fold(State(), events), version=state.version)), *command[8:]]
+    return execute(command)

@@ -1,0 +1,49 @@
+"""How long conversations wait in virtual time: for their next event, while nobody but the cluster can bring it.
+
+Holds: what a wait may cost is the sum of what the faults that struck may cost. The bounds are those of the design: a
+takeover within three seconds, a lost ring found a little later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Event
+from broker.log.status import Standing
+from tests.simulation.faults import Fault
+from tests.simulation.wire import Written
+
+UNDISTURBED_SECONDS = 1.0
+"""The longest wait without a fault: commands and model calls of 0.2 s, and the beat that brings the news."""
+RECOVERY_SECONDS = {Fault.KILL: 3.0, Fault.STOP: 5.0, Fault.PAUSE: 1.5, Fault.CUT: 1.0}
+"""What a fault may add to a wait."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """How long a conversation had to wait for the event after `event_id`."""
+
+    seconds: float
+    conversation_id: str
+    event_id: int
+
+
+def waits(written: Sequence[Written], logs: Mapping[str, Sequence[Event]]) -> Iterator[Wait]:
+    """Yield the waits between the events of logs, while their conversations were neither settled nor rate limited."""
+    for conversation_id, events in logs.items():
+        standing, before = Standing(), 0.0
+        for append in written:
+            if append.conversation_id != conversation_id:
+                continue
+            if append.first_id > 1 and not (standing.is_settled or standing.state is AgentState.RATE_LIMITED):
+                yield Wait(append.at - before, conversation_id, append.first_id - 1)
+            for event in events[append.first_id - 1 : append.last_id]:
+                standing = standing.after(event)
+            before = append.at
+
+
+def longest_allowed(struck: Sequence[Fault]) -> float:
+    """Return how long the longest wait may be after these faults."""
+    return UNDISTURBED_SECONDS + sum(RECOVERY_SECONDS[fault] for fault in struck)

@@ -1,0 +1,84 @@
+"""A simulated run is the same to the byte: again, in another process, with other hashes, and on a busy machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.runtime.clock import ManualClock
+from broker.runtime.ids import new_worker_id
+from tests.simulation.one_run import traced
+from tests.simulation.sealed import NotSealed, sealed
+
+ROOT = Path(__file__).parents[2]
+SEEDS = (0, 3)
+RUN_LIMIT_SECONDS = 240.0
+BURN = "while True: pass"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def _busy_machine() -> Iterator[None]:
+    """Two programs that use all of two cores."""
+    programs = [subprocess.Popen([sys.executable, "-I", "-S", "-c", BURN]) for _ in range(2)]
+    yield
+    for program in programs:
+        program.kill()
+        program.wait()
+
+
+def printed_elsewhere(folder: Path, *, hash_seed: str) -> list[str]:
+    command = [sys.executable, "-m", "tests.simulation.one_run", str(folder), *map(str, SEEDS)]
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=RUN_LIMIT_SECONDS
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_same_seed_gives_the_same_run_to_the_byte(tmp_path: Path) -> None:
+    for seed in SEEDS:
+        assert traced(tmp_path, seed) == traced(tmp_path, seed)
+
+
+@pytest.mark.usefixtures("_busy_machine")
+def test_neither_hashes_nor_a_busy_machine_change_a_run(tmp_path: Path) -> None:
+    here = [line for seed in SEEDS for line in (f"seed {seed}", *traced(tmp_path, seed))]
+    for hash_seed in ("1", "2"):
+        assert printed_elsewhere(tmp_path, hash_seed=hash_seed) == here
+
+
+def test_a_simulation_draws_from_its_seed_and_reads_its_own_clock() -> None:
+    def drawn(seed: int) -> tuple[object, ...]:
+        clock = ManualClock()
+        clock.advance(12.5)
+        with sealed(seed, clock):
+            return new_worker_id("tool"), os.urandom(8), time.monotonic(), time.time()
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1)[:2] != drawn(2)[:2]
+    assert drawn(1)[2:] == (12.5, ManualClock().now().timestamp() + 12.5)
+
+
+def test_a_simulation_that_reaches_for_the_machine_fails() -> None:
+    with sealed(0, ManualClock()):
+        with pytest.raises(NotSealed):
+            threading.Thread(target=print).start()
+        with pytest.raises(NotSealed):
+            time.sleep(0)
+        with pytest.raises(NotSealed):
+            subprocess.run(["true"], check=True)

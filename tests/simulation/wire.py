@@ -1,0 +1,157 @@
+"""What passes between the simulated processes and the store, and what goes wrong there.
+
+Holds: the same seed and faults lead to the same boundaries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from broker.runtime.clock import ManualClock
+from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
+from broker.store.connection import Argument, Connection
+from broker.testing.keyspace import Arguments
+from broker.testing.memory_store import MemoryConnection, MemoryServer
+from tests.simulation.faults import STOPPED_SECONDS, Fault
+from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
+
+Commands = Sequence[Sequence[Argument]]
+Execute = Callable[[Arguments], Any]
+StoreBug = Callable[[Execute, Arguments], Any]
+"""Answers a command in the store's place, in one step; it may use the right store."""
+PortBug = Callable[[MemoryConnection, Commands], Awaitable[list[Any]]]
+"""Sends commands in a connection's place."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A planted bug: what stands in front of the store, or of each process's connection to it."""
+
+    on_store: StoreBug | None = None
+    on_port: PortBug | None = None
+
+
+@dataclass
+class Wire:
+    """What passes between the processes and the store, and what goes wrong there.
+
+    Attributes:
+        faults: boundary → what happens there.
+        trace: if `is_traced`, a line for each boundary: when, who, which, and a checksum of what passes.
+        passed: every boundary reached so far: `before <command>` or `after <command>`.
+        struck: the faults that struck: boundary, fault, process, command.
+        connections: what each process has open.
+    """
+
+    loop: VirtualLoop
+    server: NotingServer
+    faults: Mapping[int, Fault]
+    on_kill: Callable[[SimulatedProcess], None]
+    is_traced: bool = False
+    passed: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+    struck: list[tuple[int, Fault, str, str]] = field(default_factory=list)
+    connections: dict[SimulatedProcess, list[MemoryConnection]] = field(default_factory=dict)
+
+    async def boundary(self, process: SimulatedProcess, commands: Commands, *, replies: Any = None) -> None:
+        """Pass a boundary, unless it is where the process fails.
+
+        Args:
+            replies: for the boundary after the commands.
+        """
+        is_after, command = replies is not None, commands[0]
+        name = command[1] if command[0] == "FCALL" else command[0]
+        self.passed.append(f"{'after' if is_after else 'before'} {name}")
+        if self.is_traced:
+            what = crc32(repr(replies if is_after else commands).encode())
+            self.trace.append(f"{self.loop.time():.6f} {process.name} {self.passed[-1]} {what:08x}")
+        fault = self.faults.get(len(self.passed))
+        if fault is None:
+            return
+        self.struck.append((len(self.passed), fault, process.name, self.passed[-1]))
+        if fault is Fault.CUT:
+            raise OutcomeUnknown("The reply was lost.") if is_after else StoreUnavailable("Nothing was sent.")
+        if fault in STOPPED_SECONDS:
+            process.stop()
+            self.loop.call_later(STOPPED_SECONDS[fault], process.go_on, context=self.loop.world.context)
+            await asyncio.sleep(0)
+            return
+        process.kill()
+        self.on_kill(process)
+        await self.loop.create_future()
+
+
+@dataclass(frozen=True)
+class Written:
+    """One accepted append: when, to which conversation, and the ids of its first and last event."""
+
+    at: float
+    conversation_id: str
+    first_id: int
+    last_id: int
+
+
+class NotingServer(MemoryServer):
+    """A store that notes what it accepts.
+
+    Attributes:
+        written: every append, in order.
+        tokens: of every conversation, under which fencing token each append of an owner was accepted.
+    """
+
+    def __init__(self, clock: ManualClock, bug: Bug | None = None) -> None:
+        super().__init__(clock)
+        self.bug = bug or Bug()
+        self.written: list[Written] = []
+        self.tokens: dict[str, list[int]] = {}
+        self._clock = clock
+
+    def execute(self, command: Arguments) -> Any:
+        reply = super().execute(command)
+        if command[:2] == [b"FCALL", b"deck_append"] and reply[0] == b"appended" and reply[2] >= reply[1]:
+            conversation_id = command[5].decode()
+            self.written.append(Written(self._clock.monotonic(), conversation_id, reply[1], reply[2]))
+            if command[6] == b"owner":
+                self.tokens.setdefault(conversation_id, []).append(int(command[8]))
+        return reply
+
+    def _perform(self, command: Arguments) -> Any:
+        bug = self.bug.on_store
+        return super()._perform(command) if bug is None else bug(super()._perform, command)
+
+
+class ProcessConnection:
+    """A process's `Connection` to the store: the one in memory, with a boundary before and after each command."""
+
+    def __init__(self, wire: Wire, process: SimulatedProcess) -> None:
+        self._wire = wire
+        self._process = process
+        self._inner = MemoryConnection(wire.server)
+        wire.connections.setdefault(process, []).append(self._inner)
+
+    @property
+    def connects(self) -> int:
+        return self._inner.connects
+
+    async def call(self, *command: Argument) -> Any:
+        await self._wire.boundary(self._process, [command])
+        reply = await self._inner.call(*command)
+        await self._wire.boundary(self._process, [command], replies=[reply])
+        return reply
+
+    async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        await self._wire.boundary(self._process, commands)
+        bug = self._wire.server.bug.on_port
+        replies = await (bug(self._inner, commands) if bug is not None else self._inner.call_many(commands))
+        await self._wire.boundary(self._process, commands, replies=replies)
+        return replies
+
+    def another(self, *, reply_timeout_seconds: float) -> Connection:
+        return ProcessConnection(self._wire, self._process)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
