@@ -275,9 +275,9 @@ class ConversationLoop:
     async def _commit(self, wanted: Append) -> None:
         """Append events and all that follows from them at once; if the log has grown, only read on."""
         services = self._services
-        # Hidden before anything is folded from it: what is in memory must be what the log says.
-        events = tuple(await services.log.hide(self.ownership.conversation_id, wanted.events))
-        commit = settle(self.state, replace(wanted, events=events), services.store.clock.now())
+        # Masked before anything is folded from it: what is in memory must be what the log says.
+        masked = await services.log.mask(self.ownership.conversation_id, wanted.events)
+        commit = settle(self.state, replace(wanted, events=masked.events), services.store.clock.now())
         fields = {name: value for name, value in index_fields(commit.state).items() if self._shown.get(name) != value}
         failpoint("controller.before_append")
         outcome = await services.log.append_as_owner(
@@ -285,6 +285,7 @@ class ConversationLoop:
             commit.events,
             expected_last_id=self.state.version,
             checksum=self._checksum,
+            masked=masked,
             dispatch=commit.dispatch,
             answers=commit.answers,
             cancels=commit.cancels,
