@@ -6,11 +6,29 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
+
+from pydantic import Field
 
 from broker.limits.quotas import QuotaTable
 from broker.runtime.failpoints import arm
-from broker.runtime.settings import BrokerSettings
-from broker.secrets.secrets import no_key, secret_key
+from broker.runtime.settings import BrokerSettings, Count, Seconds
+from broker.secrets.secrets import secret_key
+
+
+class ControllerVariables(BrokerSettings):
+    """The variables that only controller workers read."""
+
+    max_conversations: Annotated[Count, Field(description="conversations that a controller worker holds at once")] = (
+        2_000
+    )
+    idle_seconds: Annotated[Seconds, Field(description="how long a conversation that only waits is kept in memory")] = (
+        30.0
+    )
+    quotas: Annotated[
+        str, Field(description="what providers let us call: the path of a TOML file, or the table itself")
+    ] = ""
+    hooks: Annotated[str, Field(description="a file that names what runs before and after events; empty: none")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +56,7 @@ class ControllerSettings:
     model_env: Mapping[str, str]
     quotas: QuotaTable
     hooks: str
-    secret_key: Callable[[], bytes | None] = no_key
+    secret_key: Callable[[], bytes | None]
 
 
 def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettings:
@@ -47,17 +65,17 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
     Raises:
         UsageError: a value cannot be used.
     """
-    broker = BrokerSettings.from_env(env)
-    arm(broker)
+    variables = ControllerVariables.from_env(env)
+    arm(variables)
     return ControllerSettings(
-        store_url=broker.url,
-        celery_url=broker.celery_url,
-        shards=broker.shards,
-        max_conversations=broker.max_conversations,
-        idle_seconds=broker.idle_seconds,
-        heartbeat_ttl_seconds=broker.heartbeat_ttl_seconds,
+        store_url=variables.url,
+        celery_url=variables.celery_url,
+        shards=variables.shards,
+        max_conversations=variables.max_conversations,
+        idle_seconds=variables.idle_seconds,
+        heartbeat_ttl_seconds=variables.heartbeat_ttl_seconds,
         model_env=dict(env),
-        quotas=QuotaTable.of_setting(broker.quotas),
-        hooks=broker.hooks,
-        secret_key=partial(secret_key, broker),
+        quotas=QuotaTable.of_setting(variables.quotas),
+        hooks=variables.hooks,
+        secret_key=partial(secret_key, variables),
     )

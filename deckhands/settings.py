@@ -6,16 +6,32 @@ Holds: the environment is read once, when a command starts, and handed to the wo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
+from deckhands.configuration import configuration
 
 SANDBOXES = ("auto", "bwrap", "docker", "none")
 MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
 PROFILES_VARIABLE = "LLM_CONFIG"
+
+
+def read_configuration_files(env: MutableMapping[str, str] = os.environ) -> list[str]:
+    """Add what `.env` and `deckhands.toml` say to the environment of this process, and return what to tell about it.
+
+    Raises:
+        UsageError: a file cannot be read or used.
+    """
+    try:
+        directory = Path.cwd()
+    except OSError:  # it has been removed; so it has no files
+        return []
+    found = configuration(env, directory)
+    env.update(found.values)
+    return found.notices
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,19 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from broker.contract.allowed_hosts import host_rules
 from broker.runtime.errors import UsageError
 from broker.runtime.failpoints import arm
-from broker.runtime.settings import HEARTBEAT_TTL_SECONDS, BrokerSettings, split_paths
+from broker.runtime.settings import BrokerSettings, Count, Seconds, split_paths
 from broker.secrets.private_directories import private_paths, workspace_roots
-from broker.secrets.secrets import no_key, secret_key
+from broker.secrets.secrets import secret_key
 from tool_worker.egress.addresses import AddressRules
 from tool_worker.files.file_tree import TreeLimits
 from tool_worker.launch.egress_gate import EgressGate
@@ -30,6 +33,65 @@ from tool_worker.workspace.named_directories import NamedDirectories
 NO_CHANGE_TIMEOUT = "NO_CHANGE_TIMEOUT_SECONDS"
 SHELL_VARIABLE_PREFIX = "SANDBOX_ENV_"
 DEFAULT_NO_CHANGE_TIMEOUT_SECONDS = 10.0
+
+
+class ToolVariables(BrokerSettings):
+    """The variables that only tool workers read."""
+
+    node: Annotated[
+        str, Field(description="id of this machine for workspaces, the same across restarts; empty: the host's name")
+    ] = ""
+    pools: Annotated[str, Field(description="what this worker can do, separated by commas")] = "bash"
+    tools: Annotated[str, Field(description="tools that it offers, `module:attribute`, separated by commas")] = ""
+    pass_env: Annotated[
+        str, Field(description="names or patterns of further variables that tool workers get, separated by commas")
+    ] = ""
+    mcp: Annotated[str, Field(description="a file that names the MCP servers whose tools it offers")] = ""
+    concurrency: Annotated[Count, Field(description="actions that it runs at once")] = 64
+    docker_images: Annotated[
+        str, Field(description="patterns of images for containers, separated by commas; the first is the default")
+    ] = ""
+    docker_host: Annotated[str, Field(description="address of the engine, if it is not the usual one")] = ""
+    docker_cpus: Annotated[Seconds, Field(description="how many a container may keep busy; 0: all")] = 0.0
+    workspace_memory_bytes: Annotated[
+        int, Field(ge=0, description="bound for all programs of a workspace together; 0: half of the machine's")
+    ] = 0
+    workspace_processes: Annotated[Count, Field(description="how many a workspace may have at once")] = 4096
+    egress: Annotated[
+        str, Field(description="hosts that workspaces may be given, separated by commas; `none`; empty: any")
+    ] = ""
+    egress_private: Annotated[
+        str, Field(description="networks that they may reach by name although they are not public")
+    ] = ""
+    egress_bytes: Annotated[
+        Count, Field(description="that a workspace with a list of hosts may move, in both directions together")
+    ] = 20 * 2**30
+    repository_roots: Annotated[
+        str, Field(description="directories below which `git+file://` may clone, separated by commas; empty: none")
+    ] = ""
+    chromium: Annotated[str, Field(description="where Chromium is; empty: where it is usually installed")] = ""
+    workspace_ttl_seconds: Annotated[
+        Seconds, Field(description="how long a workspace's processes outlive the last use")
+    ] = 3_600.0
+    workspace_idle_seconds: Annotated[
+        Seconds, Field(description="how long they outlive it when only a shell is left that waits")
+    ] = 300.0
+    workspace_ends_with_worker: Annotated[
+        bool, Field(description="a tool worker that stops ends the idle processes of conversations that have ended")
+    ] = False
+    workspace_keep_seconds: Annotated[
+        Seconds, Field(description="how long the directory of a closed conversation is kept after its last use")
+    ] = 604_800.0
+    workspace_bytes: Annotated[
+        Count, Field(description="how much the regular files of a workspace may hold together")
+    ] = 4 * 2**30
+    workspace_files: Annotated[Count, Field(description="how many entries a workspace may have")] = 200_000
+    node_lost_seconds: Annotated[
+        Seconds, Field(description="after how long without a tool worker this node is given up")
+    ] = 120.0
+    checkpoint_every: Annotated[
+        int, Field(description="after how many actions that may change files a workspace is saved")
+    ] = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +143,20 @@ class ToolSettings:
     no_change_timeout_seconds: float
     environment: Mapping[str, str]
     search_path: str
-    workspace_keep_seconds: float = 604_800.0
-    workspace_limits: TreeLimits = field(default_factory=TreeLimits)
-    workspace_ends_with_worker: bool = False
-    heartbeat_ttl_seconds: float = HEARTBEAT_TTL_SECONDS
-    node_lost_seconds: float = 120.0
-    checkpoints: str = ""
-    checkpoint_every: int = 10
-    containers: Containers = field(default_factory=Containers)
-    limits: ResourceLimits = field(default_factory=ResourceLimits)
-    gate: EgressGate = field(default_factory=EgressGate)
-    repository_roots: RepositoryRoots = field(default_factory=RepositoryRoots)
-    chromium: str = ""
-    secret_key: Callable[[], bytes | None] = no_key
-    named: NamedDirectories = field(default_factory=NamedDirectories)
+    workspace_keep_seconds: float
+    workspace_limits: TreeLimits
+    workspace_ends_with_worker: bool
+    heartbeat_ttl_seconds: float
+    node_lost_seconds: float
+    checkpoints: str
+    checkpoint_every: int
+    containers: Containers
+    limits: ResourceLimits
+    gate: EgressGate
+    repository_roots: RepositoryRoots
+    chromium: str
+    secret_key: Callable[[], bytes | None]
+    named: NamedDirectories
 
 
 def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
@@ -103,64 +165,59 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
     Raises:
         UsageError: a value cannot be used.
     """
-    broker = BrokerSettings.from_env(env)
-    arm(broker)
+    variables = ToolVariables.from_env(env)
+    arm(variables)
     return ToolSettings(
-        store_url=broker.url,
-        celery_url=broker.celery_url,
-        shards=broker.shards,
-        node=broker.node or socket.gethostname(),
-        node_dir=Path(broker.node_dir) if broker.node_dir else broker.home / "node",
-        pools=_words(broker.pools),
-        tools=_words(broker.tools),
-        mcp_servers=read_servers(Path(broker.mcp).expanduser(), env) if broker.mcp else (),
-        sandbox=broker.sandbox,
-        concurrency=broker.concurrency,
-        workspace_ttl_seconds=broker.workspace_ttl_seconds,
-        workspace_idle_seconds=broker.workspace_idle_seconds,
+        store_url=variables.url,
+        celery_url=variables.celery_url,
+        shards=variables.shards,
+        node=variables.node or socket.gethostname(),
+        node_dir=Path(variables.node_dir) if variables.node_dir else variables.home / "node",
+        pools=_words(variables.pools),
+        tools=_words(variables.tools),
+        mcp_servers=read_servers(Path(variables.mcp).expanduser(), env) if variables.mcp else (),
+        sandbox=variables.sandbox,
+        concurrency=variables.concurrency,
+        workspace_ttl_seconds=variables.workspace_ttl_seconds,
+        workspace_idle_seconds=variables.workspace_idle_seconds,
         no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
         environment=_shell_variables(env),
         search_path=env.get("PATH", ""),
-        workspace_keep_seconds=broker.workspace_keep_seconds,
-        workspace_limits=_workspace_limits(broker),
-        workspace_ends_with_worker=broker.workspace_ends_with_worker,
-        heartbeat_ttl_seconds=broker.heartbeat_ttl_seconds,
-        node_lost_seconds=broker.node_lost_seconds,
-        checkpoints=broker.checkpoints,
-        checkpoint_every=broker.checkpoint_every,
-        containers=_containers(broker),
-        limits=_limits(broker),
-        gate=_gate(broker),
-        repository_roots=_repository_roots(broker),
-        chromium=broker.chromium,
-        secret_key=partial(secret_key, broker),
-        named=NamedDirectories(workspace_roots(split_paths(broker.workspace_roots)), private_paths(broker)),
+        workspace_keep_seconds=variables.workspace_keep_seconds,
+        workspace_limits=TreeLimits(files=variables.workspace_files, bytes=variables.workspace_bytes),
+        workspace_ends_with_worker=variables.workspace_ends_with_worker,
+        heartbeat_ttl_seconds=variables.heartbeat_ttl_seconds,
+        node_lost_seconds=variables.node_lost_seconds,
+        checkpoints=variables.checkpoints,
+        checkpoint_every=variables.checkpoint_every,
+        containers=_containers(variables),
+        limits=_limits(variables),
+        gate=_gate(variables),
+        repository_roots=_repository_roots(variables),
+        chromium=variables.chromium,
+        secret_key=partial(secret_key, variables),
+        named=NamedDirectories(workspace_roots(split_paths(variables.workspace_roots)), private_paths(variables)),
     )
 
 
-def _containers(broker: BrokerSettings) -> Containers:
-    images = _words(broker.docker_images)
+def _containers(variables: ToolVariables) -> Containers:
+    images = _words(variables.docker_images)
     if images and not is_image_name(images[0]):
         raise UsageError(
             f"DECKHANDS_DOCKER_IMAGES begins with {images[0]!r}, which is no name of an image.",
             remedy="Name first the image to use where none is asked for.",
         )
-    if broker.docker_cpus < 0:
-        raise UsageError(f"DECKHANDS_DOCKER_CPUS is {broker.docker_cpus:g}.", remedy="It must be above 0.")
-    return Containers(images, broker.docker_host, broker.docker_cpus or None)
+    return Containers(images, variables.docker_host, variables.docker_cpus or None)
 
 
-def _limits(broker: BrokerSettings) -> ResourceLimits:
-    if broker.workspace_processes < 1 or broker.workspace_memory_bytes < 0:
-        name = "MEMORY_BYTES" if broker.workspace_memory_bytes < 0 else "PROCESSES"
-        raise UsageError(f"DECKHANDS_WORKSPACE_{name} is too small.", remedy="It must be above 0.")
-    limits = ResourceLimits(processes=broker.workspace_processes)
-    memory_bytes = broker.workspace_memory_bytes or limits.memory_bytes
+def _limits(variables: ToolVariables) -> ResourceLimits:
+    limits = ResourceLimits(processes=variables.workspace_processes)
+    memory_bytes = variables.workspace_memory_bytes or limits.memory_bytes
     return replace(limits, memory_bytes=memory_bytes)
 
 
-def _gate(broker: BrokerSettings) -> EgressGate:
-    hosts, private = _words(broker.egress), _words(broker.egress_private)
+def _gate(variables: ToolVariables) -> EgressGate:
+    hosts, private = _words(variables.egress), _words(variables.egress_private)
     try:
         ceiling = () if hosts == ("none",) else host_rules(hosts) or None
     except ValueError as error:
@@ -173,26 +230,17 @@ def _gate(broker: BrokerSettings) -> EgressGate:
         raise UsageError(
             f"DECKHANDS_EGRESS_PRIVATE cannot be used: {error}.", remedy="Write networks such as 10.2.0.0/16."
         ) from error
-    if broker.egress_bytes < 1:
-        raise UsageError(f"DECKHANDS_EGRESS_BYTES is {broker.egress_bytes}.", remedy="It must be 1 or more.")
-    return EgressGate(ceiling, private, broker.egress_bytes)
+    return EgressGate(ceiling, private, variables.egress_bytes)
 
 
-def _repository_roots(broker: BrokerSettings) -> RepositoryRoots:
-    roots = tuple(Path(text) for text in _words(broker.repository_roots))
+def _repository_roots(variables: ToolVariables) -> RepositoryRoots:
+    roots = tuple(Path(text) for text in _words(variables.repository_roots))
     for root in roots:
         if not root.is_absolute() or ".." in root.parts:
             raise UsageError(
                 f"DECKHANDS_REPOSITORY_ROOTS names {str(root)!r}.", remedy="Write absolute paths without `..`."
             )
     return RepositoryRoots(roots)
-
-
-def _workspace_limits(broker: BrokerSettings) -> TreeLimits:
-    for name in ("workspace_bytes", "workspace_files"):
-        if (value := getattr(broker, name)) < 1:
-            raise UsageError(f"DECKHANDS_{name.upper()} is {value}.", remedy="It must be 1 or more.")
-    return TreeLimits(files=broker.workspace_files, bytes=broker.workspace_bytes)
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

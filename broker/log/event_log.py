@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event, replace_surrogates
+from broker.log.append_call import AppendCall, Creator, Entry, Owner, Producer, ToolWriter, Writer
 from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (whoever appends gets them from here)
 from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
 from broker.log.append_outcomes import Conflict as Conflict  # noqa: PLC0414
@@ -27,15 +28,14 @@ from broker.log.blobs import Blobs
 from broker.log.entries import decoded, is_at
 from broker.log.fencing import Ownership
 from broker.log.follower import Follower
+from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
 from broker.log.status import listed
 from broker.runtime.errors import CorruptEntry, EventsLost, UnknownConversation, UsageError
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
 from broker.secrets.secrets import Secrets
-from broker.store.connection import Argument
 from broker.store.store import Store
 
-NOTHING_TO_HIDE = Masker()
 READ_BATCH = 1_000
 
 
@@ -61,13 +61,9 @@ class EventLog:
         self.secrets = secrets
         self.blobs = Blobs(store)
 
-    async def hide(self, conversation_id: str, events: Sequence[Event]) -> list[Event]:
-        """Return events as they would be written, for an owner who goes on from them before they are."""
-        masker = await self.masker(conversation_id)
-        if not masker:
-            return list(events)
-        wires = await asyncio.to_thread(lambda: [masker.wire(event.wire()) for event in events])
-        return [codec.event_from_wire(wire, event.id) for wire, event in zip(wires, events, strict=True)]
+    async def mask(self, conversation_id: str, events: Sequence[Event]) -> Masked:
+        """Return events as they are written, for an owner who folds them before; see `append_as_owner`."""
+        return await Masked.of(events, await self.masker(conversation_id))
 
     async def masker(self, conversation_id: str) -> Masker:
         """Return what hides the conversation's secrets in what is written of it."""
@@ -109,7 +105,7 @@ class EventLog:
         } | ({"node": node} if node else {})
         outcome = await self._append(
             cid,
-            ("create", key, created.workspace.pool, ""),
+            Creator(key, created.workspace.pool),
             events,
             answers=answers,
             fields={**shown, **(fields or {})},
@@ -140,8 +136,7 @@ class EventLog:
         Raises:
             UnknownConversation: no such conversation.
         """
-        guard = ("producer", key or new_key(), "", "")
-        outcome = await self._append(conversation_id, guard, events, flags="quiet" if quiet else "", fields=fields)
+        outcome = await self._append(conversation_id, Producer(key or new_key(), quiet), events, fields=fields)
         assert isinstance(outcome, Appended | Duplicate | Closed)
         return outcome
 
@@ -159,8 +154,8 @@ class EventLog:
         """
         cause = observation.cause
         assert cause is not None
-        guard = ("tool", worker_id, str(cause), place)
-        outcome = await self._append(conversation_id, guard, [observation], answers={0: cause}, flags=checksum)
+        writer = ToolWriter(worker_id, cause, place, checksum)
+        outcome = await self._append(conversation_id, writer, [observation], answers={0: cause})
         if isinstance(outcome, Lost):
             raise EventsLost(conversation_id, outcome.last_id, cause, checksum)
         assert isinstance(outcome, Appended | Duplicate | Closed)
@@ -173,6 +168,7 @@ class EventLog:
         *,
         expected_last_id: int,
         checksum: str = "",
+        masked: Masked = NOTHING_MASKED,
         dispatch: Iterable[int] = (),
         answers: Mapping[int, int] | None = None,
         cancels: Sequence[int] = (),
@@ -182,6 +178,7 @@ class EventLog:
 
         Args:
             checksum: of the event `expected_last_id`; empty: whatever the log has under its number.
+            masked: what `events` begin with; not masked again unless the conversation has got a secret since.
             dispatch: positions in `events` of actions to be put on their action stream at once.
             answers: position in `events` → the runnable action that this observation settles.
             cancels: ids of running actions to be stopped; 0: all programs of the workspace.
@@ -190,12 +187,11 @@ class EventLog:
         Raises:
             EventsLost: the log ends before `expected_last_id`, or holds another event under that number.
         """
-        guard = ("owner", ownership.worker_id, ownership.token, str(expected_last_id))
         outcome = await self._append(
             ownership.conversation_id,
-            guard,
+            Owner(ownership, expected_last_id, checksum, new_key()),
             events,
-            flags=new_key() + checksum,
+            masked=masked,
             dispatch=frozenset(dispatch),
             answers=answers or {},
             cancels=cancels,
@@ -358,10 +354,10 @@ class EventLog:
     async def _append(
         self,
         conversation_id: str,
-        guard: tuple[str, str, str, str],
+        writer: Writer,
         events: Sequence[Event],
         *,
-        flags: str = "",
+        masked: Masked = NOTHING_MASKED,
         dispatch: frozenset[int] = frozenset(),
         answers: Mapping[int, int] | None = None,
         cancels: Sequence[int] = (),
@@ -369,19 +365,18 @@ class EventLog:
     ) -> Outcome | None:
         names = self.store.keys(conversation_id)
         masker = await self.masker(conversation_id)
-        arguments: list[Argument] = [conversation_id, *guard, flags, len(fields or {})]
-        for field, value in (fields or {}).items():
-            arguments += (field, replace_surrogates(masker.wire(value)))
-        arguments += (len(cancels), *cancels, len(events))
-        entry = b""
+        entries = []
         for position, event in enumerate(events):
-            entry = await self._entry(conversation_id, event, masker)
-            answered = (answers or {}).get(position, "")
-            arguments += (entry, _route(event) if position in dispatch else "", answered)
-        reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)
+            own_masker = NOTHING_TO_HIDE if masked.has(position, masker) else masker
+            data = await self._entry(conversation_id, event, own_masker)
+            entries.append(Entry(data, _route(event) if position in dispatch else "", (answers or {}).get(position)))
+        shown = {name: replace_surrogates(masker.wire(value)) for name, value in (fields or {}).items()}
+        call = AppendCall(conversation_id, writer, entries, cancels, shown)
+        reply = await self.store.function("deck_append", (names.root, names.shard.root), *call.arguments())
         if reply == ["missing"]:
             raise UnknownConversation(conversation_id)
-        return None if reply == ["exists"] else outcome_of(reply, codec.checksum_of(entry))
+        checksum = codec.checksum_of(entries[-1].data if entries else b"")
+        return None if reply == ["exists"] else outcome_of(reply, checksum)
 
     async def _entry(self, conversation_id: str, event: Event, masker: Masker) -> bytes:
         wire = event.wire()

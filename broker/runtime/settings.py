@@ -1,18 +1,24 @@
-"""What the processes of a cluster must agree on, read from the environment; the only place in broker that reads it.
+"""What several processes of a cluster must agree on, read from variables named `DECKHANDS_…`.
+
+Each worker declares what it alone reads in its own settings file, on a class derived from `BrokerSettings`. The default
+of a variable stands on the field that declares it and nowhere else.
 
 Holds: a misspelt `DECKHANDS_…` name is an error that names the nearest one, never a setting that silently does nothing.
+Does not: read files; commands turn `.env` and `deckhands.toml` into variables, see `deckhands.configuration`.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from broker.runtime.errors import UsageError
 
@@ -20,145 +26,141 @@ PREFIX = "DECKHANDS_"
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
 HEARTBEAT_TTL_SECONDS = 1.7
 LEAST_HEARTBEAT_TTL_SECONDS = 1.0
+CONFIG_FILE = "DECKHANDS_CONFIG"
+CONFIG_FILES_READ = "DECKHANDS_CONFIG_FILES"
+
+NAMES_OF_WORKERS = frozenset(
+    (
+        *("max_conversations", "idle_seconds", "quotas", "hooks"),
+        *("node", "pools", "tools", "pass_env", "mcp", "concurrency", "chromium"),
+        *("docker_images", "docker_host", "docker_cpus", "workspace_memory_bytes", "workspace_processes"),
+        *("egress", "egress_private", "egress_bytes", "repository_roots", "workspace_bytes", "workspace_files"),
+        *("workspace_ttl_seconds", "workspace_idle_seconds", "workspace_ends_with_worker", "workspace_keep_seconds"),
+        *("node_lost_seconds", "checkpoint_every"),
+    )
+)
+"""The settings that only one kind of worker reads. All others know their names; the worker declares the rest."""
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerSettings:
-    """Settings; each is read from `DECKHANDS_` and its name in capitals.
+class BrokerSettings(BaseSettings):
+    """Settings that more than one kind of process reads: `DECKHANDS_` and the name of the field in capitals.
 
-    Attributes:
-        url: the log's store.
-        celery_url: Celery's broker; the log's server, database 1, when not given.
-        shards: for a store that has never been used.
-        home: where embedded clusters and runs live.
-        node: id of this machine for workspaces; must stay the same across restarts. Empty: the host's name.
-        node_dir: where workspaces, host sockets and journals live. Empty: `<home>/node`.
-        workspace_roots: directories below which conversations may name one to work in, as `joined_paths` writes them.
-            Empty: they may name none.
-        pools: what this tool worker can do, separated by commas.
-        tools: tools that this tool worker offers, `module:attribute`, separated by commas.
-        pass_env: names or patterns of variables, separated by commas, that the tool workers of an embedded cluster, and
-            `deckhands tools`, get besides those of `broker.runtime.environment`.
-        mcp: a file that names the MCP servers whose tools this tool worker offers.
-        sandbox: what workspaces run in here: `auto`, `bwrap`, `docker` or `none`.
-        docker_images: patterns of images that containers may have, separated by commas; the first is used where none is
-            asked for.
-        docker_host: address of the engine, if it is not the usual one.
-        docker_cpus: how many a container may keep busy; 0: all.
-        workspace_memory_bytes: bound for all programs of a workspace together; 0: half of the machine's.
-        workspace_processes: how many it may have at once.
-        egress: hosts that workspaces of this tool worker may be given, separated by commas; `none`; empty: any, and the
-            whole network too.
-        egress_private: networks that they may reach by name although they are not public, separated by commas.
-        repository_roots: directories of this machine below which repositories may be cloned (`git+file://`), separated
-            by commas. Empty: none may be.
-        egress_bytes: that a workspace with a list of hosts may move, in both directions together.
-        chromium: where Chromium is, for the pool `browser`. Empty: where it is usually installed.
-        quotas: what providers let us call: the path of a TOML file, or the table itself; see docs/quotas.md.
-        hooks: a file that names what a controller worker does before and after what happens; see docs/hooks.md.
-        heartbeat_ttl_seconds: how long after a worker's last heartbeat it is presumed dead, on a fast store.
-        concurrency: actions a tool worker runs at once.
-        max_conversations: conversations a controller worker holds at once.
-        idle_seconds: how long a conversation that only waits is kept in memory.
-        workspace_ttl_seconds: how long a workspace's processes outlive the last use.
-        workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
-        workspace_ends_with_worker: whether a tool worker that stops ends the processes of workspaces in which only a
-            shell is left that waits, and whose conversations have ended; embedded clusters want it.
-        workspace_keep_seconds: how long the directory of a closed conversation is kept after its last use.
-        workspace_bytes: how much the regular files of a workspace of ours may hold together.
-        workspace_files: how many entries it may have.
-        node_lost_seconds: how long none of this node's tool workers has to be heard of until its workspaces go on
-            at other nodes, from their checkpoints.
-        checkpoints: where workspaces are saved: a directory's `file://` URL, or any that fsspec knows. Empty: nowhere.
-        checkpoint_every: after how many actions that may change files a workspace is saved.
-        store_patched: the store's server has the fixes of newer versions, whatever its number says (see
-            `broker.store.server_versions`).
-        secret_key: encrypts the secrets of conversations: 32 bytes in base64, the same for all workers and clients.
-        secret_key_file: a file that holds it. Neither: `<home>/secret.key`, made when the first secret is kept.
-        debug: tracebacks instead of one-line errors.
-        failpoints: see `failpoints`; for tests.
-        failpoint_log: file in which hits of failpoints are noted; for tests.
+    A call with arguments gives defaults and these arguments; `from_env` reads variables.
     """
 
-    url: str = DEFAULT_URL
-    celery_url: str = ""
-    shards: int = 1
-    home: Path = Path("~/.deckhands")
-    node: str = ""
-    node_dir: str = ""
-    workspace_roots: str = ""
-    pools: str = "bash"
-    tools: str = ""
-    pass_env: str = ""
-    mcp: str = ""
-    sandbox: str = "auto"
-    docker_images: str = ""
-    docker_host: str = ""
-    docker_cpus: float = 0.0
-    workspace_memory_bytes: int = 0
-    workspace_processes: int = 4096
-    egress: str = ""
-    egress_private: str = ""
-    repository_roots: str = ""
-    egress_bytes: int = 20 * 2**30
-    chromium: str = ""
-    quotas: str = ""
-    hooks: str = ""
-    heartbeat_ttl_seconds: float = HEARTBEAT_TTL_SECONDS
-    concurrency: int = 64
-    max_conversations: int = 2_000
-    idle_seconds: float = 30.0
-    workspace_ttl_seconds: float = 3_600.0
-    workspace_idle_seconds: float = 300.0
-    workspace_ends_with_worker: bool = False
-    workspace_keep_seconds: float = 604_800.0
-    workspace_bytes: int = 4 * 2**30
-    workspace_files: int = 200_000
-    node_lost_seconds: float = 120.0
-    checkpoints: str = ""
-    checkpoint_every: int = 10
-    store_patched: bool = False
-    secret_key: str = ""
-    secret_key_file: str = ""
-    debug: bool = False
-    failpoints: str = ""
-    failpoint_log: str = ""
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, str_strip_whitespace=True
+    )
+
+    url: Annotated[str, Field(description="the log's store: `redis://`, `rediss://` or `unix://`")] = DEFAULT_URL
+    celery_url: Annotated[str, Field(description="Celery's broker; empty: database 1 of the store's server")] = ""
+    shards: Annotated[int, Field(ge=1, le=1024, description="parts of a store that has never been used")] = 1
+    home: Annotated[Path, Field(description="where embedded clusters and runs live")] = Path("~/.deckhands")
+    node_dir: Annotated[
+        str, Field(description="where workspaces, host sockets and journals live; empty: `node` in the home")
+    ] = ""
+    workspace_roots: Annotated[
+        str, Field(description="directories below which conversations may name one, with `:` between; empty: none")
+    ] = ""
+    sandbox: Annotated[str, Field(description="what workspaces run in: `auto`, `bwrap`, `docker` or `none`")] = "auto"
+    checkpoints: Annotated[
+        str, Field(description="where workspaces are saved: a URL that fsspec knows; empty: nowhere")
+    ] = ""
+    heartbeat_ttl_seconds: Annotated[
+        float,
+        Field(
+            ge=LEAST_HEARTBEAT_TTL_SECONDS,
+            allow_inf_nan=False,
+            description="how long after its last heartbeat a worker is presumed dead, on a fast store",
+        ),
+    ] = HEARTBEAT_TTL_SECONDS
+    store_patched: Annotated[
+        bool, Field(description="the store's server has the fixes of newer versions, whatever its number says")
+    ] = False
+    secret_key: Annotated[
+        str, Field(description="encrypts secrets: 32 bytes in base64, the same for all workers and clients", repr=False)
+    ] = ""
+    secret_key_file: Annotated[
+        str, Field(description="a file that holds the key; neither: `secret.key` in the home, made when needed")
+    ] = ""
+    config: Annotated[
+        str, Field(description="the TOML file that commands read; empty: `deckhands.toml` in the working directory")
+    ] = ""
+    config_files: Annotated[
+        str, Field(description="set by commands: the files that they read, which no workspace may hold")
+    ] = ""
+    debug: Annotated[bool, Field(description="tracebacks instead of one-line errors")] = False
+    failpoints: Annotated[str, Field(description="for tests: places where a process stops or dies")] = ""
+    failpoint_log: Annotated[str, Field(description="for tests: the file in which hits of failpoints are noted")] = ""
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] = os.environ) -> BrokerSettings:
-        """Read the settings; empty values count as unset.
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  (the library's signature)
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take the arguments alone; see `from_env`."""
+        return (init_settings,)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """Read the settings from variables; empty values count as unset.
 
         Raises:
             UsageError: a name is unknown or a value cannot be used.
         """
-        known = {field.name: field for field in fields(cls)}
-        values: dict[str, object] = {}
-        for name, text in env.items():
-            if not name.startswith(PREFIX) or not text.strip():
-                continue
-            key = name.removeprefix(PREFIX).lower()
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"Did you mean {PREFIX}{near[0].upper()}?" if near else "Unset it."
-                raise UsageError(f"The environment variable {name} is not known.", remedy=hint)
-            values[key] = _converted(name, text.strip(), str(known[key].type))
-        settings = cls(**values)  # type: ignore[arg-type]
-        for name in ("concurrency", "max_conversations"):
-            if (value := getattr(settings, name)) < 1:
-                raise UsageError(f"{PREFIX}{name.upper()} is {value}.", remedy="It must be 1 or more.")
-        if settings.heartbeat_ttl_seconds < LEAST_HEARTBEAT_TTL_SECONDS:
-            found, least = settings.heartbeat_ttl_seconds, LEAST_HEARTBEAT_TTL_SECONDS
-            raise UsageError(f"{PREFIX}HEARTBEAT_TTL_SECONDS is {found:g}.", remedy=f"It must be {least:g} or more.")
-        if not 1 <= settings.shards <= 1024:
-            raise UsageError(f"{PREFIX}SHARDS is {settings.shards}.", remedy="Use 1 to 1024.")
+        _check_names(cls, env)
         try:
-            object.__setattr__(settings, "home", settings.home.expanduser())
+            settings = cls(**_Variables(cls, env)())
+        except ValidationError as error:
+            raise _named(error) from error
+        try:
+            home = settings.home.expanduser()
         except RuntimeError as error:  # a user whom nobody knows, or without a home
             raise UsageError(
                 f"The directory {settings.home} cannot be found: {error}", remedy="Name a directory by DECKHANDS_HOME."
             ) from error
-        object.__setattr__(settings, "celery_url", settings.celery_url or celery_url_beside(settings.url))
-        return settings
+        resolved = {"home": home, "celery_url": settings.celery_url or celery_url_beside(settings.url)}
+        return settings.model_copy(update=resolved)
+
+
+class _Variables(EnvSettingsSource):
+    """The values that a mapping of variables gives; empty ones count as unset."""
+
+    def __init__(self, settings: type[BaseSettings], env: Mapping[str, str]) -> None:
+        self._env = {name.lower(): text for name, text in env.items() if name.startswith(PREFIX) and text.strip()}
+        super().__init__(settings)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return self._env
+
+
+def _check_names(settings: type[BrokerSettings], env: Mapping[str, str]) -> None:
+    known = NAMES_OF_WORKERS | settings.model_fields.keys()
+    for name, text in env.items():
+        if name.startswith(PREFIX) and text.strip() and name.removeprefix(PREFIX).lower() not in known:
+            near = difflib.get_close_matches(name.removeprefix(PREFIX).lower(), known, n=1)
+            hint = f"Did you mean {PREFIX}{near[0].upper()}?" if near else "Unset it."
+            raise UsageError(f"The environment variable {name} is not known.", remedy=hint)
+
+
+def _named(error: ValidationError) -> UsageError:
+    """Return the error of the first value that cannot be used, with its variable."""
+    first = error.errors()[0]
+    name, found, limits = f"{PREFIX}{first['loc'][0]}".upper(), first["input"], first.get("ctx", {})
+    if first["type"] == "bool_parsing":
+        return UsageError(f"{name} is {found!r}.", remedy="Use 1 or 0.")
+    if name == f"{PREFIX}SHARDS" and limits.keys() & {"ge", "le"}:
+        return UsageError(f"{name} is {found}.", remedy="Use 1 to 1024.")
+    if "ge" in limits:
+        return UsageError(f"{name} is {found}.", remedy=f"It must be {limits['ge']:g} or more.")
+    return UsageError(f"{name} is {found!r}.", remedy="It must be a number.")
 
 
 def celery_url_beside(url: str) -> str:
@@ -178,20 +180,3 @@ def joined_paths(paths: Iterable[Path | str]) -> str:
 def split_paths(text: str) -> tuple[str, ...]:
     """Read what `joined_paths` wrote."""
     return tuple(path.replace(r"\:", ":") for path in re.split(r"(?<!\\):", text) if path)
-
-
-def _converted(name: str, text: str, kind: str) -> object:
-    try:
-        if kind == "int":
-            return int(text)
-        if kind == "float":
-            number = float(text)
-    except ValueError as error:
-        raise UsageError(f"{name} is {text!r}.", remedy="It must be a number.") from error
-    if kind == "float":
-        if not 0 <= number < math.inf:
-            raise UsageError(f"{name} is {text!r}.", remedy="It must be a number, 0 or above.")
-        return number
-    if kind == "bool":
-        return text.lower() in ("1", "true", "yes", "on")
-    return Path(text) if kind == "Path" else text

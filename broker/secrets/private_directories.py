@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from broker.runtime.errors import UsageError
-from broker.runtime.settings import BrokerSettings
+from broker.runtime.settings import BrokerSettings, split_paths
 from broker.secrets.secrets import KEY_FILE
 
 SYSTEM_TREES = (
@@ -94,6 +94,7 @@ def private_paths(settings: BrokerSettings) -> tuple[Path, ...]:
     """Return what is ours on this machine as far as these settings tell: directories, files and sockets."""
     names = [settings.home, settings.home / KEY_FILE]
     names += [Path(name).expanduser() for name in (settings.node_dir, settings.secret_key_file) if name]
+    names += [Path(name) for name in split_paths(settings.config_files)]
     for url in (settings.url, settings.celery_url, settings.checkpoints):
         parts = urlsplit(url)
         if parts.scheme in ("unix", "redis+socket", "file", "local"):

@@ -7,10 +7,8 @@ Keys: `deck:store`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any, TypeVar
 
 from broker.contract.codec import SCHEMA_VERSION
@@ -20,33 +18,19 @@ from broker.runtime.ids import jitter, new_key
 from broker.runtime.settings import BrokerSettings
 from broker.store import keys
 from broker.store.connection import Argument, Connection, MultiplexedConnection, texts_by_name
+from broker.store.function_libraries import FUNCTIONS_VERSION as FUNCTIONS_VERSION  # noqa: PLC0414  (of the store)
+from broker.store.function_libraries import LIBRARIES as LIBRARIES  # noqa: PLC0414
+from broker.store.function_libraries import deploy
+from broker.store.function_libraries import functions_code as functions_code  # noqa: PLC0414
 from broker.store.keys import ConversationKeys, ShardKeys
 from broker.store.outage import Outage
 from broker.store.server_versions import weakness_of
 
-FUNCTIONS_VERSION = 2
-"""Of each function library; a newer one in the store is left alone."""
-LIBRARIES = {
-    "deckhands": "log/functions.lua",
-    "deckhands_governor": "limits/governor.lua",
-    "deckhands_ledger": "limits/ledger.lua",
-    "deckhands_batches": "limits/batches.lua",
-}
-"""The function libraries and their files."""
-PRELUDE = "store/prelude.lua"
 MINIMUM_SERVER_VERSION = (7, 0)
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
 
 T = TypeVar("T")
-
-
-def functions_code(library: str = "deckhands") -> str:
-    """Return the source of a function library: its first line names it, then comes what all of them share."""
-    folder = resources.files("broker")
-    own, shared = (folder.joinpath(file).read_text(encoding="utf-8") for file in (LIBRARIES[library], PRELUDE))
-    name, _, rest = own.partition("\n")
-    return f"{name}\n{shared}\n{rest}"
 
 
 @dataclass(frozen=True)
@@ -147,14 +131,14 @@ async def open_store(
     Raises:
         StoreUnavailable: cannot connect.
         StoreMisconfigured: too old a server, or one with a known hole; evicts keys, or refuses the login.
-        StoreTooNew: written by a newer version of Deckhands.
+        StoreTooNew: written by a newer version of Deckhands, or its functions no longer serve this one.
     """
     connection = MultiplexedConnection(url) if isinstance(url, str) else url
     clock = SharedClock(clock or SystemClock())
 
     async def open_it() -> tuple[str, dict[str, str]]:
         weakness = await _check_server(connection)
-        await _deploy(connection)
+        await deploy(connection)
         return weakness, await _found_store(connection, shards)
 
     try:
@@ -220,24 +204,6 @@ async def _check_server(connection: Connection) -> str:
     if weakness.is_certain:
         raise StoreMisconfigured(weakness.text, remedy=weakness.remedy)
     return f"{weakness.text} {weakness.remedy}"
-
-
-async def _deploy(connection: Connection) -> None:
-    for library in LIBRARIES:
-        await _deploy_library(connection, library)
-
-
-async def _deploy_library(connection: Connection, library: str) -> None:
-    code = functions_code(library)
-    field = "functions" if library == "deckhands" else f"functions:{library}"
-    stamp = f"{FUNCTIONS_VERSION}:{hashlib.sha256(code.encode()).hexdigest()[:16]}"
-    found = await connection.call("HGET", keys.STORE, field)
-    if found is not None and int(found.split(b":")[0]) > FUNCTIONS_VERSION:
-        return  # a newer version is at work; its functions serve older callers
-    loaded = await connection.call("FUNCTION", "LIST", "LIBRARYNAME", library)
-    if found is None or found.decode() != stamp or not loaded:
-        await connection.call("FUNCTION", "LOAD", "REPLACE", code)
-        await connection.call("HSET", keys.STORE, field, stamp)
 
 
 async def _found_store(connection: Connection, shards: int) -> dict[str, str]:

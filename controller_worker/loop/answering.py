@@ -37,7 +37,7 @@ async def answered(
         return recalled(state, skills, () if notebook is None else await notebooks.notes(notebook))
     if isinstance(wanted, TakeNote):
         asked = await event_of(log, state.setup.conversation_id, wanted.action_id)
-        (masked,) = await log.hide(state.setup.conversation_id, [asked])  # a secret may have become one since
+        (masked,) = (await log.mask(state.setup.conversation_id, [asked])).events  # it may hold a newer secret
         assert isinstance(masked, NoteAction)
         return await noted(notebooks, state, masked)
     action = await event_of(log, state.setup.conversation_id, wanted.action_id)

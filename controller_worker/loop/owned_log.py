@@ -105,9 +105,9 @@ class OwnedLog:
             Gone: the conversation has another owner, or is closed.
         """
         services = self._services
-        # Hidden before anything is folded from it: what is in memory must be what the log says.
-        events = tuple(await services.log.hide(self.ownership.conversation_id, wanted.events))
-        commit = settle(self.state, replace(wanted, events=events), services.store.clock.now())
+        # Masked before anything is folded from it: what is in memory must be what the log says.
+        masked = await services.log.mask(self.ownership.conversation_id, wanted.events)
+        commit = settle(self.state, replace(wanted, events=masked.events), services.store.clock.now())
         fields = {name: value for name, value in index_fields(commit.state).items() if self._listed.get(name) != value}
         failpoint("controller.before_append")
         outcome = await services.log.append_as_owner(
@@ -115,6 +115,7 @@ class OwnedLog:
             commit.events,
             expected_last_id=self.state.version,
             checksum=self._checksum,
+            masked=masked,
             dispatch=commit.dispatch,
             answers=commit.answers,
             cancels=commit.cancels,

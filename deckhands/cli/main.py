@@ -21,7 +21,6 @@ import click
 
 from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.reading.terminal import print_text
-from deckhands.settings import FaceSettings
 
 VERBS = {
     "run": ("deckhands.cli.run", "Run one task on a directory, with a private store and workers."),
@@ -95,6 +94,10 @@ class Verbs(click.Group):
 @click.version_option(package_name="deckhands", message="%(prog)s %(version)s")
 def cli() -> None:
     """AI agents as a message-queue cluster: kill any process at any moment, the conversation goes on."""
+    from deckhands.settings import read_configuration_files
+
+    for notice in read_configuration_files():
+        print_text(notice, err=True)
 
 
 def main() -> NoReturn:
@@ -146,6 +149,8 @@ def _expected(error: DeckhandsError) -> int:
 
 def _of_home(error: Exception) -> DeckhandsError | None:
     """Return the error of a file in the home that is not of the kind it should be, or not ours; None for any other."""
+    from deckhands.settings import FaceSettings
+
     with suppress(UsageError):
         home = FaceSettings.from_env().home
         if isinstance(error, OSError) and isinstance(error.filename, str) and error.filename.startswith(f"{home}/"):
@@ -166,6 +171,8 @@ def _unexpected(error: Exception) -> int:
 
 
 def _is_debugging() -> bool:
+    from deckhands.settings import FaceSettings
+
     try:
         return FaceSettings.from_env().debug
     except UsageError:
@@ -174,6 +181,8 @@ def _is_debugging() -> bool:
 
 def _log_of(text: str) -> Path | None:
     """Append a traceback to the log of errors and return its path; None if it cannot be written."""
+    from deckhands.settings import FaceSettings
+
     try:
         log = FaceSettings.from_env().home / "errors.log"
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from broker.contract import codec
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
-from broker.contract.agent_state import AgentState
+from broker.contract.agent_state import TERMINAL_STATES, AgentState
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -38,6 +38,7 @@ from broker.runtime.ids import check_conversation_id, new_conversation_id
 from broker.store.store import Store, open_store
 from broker.tools.output_schema import check_output_schema
 from broker.tools.tool_offers import ToolOffers
+from deckhands.client.confirmations import asked_about
 from deckhands.client.forking import Point, fork_of, taken_over
 from deckhands.client.named_directory import require_served
 from deckhands.client.secret_keeping import keep_secrets, secrets_of
@@ -193,7 +194,11 @@ class Client:
         Raises:
             UsageError: the conversation is unknown, closed or over.
         """
-        await self._refuse_if_over(conversation_id, "paused")
+        if (state := await self._ended_in(conversation_id)) is not None:
+            raise UsageError(
+                f"The conversation {conversation_id} is {state}; it cannot be paused.",
+                remedy="Send it a message to continue it.",
+            )
         await self._ask_for(conversation_id, AgentState.PAUSED)
 
     async def resume(self, conversation_id: str, *, model: str | None = None) -> None:
@@ -245,10 +250,10 @@ class Client:
         Raises:
             UsageError: the conversation is unknown, or it is not over: cancel it first.
         """
-        state = (await self._tally(conversation_id)).standing
-        if not state.is_terminal:
+        if await self._ended_in(conversation_id) is None:
+            state = (await self.row(conversation_id)).state
             raise UsageError(
-                f"The conversation {conversation_id} is {state.state}; only one that is over is closed.",
+                f"The conversation {conversation_id} is {state}; only one that is over is closed.",
                 remedy="Cancel it first.",
             )
         await self._conversations.close(conversation_id)
@@ -348,25 +353,24 @@ class Client:
     async def _tally(self, conversation_id: str) -> Tally:
         return Tally.of(await self.log.read(conversation_id))
 
-    async def _refuse_if_over(self, conversation_id: str, wanted: str) -> None:
-        tally = await self._tally(conversation_id)
-        if tally.standing.is_terminal:
-            raise UsageError(
-                f"The conversation {conversation_id} is {tally.standing.state}; it cannot be {wanted}.",
-                remedy="Send it a message to go on with it.",
-            )
+    async def _ended_in(self, conversation_id: str) -> AgentState | None:
+        """Return the state in which a conversation is over; None: it is not.  Reads the log only where it may be."""
+        if (await self.row(conversation_id)).state not in TERMINAL_STATES:
+            return None
+        standing = (await self._tally(conversation_id)).standing
+        return standing.state if standing.is_terminal else None
 
     async def _answer(
         self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None
     ) -> None:
-        stands = (await self._tally(conversation_id)).standing
-        if stands.state is not AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, stands.asked_id):
-            asked = f"about action {stands.asked_id}" if stands.asked_id else f"nothing: it is {stands.state}"
+        state, asked_id = await asked_about(self.store, conversation_id)
+        if state != AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, asked_id):
+            asked = f"about action {asked_id}" if asked_id else f"nothing: it is {state}"
             raise UsageError(
                 f"The conversation {conversation_id} asks {asked}.", remedy="`deckhands show` says what it asks."
             )
         request = ChangeAgentStateAction(
-            agent_state=answer, action_id=stands.asked_id, edited=dict(edited or {}), source=EventSource.USER
+            agent_state=answer, action_id=asked_id, edited=dict(edited or {}), source=EventSource.USER
         )
         await self._append(conversation_id, [request], None, log=self._told if edited else self.log)
 

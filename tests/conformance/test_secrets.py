@@ -17,6 +17,7 @@ from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets, SecretsLocked, key_in, no_key, secret_key
 from broker.store.store import Store
+from tests.broker_parts import claim, enter
 
 KEY = bytes(range(32))
 TOKEN = "ghp_0123456789abcdef"
@@ -100,7 +101,7 @@ async def test_everything_appended_is_hidden_and_the_title_too(store: Store, sec
     await log.create(ConversationCreated(conversation_id="conversation", title=f"use {TOKEN}"))
     encoded = base64.b64encode(TOKEN.encode()).decode()
     message = MessageAction(content=f"it is {TOKEN}, {encoded}")
-    assert [event.content for event in await log.hide("conversation", [message])] == [
+    assert [event.content for event in (await log.mask("conversation", [message])).events] == [
         f"it is {MASK}, {MASK}{encoded[-2:]}"
     ]
     await log.append("conversation", [message])
@@ -108,6 +109,23 @@ async def test_everything_appended_is_hidden_and_the_title_too(store: Store, sec
     assert created.title == f"use {MASK}"
     assert said.content == f"it is {MASK}, {MASK}{encoded[-2:]}"
     assert await store.connection.call("HGET", store.keys("conversation").meta, "title") == f"use {MASK}".encode()
+
+
+async def test_an_owner_masks_once_but_never_misses_a_secret_that_came_since(store: Store, secrets: Secrets) -> None:
+    await secrets.put("conversation", "TOKEN", TOKEN)
+    log = EventLog(store, secrets)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await enter(store, "w1")
+    ownership = await claim(store, "w1", "conversation")
+    later = "another-secret-of-the-same-conversation"
+    masked = await log.mask("conversation", [MessageAction(content=f"{TOKEN} {later}")])
+    assert masked.has(0, await log.masker("conversation"))
+    assert not masked.has(1, await log.masker("conversation"))
+    await secrets.put("conversation", "LATER", later)
+    assert not masked.has(0, await log.masker("conversation"))
+    events = [*masked.events, MessageAction(content=f"also {TOKEN}")]
+    await log.append_as_owner(ownership, events, expected_last_id=1, masked=masked)
+    assert [event.content for event in await log.read("conversation", after=1)] == [f"{MASK} {MASK}", f"also {MASK}"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from broker.log.event_log import Duplicate, EventLog
 from broker.runtime.errors import OutcomeUnknown, StoreError, StoreMisconfigured, StoreTooNew
 from broker.store import keys
 from broker.store.connection import Connection
-from broker.store.store import FUNCTIONS_VERSION, Store, functions_code, open_store
+from broker.store.store import Store, open_store
 from tests.broker_parts import LosingConnection, begin, message
 
 
@@ -63,35 +63,6 @@ async def test_a_store_of_a_newer_schema_is_refused(connect: Callable[[], Connec
     await connection.call("HSET", keys.STORE, "schema", 99)
     with pytest.raises(StoreTooNew, match="The store has schema version 99; this version of Deckhands reads up to 1"):
         await open_store(connection)
-
-
-async def test_newer_functions_are_left_alone(connect: Callable[[], Connection]) -> None:
-    newer = functions_code() + "\nredis.register_function('deck_of_tomorrow', leave)"
-    connection = connect()
-    await connection.call("FUNCTION", "LOAD", newer)
-    await connection.call("HSET", keys.STORE, "functions", f"{FUNCTIONS_VERSION + 1}:abc")
-    store = await open_store(connection)
-    assert await store.function("deck_of_tomorrow", (store.all_shards[0].root,), "w") == ["left"]
-    await store.aclose()
-
-
-async def test_changed_functions_are_replaced(connect: Callable[[], Connection]) -> None:
-    connection = connect()
-    await connection.call(
-        "FUNCTION", "LOAD", "#!lua name=deckhands\nredis.register_function('deck_leave', function() end)"
-    )
-    await connection.call("HSET", keys.STORE, "functions", "1:abc")
-    store = await open_store(connection)
-    assert await store.function("deck_leave", (store.all_shards[0].root,), "w") == ["left"]
-    await store.aclose()
-
-
-async def test_missing_functions_are_deployed_again(connect: Callable[[], Connection]) -> None:
-    connection = connect()
-    await connection.call("HSET", keys.STORE, "functions", "1:0123456789abcdef")
-    store = await open_store(connection)
-    await begin(store)
-    await store.aclose()
 
 
 async def test_an_error_in_a_function_is_an_error_of_the_store(store: Store) -> None:

@@ -9,7 +9,7 @@ import pytest
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.log.conversations import Conversations
-from broker.runtime.errors import StoreUnavailable, UnknownConversation, UsageError
+from broker.runtime.errors import CorruptEntry, StoreUnavailable, UnknownConversation, UsageError
 from broker.store.embedded import EmbeddedValkey
 from deckhands import Client
 from deckhands.client.client import conversation_id_of
@@ -28,7 +28,7 @@ async def client(tmp_path):
 
 async def settle(client: Client, cid: str, name: str) -> None:
     """Read the messages and announce a state, as a controller would."""
-    await client.log.append(cid, [state("running"), state(name)])
+    await client.log.append(cid, [state("running"), state(name)], fields={"state": name})
 
 
 async def test_a_task_begins_a_conversation(client):
@@ -98,6 +98,37 @@ async def test_what_is_over_cannot_be_paused(client):
     await settle(client, cid, "finished")
     with pytest.raises(UsageError, match="is finished; it cannot be paused"):
         await client.pause(cid)
+
+
+async def test_what_is_over_can_be_paused_once_somebody_has_spoken_up(client):
+    cid = await client.submit("Mend it.")
+    await settle(client, cid, "finished")
+    await client.send_message(cid, "And now?")
+    await client.pause(cid)
+    assert (await client.events(cid, after=5))[0].agent_state == "paused"
+
+
+async def test_pausing_and_confirming_do_not_read_the_whole_log(client):
+    cid = await client.submit("Mend it.")
+    question = state("awaiting_user_confirmation").model_copy(update={"action_id": 40})
+    talk = [MessageAction(content="x", source="agent")] * 40
+    await client.log.append(cid, [*talk, question, *talk], fields={"state": "awaiting_user_confirmation"})
+    await client.store.connection.call("XDEL", client.store.keys(cid).events, "2-0")
+    with pytest.raises(CorruptEntry):
+        await client.events(cid)
+    with pytest.raises(UsageError, match="asks about action 40"):
+        await client.confirm(cid, action_id=41)
+    await client.confirm(cid, action_id=40)
+    await client.pause(cid)
+    asked = await client.events(cid, after=83)
+    assert [(event.agent_state, event.action_id) for event in asked] == [("user_confirmed", 40), ("paused", None)]
+
+
+async def test_nothing_can_be_confirmed_where_nothing_is_asked(client):
+    cid = await client.submit("Mend it.")
+    for answer in (client.confirm, client.reject):
+        with pytest.raises(UsageError, match="asks nothing: it is loading"):
+            await answer(cid)
 
 
 async def test_cancelling_waits_until_the_agent_has_stopped(client):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.environment import tool_environment
-from broker.runtime.settings import BrokerSettings
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from tests.polling import until
 from tool_worker.files.staging import remove
+from tool_worker.settings import ToolVariables
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {
@@ -73,7 +73,7 @@ def test_what_the_operator_names_is_passed_on_but_never_a_setting_of_models(tmp_
     assert set(tool_environment(given)) == {
         *("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "GITHUB_TOKEN", "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"),
     }
-    assert BrokerSettings.from_env({"DECKHANDS_PASS_ENV": "AWS_*"}).pass_env == "AWS_*"
+    assert ToolVariables.from_env({"DECKHANDS_PASS_ENV": "AWS_*"}).pass_env == "AWS_*"
 
 
 def test_a_file_of_servers_that_cannot_be_read_names_nothing(tmp_path: Path) -> None:

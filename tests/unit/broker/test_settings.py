@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from broker.runtime.settings import BrokerSettings, celery_url_beside
+from broker.runtime.settings import NAMES_OF_WORKERS, BrokerSettings, celery_url_beside
 
 
 def test_defaults() -> None:
     settings = BrokerSettings.from_env({"HOME": "/elsewhere", "PATH": "/bin"})
     assert settings.url == "redis://127.0.0.1:6379/0"
     assert settings.celery_url == "redis://127.0.0.1:6379/1"
-    assert (settings.shards, settings.pools, settings.sandbox, settings.debug) == (1, "bash", "auto", False)
+    assert (settings.shards, settings.sandbox, settings.debug) == (1, "auto", False)
     assert settings.home == Path.home() / ".deckhands"
 
 
@@ -22,17 +22,18 @@ def test_values_are_converted() -> None:
     env = {
         "DECKHANDS_URL": " redis://store:6380/4 ",
         "DECKHANDS_SHARDS": "16",
-        "DECKHANDS_IDLE_SECONDS": "2.5",
+        "DECKHANDS_HEARTBEAT_TTL_SECONDS": "2.5",
         "DECKHANDS_DEBUG": "Yes",
         "DECKHANDS_HOME": "/srv/deck",
-        "DECKHANDS_POOLS": "",
+        "DECKHANDS_SANDBOX": "",
+        "DECKHANDS_POOLS": "gpu",
     }
     settings = BrokerSettings.from_env(env)
     assert settings.url == "redis://store:6380/4"
     assert settings.celery_url == "redis://store:6380/1"
-    assert (settings.shards, settings.idle_seconds, settings.debug) == (16, 2.5, True)
+    assert (settings.shards, settings.heartbeat_ttl_seconds, settings.debug) == (16, 2.5, True)
     assert settings.home == Path("/srv/deck")
-    assert settings.pools == "bash"  # an empty value is an unset one
+    assert settings.sandbox == "auto"  # an empty value is an unset one
 
 
 def test_a_misspelt_name_is_told_the_nearest_one() -> None:
@@ -46,23 +47,37 @@ def test_a_misspelt_name_is_told_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "told"),
     [
-        ("SHARDS", "many"),
-        ("SHARDS", "0"),
-        ("SHARDS", "1025"),
-        ("IDLE_SECONDS", "soon"),
-        ("IDLE_SECONDS", "nan"),
-        ("IDLE_SECONDS", "inf"),
-        ("NODE_LOST_SECONDS", "-3"),
-        ("CONCURRENCY", "0"),
-        ("CONCURRENCY", "-1"),
-        ("MAX_CONVERSATIONS", "0"),
+        ("SHARDS", "many", "'many'. It must be a number."),
+        ("SHARDS", "0", "0. Use 1 to 1024."),
+        ("SHARDS", "1025", "1025. Use 1 to 1024."),
+        ("HEARTBEAT_TTL_SECONDS", "soon", "'soon'. It must be a number."),
+        ("HEARTBEAT_TTL_SECONDS", "nan", "'nan'. It must be a number."),
+        ("HEARTBEAT_TTL_SECONDS", "inf", "'inf'. It must be a number."),
+        ("HEARTBEAT_TTL_SECONDS", "0.9", "0.9. It must be 1 or more."),
+        ("DEBUG", "perhaps", "'perhaps'. Use 1 or 0."),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named(name: str, text: str) -> None:
-    with pytest.raises(UsageError, match=f"DECKHANDS_{name} is"):
+def test_a_value_that_cannot_be_used_is_named(name: str, text: str, told: str) -> None:
+    with pytest.raises(UsageError) as refused:
         BrokerSettings.from_env({f"DECKHANDS_{name}": text})
+    assert str(refused.value) == f"DECKHANDS_{name} is {told}"
+
+
+def test_what_only_a_worker_reads_is_known_to_all_and_read_by_it_alone() -> None:
+    settings = BrokerSettings.from_env({f"DECKHANDS_{name.upper()}": "?" for name in NAMES_OF_WORKERS})
+    assert settings == BrokerSettings.from_env({})
+
+
+def test_arguments_are_not_mixed_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECKHANDS_SHARDS", "7")
+    assert BrokerSettings(home=Path("/srv")).shards == 1
+    assert BrokerSettings.from_env({}).shards == 1
+
+
+def test_the_key_of_the_secrets_is_not_shown() -> None:
+    assert "sesame" not in repr(BrokerSettings.from_env({"DECKHANDS_SECRET_KEY": "sesame"}))
 
 
 @pytest.mark.parametrize(

@@ -53,3 +53,22 @@ def test_the_roots_of_repositories_are_absolute_paths() -> None:
     for text in ("git", "/srv/../etc"):
         with pytest.raises(UsageError, match="DECKHANDS_REPOSITORY_ROOTS"):
             tool_settings({"DECKHANDS_REPOSITORY_ROOTS": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("NODE_LOST_SECONDS", "-3"),
+        ("WORKSPACE_TTL_SECONDS", "inf"),
+        ("CONCURRENCY", "0"),
+        ("CONCURRENCY", "-1"),
+        ("DOCKER_CPUS", "-1"),
+        ("WORKSPACE_PROCESSES", "0"),
+        ("WORKSPACE_MEMORY_BYTES", "-1"),
+        ("EGRESS_BYTES", "0"),
+        ("WORKSPACE_FILES", "none"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(name, text):
+    with pytest.raises(UsageError, match=f"DECKHANDS_{name} is '?{text}'?. It must be"):
+        tool_settings({f"DECKHANDS_{name}": text})

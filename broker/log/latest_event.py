@@ -1,0 +1,39 @@
+"""The latest event of some class, read from the end of a log.
+
+Does not: read the whole log unless there is no such event.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from broker.contract.events import Event
+from broker.contract.unknown_event import decode_any
+from broker.log.entries import decoded
+from broker.store.store import Store
+
+BATCH = 32
+
+E = TypeVar("E", bound=Event)
+
+
+async def latest_event(store: Store, conversation_id: str, kind: type[E]) -> E | None:
+    """Return the latest event of a class; None: there is none.
+
+    Raises:
+        CorruptEntry: an entry behind it is damaged; names the event.
+    """
+    stream, end = store.keys(conversation_id).events, "+"
+    while True:
+        batch = await store.persist(
+            lambda end=end: store.connection.call("XREVRANGE", stream, end, "-", "COUNT", BATCH)  # type: ignore[misc]
+        )
+        event_id = 0
+        for entry_id, fields in batch:
+            event_id = int(entry_id.partition(b"-")[0])
+            event = decoded(entry_id, fields, event_id, decode_any)
+            if isinstance(event, kind):
+                return event
+        if len(batch) < BATCH or event_id == 1:
+            return None
+        end = f"{event_id - 1}-0"

@@ -1,0 +1,145 @@
+"""What `.env` and `deckhands.toml` say, as variables for a command and the workers that it starts.
+
+Holds: only commands that a person calls read files; workers and the Python client read variables alone. The
+environment wins over `.env`, which wins over the TOML file. Files of the working directory are not read where an agent
+or a stranger may have written them: in a repository, below a workspace root, in the home of Deckhands, or where another
+user may write. No workspace may hold a file that was read (`private_paths`).
+Does not: doubt a file that DECKHANDS_CONFIG names.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import CONFIG_FILE, CONFIG_FILES_READ, PREFIX, BrokerSettings, joined_paths, split_paths
+
+DOTENV, TOML = ".env", "deckhands.toml"
+OURS = (PREFIX, "LLM_", "LITELLM_", "SANDBOX_ENV_", "NO_CHANGE_TIMEOUT_SECONDS")
+"""How the names of variables begin that are taken from `.env`; everything else there is somebody else's."""
+REPOSITORIES = (".git", ".hg", ".svn", ".jj")
+TABLES = {"llm": "LLM_", "shell": "SANDBOX_ENV_"}
+"""The tables of the TOML file, and how the names of their variables begin."""
+WRITABLE_BY_ALL = 0o002
+
+
+@dataclass(slots=True)
+class Configuration:
+    """What files add to an environment.
+
+    Attributes:
+        values: variables that the environment does not have.
+        files: those that were read.
+        notices: why others were not.
+    """
+
+    values: dict[str, str] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def configuration(env: Mapping[str, str], directory: Path) -> Configuration:
+    """Read the files that configure a command.
+
+    Args:
+        env: the environment of the command.
+        directory: its working directory.
+
+    Raises:
+        UsageError: a file cannot be read or used; names it.
+    """
+    found = Configuration()
+    named = env.get(CONFIG_FILE, "").strip()
+    for path, read in ((directory / DOTENV, _of_dotenv), (Path(named or directory / TOML).expanduser(), _of_toml)):
+        is_named = bool(named) and read is _of_toml
+        if not (is_named or path.is_file()):
+            continue
+        reason = "" if is_named else next(_doubts(path, env), "")
+        try:
+            values = read(path)
+            if not reason:
+                _check(values)
+        except (OSError, UnicodeDecodeError, UsageError, tomllib.TOMLDecodeError) as error:
+            if reason:
+                continue
+            raise _unusable(path, error) from error
+        if values and reason:
+            found.notices.append(f"{path} is not read: {reason}. Name a TOML file by {CONFIG_FILE}, or set variables.")
+        elif values:
+            found.values = values | found.values
+            found.files.append(path.absolute())
+    found.values = {name: text for name, text in found.values.items() if not env.get(name, "").strip()}
+    if found.files:
+        found.values[CONFIG_FILES_READ] = joined_paths(found.files)
+    return found
+
+
+def _of_dotenv(path: Path) -> dict[str, str]:
+    from dotenv import dotenv_values
+
+    values = dotenv_values(path, interpolate=False, encoding="utf-8")
+    return {name: text for name, text in values.items() if text and name.startswith(OURS)}
+
+
+def _of_toml(path: Path) -> dict[str, str]:
+    content = tomllib.loads(path.read_text("utf-8"))
+    values: dict[str, str] = {}
+    for name, value in content.items():
+        if name in TABLES and isinstance(value, dict):
+            values |= {f"{TABLES[name]}{key.upper()}": _text(f"{name}.{key}", item) for key, item in value.items()}
+        else:
+            separator = ":" if name == "workspace_roots" else ","
+            values[f"{PREFIX}{name.upper()}"] = _text(name, value, separator)
+    return values
+
+
+def _text(name: str, value: object, separator: str = ",") -> str:
+    """Return a value of a TOML file as a variable would have it."""
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return joined_paths(value) if separator == ":" else separator.join(value)
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise UsageError(f"{name} is {value!r}.", remedy="Write a text, a number, true, false, or a list of texts.")
+
+
+def _check(values: Mapping[str, str]) -> None:
+    for name in (CONFIG_FILE, CONFIG_FILES_READ):
+        if name in values:
+            raise UsageError(f"{name} cannot stand in a file.", remedy="Set it in the environment.")
+    BrokerSettings.from_env(values)
+
+
+def _unusable(path: Path, error: Exception) -> UsageError:
+    if isinstance(error, UsageError):
+        return UsageError(f"{path}: {error.message}", remedy=error.remedy)
+    what = error.strerror if isinstance(error, OSError) else str(error)
+    return UsageError(f"The file {path} cannot be read: {what}.", remedy="Correct it, or move it away.")
+
+
+def _doubts(path: Path, env: Mapping[str, str]) -> Iterator[str]:
+    """Yield the reasons for which somebody else may have written a file of the working directory."""
+    directory = path.parent.resolve()
+    for place in (directory, *directory.parents):
+        if any((place / name).exists() for name in REPOSITORIES):
+            yield f"it lies in the repository {place}"
+    for root in _places_of_agents(env):
+        if directory.is_relative_to(root):
+            yield f"it lies in {root}, where agents work"
+    for place in (path, directory):
+        found = place.stat()
+        if found.st_uid not in (os.getuid(), 0):
+            yield f"{place} belongs to another user"
+        if found.st_mode & WRITABLE_BY_ALL:
+            yield f"every user can write {place}"
+
+
+def _places_of_agents(env: Mapping[str, str]) -> list[Path]:
+    settings = BrokerSettings.from_env({name: text for name, text in env.items() if name.startswith(PREFIX)})
+    names = [*split_paths(settings.workspace_roots), *filter(None, [settings.node_dir]), str(settings.home)]
+    return [Path(name).expanduser().resolve() for name in names]

@@ -1,0 +1,96 @@
+"""The function libraries: each version has one source, and a worker never replaces newer functions by its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from broker.runtime.errors import StoreTooNew
+from broker.store import keys
+from broker.store.connection import Connection
+from broker.store.function_libraries import FUNCTIONS_VERSION, LIBRARIES, OLDEST_CALLER, functions_code, functions_hash
+from broker.store.store import open_store
+from tests.broker_parts import begin
+
+HASHES_OF_VERSION = {
+    2: {
+        "deckhands": "c2d4c15fa8a84195",
+        "deckhands_governor": "f6dd9ffaf2d58603",
+        "deckhands_ledger": "9d20c315f076179f",
+        "deckhands_batches": "438bd02c6a69eab9",
+    },
+    3: {
+        "deckhands": "0209860a112c81d4",
+        "deckhands_governor": "f6dd9ffaf2d58603",
+        "deckhands_ledger": "9d20c315f076179f",
+        "deckhands_batches": "438bd02c6a69eab9",
+    },
+}
+"""Add a version here when you change a library; never change the hashes of one that has been released."""
+
+
+def test_a_changed_source_has_a_new_version() -> None:
+    found = {library: functions_hash(library) for library in LIBRARIES}
+    assert found == HASHES_OF_VERSION[FUNCTIONS_VERSION], (
+        "A function library has changed: raise FUNCTIONS_VERSION, and OLDEST_CALLER if older workers cannot call it."
+    )
+    assert OLDEST_CALLER <= FUNCTIONS_VERSION == max(HASHES_OF_VERSION)
+
+
+async def test_newer_functions_are_left_alone(
+    connect: Callable[[], Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = functions_code() + "\nredis.register_function('deck_of_tomorrow', leave)"
+    connection = connect()
+    await connection.call("FUNCTION", "LOAD", newer)
+    await connection.call("HSET", keys.STORE, "functions", f"{FUNCTIONS_VERSION + 1}:abc:{FUNCTIONS_VERSION}")
+    with caplog.at_level(logging.WARNING):
+        store = await open_store(connection)
+    assert await store.function("deck_of_tomorrow", (store.all_shards[0].root,), "w") == ["left"]
+    assert f"version {FUNCTIONS_VERSION + 1}; this worker has {FUNCTIONS_VERSION}" in caplog.text
+    await begin(store)
+    await store.aclose()
+
+
+async def test_newer_functions_that_do_not_serve_this_worker_are_named(connect: Callable[[], Connection]) -> None:
+    newest = FUNCTIONS_VERSION + 2
+    connection = connect()
+    await connection.call("FUNCTION", "LOAD", functions_code() + "\nredis.register_function('deck_other', leave)")
+    await connection.call("HSET", keys.STORE, "functions", f"{newest}:abc:{FUNCTIONS_VERSION + 1}")
+    with pytest.raises(StoreTooNew, match=f"version {newest} and serve workers from version {FUNCTIONS_VERSION + 1}"):
+        await open_store(connection)
+    another = connect()
+    assert await another.call("FCALL", "deck_other", 1, "deck:{0}", "w") == [b"left"]  # still the newer ones
+    await another.aclose()
+
+
+async def test_lost_newer_functions_are_not_replaced_by_older_ones(connect: Callable[[], Connection]) -> None:
+    connection = connect()
+    await connection.call("HSET", keys.STORE, "functions", f"{FUNCTIONS_VERSION + 1}:abc:1")
+    with pytest.raises(StoreTooNew, match="has lost its functions"):
+        await open_store(connection)
+    another = connect()
+    assert not await another.call("FUNCTION", "LIST", "LIBRARYNAME", "deckhands")
+    await another.aclose()
+
+
+async def test_older_functions_are_replaced(connect: Callable[[], Connection]) -> None:
+    connection = connect()
+    await connection.call(
+        "FUNCTION", "LOAD", "#!lua name=deckhands\nredis.register_function('deck_leave', function() end)"
+    )
+    await connection.call("HSET", keys.STORE, "functions", "1:abc")
+    store = await open_store(connection)
+    assert await store.function("deck_leave", (store.all_shards[0].root,), "w") == ["left"]
+    await store.aclose()
+
+
+async def test_missing_functions_are_deployed_again(connect: Callable[[], Connection]) -> None:
+    connection = connect()
+    stamp = f"{FUNCTIONS_VERSION}:{functions_hash('deckhands')}:{OLDEST_CALLER}"
+    await connection.call("HSET", keys.STORE, "functions", stamp)
+    store = await open_store(connection)
+    await begin(store)
+    await store.aclose()
