@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from broker.contract.actions import CmdRunAction, MessageAction, RecallAction, RecallType, SystemMessageAction
+from broker.contract.actions import CmdRunAction, MessageAction, SystemMessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     ConversationCreated,
@@ -21,6 +21,7 @@ from broker.contract.observations import (
     CmdOutputObservation,
     NullObservation,
 )
+from broker.contract.recall import RecallAction, RecallType
 
 OUTPUT_CHARS = 1_100
 """Makes an observation of 1.4 KB, its fields included."""

@@ -22,17 +22,12 @@ from itertools import count
 from pathlib import Path
 from time import perf_counter
 
-from broker.contract.actions import (
-    BrowseInteractiveAction,
-    CmdRunAction,
-    IPythonRunCellAction,
-    MCPAction,
-    OfferedToolAction,
-    ToolCallAction,
-)
+from broker.contract.actions import CmdRunAction, MCPAction, OfferedToolAction, ToolCallAction
+from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import Action, Observation
 from broker.contract.file_events import FileEditAction, FileReadAction, FileReadSource, FileWriteAction
+from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.observations import ErrorObservation
 from broker.contract.tool_specs import ToolOffer
 from broker.coordination.action_streams import ActionClaimed
@@ -43,7 +38,7 @@ from tool_worker.mcp.config import McpServerSpec
 from tool_worker.mcp.launch import SandboxedLaunch
 from tool_worker.mcp.servers import McpServers
 from tool_worker.tools.offered import OfferedTools
-from tool_worker.tools.registry import TOOLS
+from tool_worker.tools.registry import tool_for
 from tool_worker.tools.tool import HostRequest
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
@@ -77,7 +72,7 @@ class Hands:
         action = action.model_copy(update={"id": next(self._ids)})
         if isinstance(action, OfferedToolAction):
             return await self._offered.call(action, ActionClaimed(1), "conversation")
-        tool = TOOLS[action.kind]
+        tool = tool_for(action.kind)
         request = tool.request(action)
         assert isinstance(request, HostRequest)
         result = await self._host.run(action.id, request.tool, request.arguments)

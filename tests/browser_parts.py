@@ -11,11 +11,10 @@ from typing import Any
 
 from aiohttp import web
 
-from broker.contract.actions import BrowseInteractiveAction, BrowseURLAction
+from broker.contract.browser_events import BrowseInteractiveAction, BrowserOutputObservation, BrowseURLAction
 from broker.contract.events import Observation
-from broker.contract.observations import BrowserOutputObservation
 from tool_worker.launch.session_programs import session_programs
-from tool_worker.tools.registry import TOOLS
+from tool_worker.tools.registry import tool_for
 from tool_worker.workspace.workspaces import OpenWorkspace
 
 LIMIT_SECONDS = 90.0
@@ -150,7 +149,7 @@ class Surfer:
         return str(found[0])
 
     async def _done(self, action: BrowseInteractiveAction | BrowseURLAction) -> Observation:
-        tool = TOOLS[action.kind]
+        tool = tool_for(action.kind)
         request = tool.request(action)
         async with asyncio.timeout(LIMIT_SECONDS):
             result = await self.workspace.run(next(self.ids), request.tool, request.arguments)  # type: ignore[union-attr]

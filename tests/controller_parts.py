@@ -10,13 +10,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from broker.contract.actions import (
-    ChangeAgentStateAction,
-    MessageAction,
-    RecallAction,
-    RiskyAction,
-    SystemMessageAction,
-)
+from broker.contract.actions import ChangeAgentStateAction, MessageAction, RiskyAction, SystemMessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
@@ -34,6 +28,7 @@ from broker.contract.events import (
 )
 from broker.contract.notes import Note
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
+from broker.contract.recall import RecallAction
 from broker.contract.skills import NO_SKILLS
 from broker.limits.quotas import QuotaTable
 from broker.log.fencing import Ownership

@@ -5,20 +5,36 @@ Holds: `runnable` says which actions a tool worker executes; each of those gets 
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import ClassVar, Literal
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, ActionSecurityRisk, ConfirmationStatus, EventSource, JsonObject, Part
+from broker.contract.events import (
+    Action,
+    ActionSecurityRisk,
+    AgentSpec,
+    ConfirmationStatus,
+    EventSource,
+    JsonObject,
+    Observation,
+)
+from broker.contract.observations import AgentThinkObservation
+from broker.contract.paragraphs import Paragraph
+from broker.contract.specs import handles_requests
+from broker.contract.tool_arguments import required_text, risk_in, seconds_in
+from broker.contract.tool_schemas import (
+    DELEGATE,
+    EXECUTE_BASH,
+    FINISH,
+    REQUEST_CONDENSATION,
+    THINK,
+)
+from broker.contract.tool_specs import OutcomePolicy, ToolSpec
 
-
-class RecallType(StrEnum):
-    """What a recall is for."""
-
-    WORKSPACE_CONTEXT = "workspace_context"
-    KNOWLEDGE = "knowledge"
+THOUGHT_LOGGED = "Your thought has been logged."
 
 
 class RiskyAction(Action):
@@ -32,6 +48,7 @@ class RiskyAction(Action):
     """
 
     runnable: ClassVar[bool] = True
+    is_decided: ClassVar[bool] = True
     source: EventSource = EventSource.AGENT
     security_risk: ActionSecurityRisk = ActionSecurityRisk.UNKNOWN
     confirmation_state: ConfirmationStatus = ConfirmationStatus.CONFIRMED
@@ -43,12 +60,15 @@ class NullAction(Action):
     """Nothing to do."""
 
     kind: Literal["action.null"] = "action.null"
+    is_shown_to_model: ClassVar[bool] = False
+    counts_for_loops: ClassVar[bool] = False
 
 
 class MessageAction(Action):
     """Somebody says something."""
 
     kind: Literal["action.message"] = "action.message"
+    sentence_template: ClassVar[str] = "{content}"
     content: str
     file_urls: tuple[str, ...] | None = None
     image_urls: tuple[str, ...] | None = None
@@ -56,15 +76,18 @@ class MessageAction(Action):
     security_risk: ActionSecurityRisk = ActionSecurityRisk.UNKNOWN
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return self.content
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        by_person = self.source is EventSource.USER
+        return (Paragraph(self.content, "bold", "You: ") if by_person else Paragraph(self.content, mark="Agent: "),)
 
 
 class SystemMessageAction(Action):
     """The system prompt and the tools an agent starts with."""
 
     kind: Literal["action.system"] = "action.system"
+    is_decided: ClassVar[bool] = True
+    is_shown_to_people: ClassVar[bool] = False
     source: EventSource = EventSource.AGENT
     content: str
     tools: tuple[str, ...] | None = None
@@ -81,6 +104,9 @@ class CmdRunAction(RiskyAction):
     """Run a command in the conversation's shell, or type into the program running there."""
 
     kind: Literal["action.run"] = "action.run"
+    tool_spec: ClassVar[ToolSpec] = EXECUTE_BASH
+    enabled_by: ClassVar[str] = "enable_cmd"
+    sentence_template: ClassVar[str] = "Running command: {command}"
     command: str
     is_input: bool = False
     blocking: bool = False
@@ -88,41 +114,29 @@ class CmdRunAction(RiskyAction):
     cwd: str | None = None
     hidden: bool = False
 
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"Running command: {self.command}"
-
-
-class IPythonRunCellAction(RiskyAction):
-    """Run a cell in the conversation's IPython kernel."""
-
-    kind: Literal["action.run_ipython"] = "action.run_ipython"
-    code: str
-    include_extra: bool = True
-    kernel_init_code: str = ""
-
-
-class BrowseURLAction(RiskyAction):
-    """Open a page."""
-
-    kind: Literal["action.browse"] = "action.browse"
-    url: str
-    return_axtree: bool = False
-
-
-class BrowseInteractiveAction(RiskyAction):
-    """Act in the browser."""
-
-    kind: Literal["action.browse_interactive"] = "action.browse_interactive"
-    browser_actions: str
-    browsergym_send_msg_to_user: str = ""
-    return_axtree: bool = False
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`."""
+        timeout = seconds_in(arguments, "timeout")
+        is_input = arguments.get("is_input")
+        return cls(
+            command=required_text(arguments, "command", EXECUTE_BASH.name),
+            # Differs: true itself counts too, because a model that writes it does not mean a new command.
+            is_input=is_input is True or is_input == "true",
+            timeout=timeout,
+            blocking=timeout is not None,
+            security_risk=risk_in(arguments),
+        )
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"In the browser: {self.browser_actions}"
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.thought), Paragraph(self.command, "cyan", "< " if self.is_input else "$ "))
+
+    @property
+    def asked(self) -> tuple[Paragraph, ...]:
+        """See `Action.asked`."""
+        return (Paragraph(self.command, "cyan", "  < " if self.is_input else "  $ "),)
 
 
 class OfferedToolAction(RiskyAction):
@@ -151,6 +165,11 @@ class OfferedToolAction(RiskyAction):
         """One line for a person."""
         return f"Calling {self.tool or self.name}"
 
+    @property
+    def asked(self) -> tuple[Paragraph, ...]:
+        """See `Action.asked`."""
+        return (Paragraph(f"{self.sentence} {json.dumps(self.arguments, indent=2)}", "cyan", "  "),)
+
 
 class ToolCallAction(OfferedToolAction):
     """Call a function or class that a tool worker offers."""
@@ -168,18 +187,34 @@ class AgentThinkAction(Action):
     """Think, and have the thought logged."""
 
     kind: Literal["action.think"] = "action.think"
+    is_decided: ClassVar[bool] = True
+    tool_spec: ClassVar[ToolSpec] = THINK
+    enabled_by: ClassVar[str] = "enable_think"
+    sentence_template: ClassVar[str] = "Thinking: {thought}"
     source: EventSource = EventSource.AGENT
 
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`."""
+        return cls(thought=required_text(arguments, "thought", THINK.name))
+
+    def answer(self, task_list: Sequence[Any]) -> Observation:  # noqa: ARG002
+        """See `Action.answer`."""
+        return AgentThinkObservation(content=THOUGHT_LOGGED)
+
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"Thinking: {self.thought}"
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.thought, "dim"),)
 
 
 class AgentFinishAction(Action):
     """The agent is done."""
 
     kind: Literal["action.finish"] = "action.finish"
+    is_decided: ClassVar[bool] = True
+    tool_spec: ClassVar[ToolSpec] = FINISH
+    enabled_by: ClassVar[str] = "enable_finish"
     source: EventSource = EventSource.AGENT
     final_thought: str = ""
     outputs: JsonObject = Field(default_factory=dict)
@@ -189,11 +224,22 @@ class AgentFinishAction(Action):
         """One line for a person."""
         return self.final_thought or self.thought or "All done."
 
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`."""
+        return cls(final_thought=required_text(arguments, "message", FINISH.name))
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.sentence, "green"),)
+
 
 class AgentRejectAction(Action):
     """The agent will not or cannot do it."""
 
     kind: Literal["action.reject"] = "action.reject"
+    is_decided: ClassVar[bool] = True
     source: EventSource = EventSource.AGENT
     outputs: JsonObject = Field(default_factory=dict)
 
@@ -202,6 +248,11 @@ class AgentRejectAction(Action):
         """One line for a person."""
         reason = self.outputs.get("reason", self.thought)
         return f"Task is rejected by the agent. {reason}".strip()
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.sentence, "red"),)
 
 
 class AgentDelegateAction(Action):
@@ -214,6 +265,9 @@ class AgentDelegateAction(Action):
     """
 
     kind: Literal["action.delegate"] = "action.delegate"
+    is_decided: ClassVar[bool] = True
+    tool_spec: ClassVar[ToolSpec] = DELEGATE
+    enabled_by: ClassVar[str] = "enable_delegation"
     source: EventSource = EventSource.AGENT
     agent: str
     inputs: JsonObject = Field(default_factory=dict)
@@ -225,14 +279,15 @@ class AgentDelegateAction(Action):
         """One line for a person."""
         return f"Delegating to {self.agent}: {self.inputs.get('task', '')}"
 
-
-class RecallAction(Action):
-    """Look up what is known about the workspace or about a message."""
-
-    kind: Literal["action.recall"] = "action.recall"
-    source: EventSource = EventSource.USER
-    recall_type: RecallType
-    query: str = ""
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`."""
+        return cls(
+            agent=required_text(arguments, "agent", DELEGATE.name),
+            inputs={"task": required_text(arguments, "task", DELEGATE.name)},
+            background=arguments.get("background", False),
+            join=arguments.get("join", "all"),
+        )
 
 
 class SurveyAction(Action):
@@ -240,6 +295,10 @@ class SurveyAction(Action):
 
     kind: Literal["action.survey"] = "action.survey"
     runnable: ClassVar[bool] = True
+    outcome: ClassVar[OutcomePolicy] = OutcomePolicy.IDEMPOTENT
+    is_decided: ClassVar[bool] = True
+    is_shown_to_model: ClassVar[bool] = False
+    is_shown_to_people: ClassVar[bool] = False
 
 
 class ChangeAgentStateAction(Action):
@@ -251,14 +310,17 @@ class ChangeAgentStateAction(Action):
     """
 
     kind: Literal["action.change_agent_state"] = "action.change_agent_state"
+    is_shown_to_model: ClassVar[bool] = False
+    counts_for_loops: ClassVar[bool] = False
+    sentence_template: ClassVar[str] = "Asked to be {agent_state}"
     agent_state: AgentState
     action_id: int | None = None
     edited: JsonObject = Field(default_factory=dict)
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"Asked to be {self.agent_state}"
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.sentence, "dim"),)
 
 
 class CondensationAction(Action):
@@ -306,34 +368,27 @@ class CondensationRequestAction(Action):
     """Ask for a condensation before the next step."""
 
     kind: Literal["action.condensation_request"] = "action.condensation_request"
+    is_decided: ClassVar[bool] = True
+    counts_for_loops: ClassVar[bool] = False
+    tool_spec: ClassVar[ToolSpec] = REQUEST_CONDENSATION
+    enabled_by: ClassVar[str] = "enable_condensation_request"
+    sentence_template: ClassVar[str] = "Asked for a condensation"
     source: EventSource = EventSource.AGENT
 
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return "Asked for a condensation"
+    @classmethod
+    def is_offered(cls, agent: AgentSpec) -> bool:
+        """See `Action.is_offered`; only where the condenser answers it."""
+        return super().is_offered(agent) and handles_requests(agent.condenser)
 
-
-class TaskItem(Part):
-    """One entry of the agent's task list."""
-
-    id: str
-    title: str
-    status: Literal["todo", "in_progress", "done"] = "todo"
-    notes: str = ""
-
-
-class TaskTrackingAction(Action):
-    """View or replace the agent's task list."""
-
-    kind: Literal["action.task_tracking"] = "action.task_tracking"
-    source: EventSource = EventSource.AGENT
-    command: str = "view"
-    task_list: tuple[TaskItem, ...] = ()
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:  # noqa: ARG003  (it has none)
+        """See `Action.from_call`."""
+        return cls()
 
 
 class LoopRecoveryAction(Action):
     """Choose how to get out of a loop: 1 restart before it, 2 restart with the last message, 3 stop."""
 
     kind: Literal["action.loop_recovery"] = "action.loop_recovery"
+    counts_for_loops: ClassVar[bool] = False
     option: int = 1

@@ -20,12 +20,12 @@ import msgpack
 import pydantic
 import zstandard
 
-from broker.contract import actions, code_search, file_events, notes, observations, planning, workspace_events
-from broker.contract.events import Event, replace_surrogates
+import broker.contract
+from broker.contract.events import Action, Event
+from broker.contract.plain_json import replace_surrogates
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
+from broker.runtime.modules import import_modules
 
-EVENT_MODULES = (actions, code_search, file_events, notes, observations, planning, workspace_events)
-"""Loaded here, so that whoever reads events has all their classes in the table of kinds."""
 SCHEMA_VERSION = 1
 COMPRESS_ABOVE_BYTES = 1024
 SHORTEN_ABOVE_BYTES = 32 * 1024
@@ -246,3 +246,11 @@ def _put(wire: Any, path: str, text: str) -> None:
 
 def _refuse_extension(code: int, _: bytes) -> Any:
     raise ValueError(f"extension type {code} is not allowed")
+
+
+def action_kinds() -> list[type[Action]]:
+    """Return the kinds of actions that are tools of their own."""
+    return [kind for kind in Event.KINDS.values() if issubclass(kind, Action) and "tool_spec" in kind.__dict__]
+
+
+import_modules(broker.contract)  # every kind is registered once its module is loaded

@@ -8,188 +8,61 @@ Names, fields and defaults follow OpenHands V0 (section 3); the kinds `conversat
 
 from __future__ import annotations
 
-import math
 from datetime import datetime
-from enum import IntEnum, StrEnum
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from broker.contract.agent_state import AgentState
-from broker.contract.specs import AgentSpec as AgentSpec  # noqa: PLC0414  (an event holds them, so whoever has events has them)
-from broker.contract.specs import Limits as Limits  # noqa: PLC0414
-from broker.contract.specs import LLMSpec as LLMSpec  # noqa: PLC0414
-from broker.contract.specs import Part as Part  # noqa: PLC0414
-from broker.contract.specs import Tenancy as Tenancy  # noqa: PLC0414
-from broker.contract.specs import WorkspaceSpec as WorkspaceSpec  # noqa: PLC0414
+from broker.contract.kinds import (
+    Action,
+    ActionSecurityRisk,
+    BlobRef,
+    ConfirmationStatus,
+    Event,
+    EventSource,
+    EventT,
+    Observation,
+    ToolCallMetadata,
+    WorkspaceUse,
+    with_id,
+)
+from broker.contract.paragraphs import Paragraph
+from broker.contract.plain_json import JsonObject, replace_surrogates
+from broker.contract.specs import AgentSpec, Limits, LLMSpec, Part, Tenancy, WorkspaceSpec
 
-EventT = TypeVar("EventT", bound="Event")
-
-MAX_JSON_DEPTH = 100
-
-
-def replace_surrogates(value: Any) -> Any:
-    """Copy JSON values, replacing lone surrogates by U+FFFD."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if isinstance(value, dict):
-        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [replace_surrogates(item) for item in value]
-    return value
-
-
-def plain_json(value: Any, depth: int = 0) -> Any:
-    """Copy a value as the log can keep it: what is in memory is then what everybody reads later.
-
-    Lone surrogates become U+FFFD, numbers that are none (NaN, infinities) null, integers beyond 64 bits text, tuples
-    lists.
-
-    Raises:
-        ValueError: it is no JSON, or nested more than a hundred deep.
-    """
-    if isinstance(value, str):
-        return replace_surrogates(value)
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return value if -(1 << 63) <= value < 1 << 64 else str(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if depth >= MAX_JSON_DEPTH:
-        raise ValueError(f"nested more than {MAX_JSON_DEPTH} deep")
-    if isinstance(value, dict):
-        return {_json_name(key): plain_json(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_json(item, depth + 1) for item in value]
-    raise ValueError(f"a {type(value).__name__} is no JSON")
-
-
-def _json_name(key: Any) -> str:
-    if not isinstance(key, str):
-        raise ValueError(f"a name is a {type(key).__name__}, not a text")  # noqa: TRY004  (pydantic collects ValueError)
-    return str(replace_surrogates(key))
-
-
-JsonObject = Annotated[dict[str, Any], AfterValidator(plain_json)]
-"""An object of any shape inside an event."""
-
-
-class EventSource(StrEnum):
-    """Who an event comes from."""
-
-    AGENT = "agent"
-    USER = "user"
-    ENVIRONMENT = "environment"
-
-
-class ActionSecurityRisk(IntEnum):
-    """How dangerous an action is thought to be; the integers are OpenHands' wire values."""
-
-    UNKNOWN = -1
-    LOW = 0
-    MEDIUM = 1
-    HIGH = 2
-
-
-class ConfirmationStatus(StrEnum):
-    """Whether an action may run."""
-
-    CONFIRMED = "confirmed"
-    REJECTED = "rejected"
-    AWAITING_CONFIRMATION = "awaiting_confirmation"
-
-
-class ToolCallMetadata(Part):
-    """Which tool call of which model reply an action or observation belongs to.
-
-    Differs: names the reply by event id instead of carrying a copy of it, because the original wrote the whole
-    response into every event.
-    """
-
-    function_name: str
-    tool_call_id: str
-    reply_id: int
-    total_calls_in_response: int = 1
-
-
-class BlobRef(Part):
-    """Where the whole of a shortened field is: content address and size in bytes of its UTF-8 text."""
-
-    sha256: str
-    size_bytes: int
-
-
-class Event(BaseModel):
-    """Anything that happened in a conversation.
-
-    Attributes:
-        id: 1, 2, 3 … within the conversation; 0 until the log has assigned it. Not part of the stored bytes.
-        timestamp: when the writer made it, aware UTC; None until it is written.
-        source: who it comes from.
-        cause: the id of the action an observation answers.
-        blobs: fields (dotted paths) that hold only head and tail here, and where the whole of each is.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-    KINDS: ClassVar[dict[str, type[Event]]] = {}
-    runnable: ClassVar[bool] = False
-
-    kind: str
-    id: int = Field(default=0, exclude=True)
-    timestamp: datetime | None = None
-    source: EventSource = EventSource.ENVIRONMENT
-    cause: int | None = None
-    tool_call_metadata: ToolCallMetadata | None = None
-    blobs: dict[str, BlobRef] | None = None
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Enter every class with a literal kind into the table of kinds."""
-        super().__pydantic_init_subclass__(**kwargs)
-        kind = cls.model_fields["kind"].default
-        if isinstance(kind, str):
-            assert kind not in cls.KINDS or cls.KINDS[kind].__qualname__ == cls.__qualname__, kind
-            Event.KINDS[kind] = cls
-
-    def wire(self) -> dict[str, Any]:
-        """Return the event as plain JSON values, without `id`; fields that are None are left out."""
-        return self.model_dump(mode="json", exclude_none=True)
-
-    def export(self) -> dict[str, Any]:
-        """Return the event as plain JSON values with `id`, `kind`, `source`, `cause_id`, `timestamp` first."""
-        wire = self.wire()
-        head = {
-            "id": self.id,
-            "kind": wire.pop("kind"),
-            "source": wire.pop("source"),
-            "cause_id": wire.pop("cause", None),
-            "timestamp": wire.pop("timestamp", None),
-        }
-        return head | wire
-
-    @property
-    def pool_wanted(self) -> str:
-        """The pool whose tool workers run this action; empty: those that hold the conversation's workspace."""
-        return ""
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return self.kind
-
-
-class Action(Event):
-    """Something somebody wants done."""
-
-    thought: str = ""
-
-
-class Observation(Event):
-    """What came of an action, or what the environment has to say; `unsandboxed` if it ran in no sandbox."""
-
-    content: str = ""
-    unsandboxed: bool | None = None
+__all__ = [
+    "Action",
+    "ActionSecurityRisk",
+    "AgentSpec",
+    "BlobRef",
+    "ConfirmationStatus",
+    "ConversationCreated",
+    "DelegateEnded",
+    "Event",
+    "EventSource",
+    "EventT",
+    "JsonObject",
+    "LLMSpec",
+    "Limits",
+    "ModelCallAdmitted",
+    "ModelCallDeferred",
+    "ModelCallFailed",
+    "ModelReply",
+    "ModelSwitched",
+    "ModelToolCall",
+    "ModelUsage",
+    "Observation",
+    "Parent",
+    "Part",
+    "Tenancy",
+    "TokenUsage",
+    "ToolCallMetadata",
+    "WorkspaceSpec",
+    "WorkspaceUse",
+    "replace_surrogates",
+    "with_id",
+]
 
 
 class ModelToolCall(Part):
@@ -268,6 +141,7 @@ class DelegateEnded(Event):
     """
 
     kind: Literal["conversation.delegate_ended"] = "conversation.delegate_ended"
+    sentence_template: ClassVar[str] = "Delegate {conversation_id} has ended: {agent_state}"
     source: EventSource = EventSource.AGENT
     delegate_id: int
     conversation_id: str
@@ -280,11 +154,6 @@ class DelegateEnded(Event):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     models: tuple[ModelUsage, ...] = ()
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"Delegate {self.conversation_id} has ended: {self.agent_state}"
 
 
 class ModelReply(Event):
@@ -329,6 +198,7 @@ class ModelSwitched(Event):
     """
 
     kind: Literal["model.switched"] = "model.switched"
+    is_shown_to_people: ClassVar[bool] = True
     model: str
     reason: str = ""
 
@@ -350,6 +220,7 @@ class ModelCallFailed(Event):
     """
 
     kind: Literal["model.failed"] = "model.failed"
+    is_shown_to_people: ClassVar[bool] = True
     code: str
     content: str = ""
     last_error: str = ""
@@ -361,6 +232,11 @@ class ModelCallFailed(Event):
         """One line for a person."""
         again = f"; attempt {self.attempt + 1} follows" if self.retry_at else ""
         return f"The model call failed ({self.code}): {self.content[:300]}{again}"
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.sentence, "red", "! "),)
 
 
 class ModelCallDeferred(Event):
@@ -388,13 +264,4 @@ class ModelCallAdmitted(Event):
     """The wait before a model call is over."""
 
     kind: Literal["model.admitted"] = "model.admitted"
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return "The model call may be made"
-
-
-def with_id(event: EventT, event_id: int) -> EventT:
-    """Return the event under the id the log gave it."""
-    return event.model_copy(update={"id": event_id})
+    sentence_template: ClassVar[str] = "The model call may be made"

@@ -5,11 +5,50 @@ Two ways lead to a file: lines of it as they are, by number, and the string-repl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import Observation
+from broker.contract.events import Action, Observation, WorkspaceUse
+from broker.contract.paragraphs import Paragraph
+from broker.contract.tool_arguments import RISK, refuse_unknown, required_text, risk_in
+from broker.contract.tool_schemas import SECURITY_RISK
+from broker.contract.tool_specs import OutcomePolicy, ToolSpec
+
+EDITOR_ARGUMENTS = frozenset({"file_text", "old_str", "new_str", "insert_line"})
+
+STR_REPLACE_EDITOR = ToolSpec(
+    name="str_replace_editor",
+    description=(
+        "View, create and edit text files. `view` shows a file with line numbers, or a directory two levels deep. "
+        "`create` makes a new file and refuses if there is one. `str_replace` replaces `old_str`, which must occur "
+        "exactly once, white space included, by `new_str`. `insert` puts `new_str` after line `insert_line`. "
+        "`undo_edit` takes the last edit of the file back. Long output is cut."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "command": {
+                "type": "string",
+                "enum": ["view", "create", "str_replace", "insert", "undo_edit"],
+                "description": "What to do.",
+            },
+            "path": {"type": "string", "description": "Absolute path of the file or directory."},
+            "file_text": {"type": "string", "description": "For `create`: the content of the new file."},
+            "old_str": {"type": "string", "description": "For `str_replace`: the text to replace."},
+            "new_str": {"type": "string", "description": "For `str_replace` and `insert`: the new text."},
+            "insert_line": {"type": "integer", "description": "For `insert`: the line after which to insert; 0: top."},
+            "view_range": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "description": "For `view` of a file: first and last line, from 1; -1 as last: to the end.",
+            },
+            "security_risk": SECURITY_RISK,
+        },
+        "required": ["command", "path", "security_risk"],
+    },
+)
 
 
 class FileReadSource(StrEnum):
@@ -36,16 +75,13 @@ class FileReadAction(RiskyAction):
     """
 
     kind: Literal["action.read"] = "action.read"
+    outcome: ClassVar[OutcomePolicy] = OutcomePolicy.IDEMPOTENT
+    sentence_template: ClassVar[str] = "Reading {path}"
     path: str
     start: int = 0
     end: int = -1
     impl_source: FileReadSource = FileReadSource.DEFAULT
     view_range: tuple[int, ...] | None = None
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"Reading {self.path}"
 
 
 class FileWriteAction(RiskyAction):
@@ -57,21 +93,25 @@ class FileWriteAction(RiskyAction):
     """
 
     kind: Literal["action.write"] = "action.write"
+    sentence_template: ClassVar[str] = "Writing {path}"
     path: str
     content: str
     start: int = 0
     end: int = -1
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"Writing {self.path}"
+    def asked(self) -> tuple[Paragraph, ...]:
+        """See `Action.asked`."""
+        where = "" if (self.start, self.end) == (0, -1) else f", lines [{self.start}, {self.end})"
+        return (Paragraph(self.sentence + where, "cyan", "  "), Paragraph(self.content, "green", "  + "))
 
 
 class FileEditAction(RiskyAction):
     """Edit a file with a command of the string-replace editor, or by a draft."""
 
     kind: Literal["action.edit"] = "action.edit"
+    tool_spec: ClassVar[ToolSpec] = STR_REPLACE_EDITOR
+    enabled_by: ClassVar[str] = "enable_editor"
     path: str
     command: str = ""
     file_text: str | None = None
@@ -88,37 +128,77 @@ class FileEditAction(RiskyAction):
         """One line for a person."""
         return f"Editing {self.path} ({self.command or 'draft'})"
 
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`; the command `view` reads."""
+        tool = STR_REPLACE_EDITOR.name
+        command = required_text(arguments, "command", tool)
+        path = required_text(arguments, "path", tool)
+        if command == "view":
+            return FileReadAction(
+                path=path,
+                impl_source=FileReadSource.OH_ACI,
+                view_range=arguments.get("view_range"),
+                security_risk=risk_in(arguments),
+            )
+        refuse_unknown(arguments, sorted(EDITOR_ARGUMENTS | {"command", "path", "view_range", RISK}), tool)
+        return cls(
+            path=path,
+            command=command,
+            impl_source=FileEditSource.OH_ACI,
+            security_risk=risk_in(arguments),
+            **{name: arguments[name] for name in EDITOR_ARGUMENTS & set(arguments)},
+        )
+
+    @property
+    def asked(self) -> tuple[Paragraph, ...]:
+        """See `Action.asked`."""
+        where = "" if self.insert_line is None else f", after line {self.insert_line}"
+        return (
+            Paragraph(self.sentence + where, "cyan", "  "),
+            Paragraph(self.old_str or "", "red", "  - "),
+            Paragraph(self.file_text or self.new_str or self.content, "green", "  + "),
+        )
+
 
 class FileReadObservation(Observation):
     """The content of a file."""
 
     kind: Literal["observation.read"] = "observation.read"
+    is_cut: ClassVar[bool] = False
+    workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.READ
+    sentence_template: ClassVar[str] = "I read the file {path}."
     path: str
     impl_source: FileReadSource = FileReadSource.DEFAULT
     image_urls: tuple[str, ...] | None = None
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"I read the file {self.path}."
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        count = len(self.content.splitlines())
+        return (Paragraph(f"{count} line{'' if count == 1 else 's'}", "dim", "  "),)
 
 
 class FileWriteObservation(Observation):
     """A file was written."""
 
     kind: Literal["observation.write"] = "observation.write"
+    workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
+    sentence_template: ClassVar[str] = "I wrote the file {path}."
     path: str
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"I wrote the file {self.path}."
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        return ""
 
 
 class FileEditObservation(Observation):
     """A file was edited, or could not be; the content says which."""
 
     kind: Literal["observation.edit"] = "observation.edit"
+    workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
+    sentence_template: ClassVar[str] = "I edited the file {path}."
     path: str = ""
     prev_exist: bool = False
     old_content: str | None = None
@@ -127,6 +207,13 @@ class FileEditObservation(Observation):
     diff: str | None = None
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"I edited the file {self.path}."
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        if self.content or self.diff is None:
+            return self.content
+        return f"[The file {self.path} was {'edited' if self.prev_exist else 'created'}.]\n{self.diff}"
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.diff or self.content, "dim", "  "),)

@@ -9,17 +9,19 @@ conversation that recalled it, whatever becomes of the notebook.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from broker.contract.events import Action, EventSource, Observation, Part
 from broker.contract.skills import trigger_in
 from broker.contract.specs import MemorySpec
+from broker.contract.tool_arguments import ToolCallError, optional_text, required_text
+from broker.contract.tool_specs import ToolSpec
 
 MAX_NOTES = 200
 MAX_NOTE_CHARS = 1_000
@@ -28,6 +30,34 @@ MAX_KEYWORD_CHARS = 64
 MAX_RECALLED_CHARS = 12_000
 """Of the notes without keywords, which are recalled at the beginning of every conversation."""
 ID_CHARS = 8
+
+NOTE = ToolSpec(
+    name="note",
+    description=(
+        "Keep notes for later conversations with this person about this project. `write` adds a note, or replaces the "
+        "one whose id you give; `forget` removes one; `list` shows all. Write down what will still be true and useful "
+        "another time: what the person prefers, how the project is built and tested, what turned out not to work. "
+        "Leave out what the files say, what only matters now, and every secret. Replace or forget what is out of date."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "command": {"type": "string", "enum": ["write", "forget", "list"], "description": "What to do."},
+            "text": {
+                "type": "string",
+                "description": f"For `write`: the note, one fact or rule, at most {MAX_NOTE_CHARS} characters.",
+            },
+            "keywords": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "For `write`: the note is recalled when a message mentions one of these words. Without "
+                "keywords it is recalled at the beginning of every conversation.",
+            },
+            "id": {"type": "string", "description": "For `forget`, or to replace a note: its id."},
+        },
+        "required": ["command"],
+    },
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,6 +94,9 @@ class NoteAction(Action):
     """Write a note, forget one, or list all."""
 
     kind: Literal["action.note"] = "action.note"
+    is_decided: ClassVar[bool] = True
+    tool_spec: ClassVar[ToolSpec] = NOTE
+    enabled_by: ClassVar[str] = "memory"
     source: EventSource = EventSource.AGENT
     command: Literal["write", "forget", "list"] = "list"
     text: str = ""
@@ -80,9 +113,29 @@ class NoteAction(Action):
                 return f"Forgetting the note {self.note_id}"
         return "Looking through the notes"
 
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`."""
+        command = required_text(arguments, "command", NOTE.name)
+        note_id = optional_text(arguments, "id", NOTE.name, "").strip()[:64]
+        if command == "list":
+            return cls(command="list")
+        if command == "forget":
+            if not note_id:
+                raise ToolCallError('Missing required argument "id" for "forget" command in tool call note')
+            return cls(command="forget", note_id=note_id)
+        if command != "write":
+            raise ToolCallError(
+                f"Unknown command {command[:100]!r} in tool call note. Use `write`, `forget` or `list`."
+            )
+        text = required_text(arguments, "text", NOTE.name).strip()
+        if not text or len(text) > MAX_NOTE_CHARS:
+            raise ToolCallError(f"A note has 1 to {MAX_NOTE_CHARS} characters, not {len(text)}. Write it shorter.")
+        return cls(command="write", text=text, keywords=_keywords(arguments.get("keywords")), note_id=note_id)
+
 
 class NoteObservation(Observation):
-    """What came of it; the content is for the model.
+    """The answer to a `NoteAction`; the content is for the model.
 
     Attributes:
         written: the note that is in the notebook now.
@@ -132,3 +185,13 @@ def listed(notes: Iterable[Note]) -> str:
         words = f" [when {', '.join(note.keywords)} is mentioned]" if note.keywords else ""
         lines.append(f"- {note.id}{day}{words}: {note.text}")
     return "\n".join(lines)
+
+
+def _keywords(given: Any) -> tuple[str, ...]:
+    words = [given] if isinstance(given, str) else given or []
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ToolCallError("Invalid format for 'keywords' in tool call note: use a list of words.")
+    found = tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
+    if len(found) > MAX_KEYWORDS or any(len(word) > MAX_KEYWORD_CHARS for word in found):
+        raise ToolCallError(f"A note may have {MAX_KEYWORDS} keywords of {MAX_KEYWORD_CHARS} characters.")
+    return found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from broker.contract.actions import RecallType, TaskItem
 from broker.contract.agent_state import AgentState
-from broker.contract.events import JsonObject, Observation, Part
-from broker.contract.notes import Note
+from broker.contract.events import JsonObject, Observation, Part, WorkspaceUse
+from broker.contract.paragraphs import Paragraph
 
 MAX_COMMAND_OUTPUT_CHARS = 30_000
 TRUNCATION_MARKER = "\n[... Observation truncated due to length ...]\n"
@@ -27,30 +26,58 @@ class NullObservation(Observation):
     """Nothing to report."""
 
     kind: Literal["observation.null"] = "observation.null"
+    is_decided: ClassVar[bool] = True
+    is_shown_to_model: ClassVar[bool] = False
+    is_shown_to_people: ClassVar[bool] = False
+    counts_for_loops: ClassVar[bool] = False
+
+    @property
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        return ""
 
 
 class SuccessObservation(Observation):
     """It worked, and there is nothing else to say."""
 
     kind: Literal["observation.success"] = "observation.success"
+    is_decided: ClassVar[bool] = True
+
+    @property
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        return ""
 
 
 class ErrorObservation(Observation):
     """It did not work; the text is for the model."""
 
     kind: Literal["observation.error"] = "observation.error"
+    is_decided: ClassVar[bool] = True
+    sentence_template: ClassVar[str] = "{content}"
     error_id: str = ""
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return self.content
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        return f"{self.content}\n[Error occurred in processing last action]"
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.content, "red", "  ! "),)
 
 
 class UserRejectObservation(Observation):
     """A person refused the action."""
 
     kind: Literal["observation.user_rejected"] = "observation.user_rejected"
+    is_decided: ClassVar[bool] = True
+
+    @property
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        return f"OBSERVATION:\n{self.content}\n[Last action has been rejected by the user]"
 
 
 class AgentThinkObservation(Observation):
@@ -74,6 +101,7 @@ class FinishRefusedObservation(Observation):
     """
 
     kind: Literal["observation.finish_refused"] = "observation.finish_refused"
+    is_decided: ClassVar[bool] = True
     reason: Literal["", "output", "hook"] = ""
 
 
@@ -85,6 +113,7 @@ class FinishVerdictObservation(Observation):
     """
 
     kind: Literal["observation.finish_verdict"] = "observation.finish_verdict"
+    is_decided: ClassVar[bool] = True
     is_accepted: bool
     finish_id: int = 0
 
@@ -92,6 +121,16 @@ class FinishVerdictObservation(Observation):
     def sentence(self) -> str:
         """One line for a person."""
         return f"The critic {'accepts' if self.is_accepted else 'refuses'} the finish. {self.content}".strip()
+
+    @property
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        return "" if self.is_accepted else f"Your finish was judged:\n{self.content}"
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.sentence, "green" if self.is_accepted else "red", "  "),)
 
 
 class LoopDetectionObservation(Observation):
@@ -103,6 +142,7 @@ class LoopDetectionObservation(Observation):
     """
 
     kind: Literal["observation.loop_detection"] = "observation.loop_detection"
+    is_decided: ClassVar[bool] = True
     advice: str = ""
     is_over: bool = False
 
@@ -110,6 +150,16 @@ class LoopDetectionObservation(Observation):
     def sentence(self) -> str:
         """One line for a person."""
         return self.content.partition("\n")[0]
+
+    @property
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        return self.advice
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.content, "red", "  ! "),)
 
 
 class CmdOutputMetadata(Part):
@@ -129,6 +179,7 @@ class CmdOutputObservation(Observation):
     """The output of a command, cut to 30,000 characters unless hidden."""
 
     kind: Literal["observation.run"] = "observation.run"
+    workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
     command: str
     metadata: CmdOutputMetadata = CmdOutputMetadata()
     hidden: bool = False
@@ -148,7 +199,7 @@ class CmdOutputObservation(Observation):
 
     @property
     def agent_text(self) -> str:
-        """The text a model sees."""
+        """See `Observation.agent_text`."""
         meta = self.metadata
         text = f"{meta.prefix}{self.content}{meta.suffix}"
         if meta.working_dir:
@@ -164,41 +215,11 @@ class CmdOutputObservation(Observation):
         """One line for a person."""
         return f"Command `{self.command}` executed with exit code {self.exit_code}."
 
-
-class IPythonRunCellObservation(Observation):
-    """The output of a cell."""
-
-    kind: Literal["observation.run_ipython"] = "observation.run_ipython"
-    code: str
-    image_urls: tuple[str, ...] | None = None
-
-
-class BrowserOutputObservation(Observation):
-    """What the browser shows."""
-
-    kind: Literal["observation.browse"] = "observation.browse"
-    url: str
-    trigger_by_action: str
-    screenshot: str = ""
-    screenshot_path: str | None = None
-    set_of_marks: str = ""
-    error: bool = False
-    goal_image_urls: tuple[str, ...] = ()
-    open_pages_urls: tuple[str, ...] = ()
-    active_page_index: int = -1
-    dom_object: JsonObject = Field(default_factory=dict)
-    axtree_object: JsonObject = Field(default_factory=dict)
-    extra_element_properties: JsonObject = Field(default_factory=dict)
-    last_browser_action: str = ""
-    last_browser_action_error: str = ""
-    focused_element_bid: str = ""
-    filter_visible_only: bool = False
-
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        failure = f" ({self.last_browser_action_error})" if self.error else ""
-        return f"The browser shows {self.url}{failure}"
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        failed = "" if self.exit_code in (0, -1) else f"exit code {self.exit_code}"
+        return (Paragraph(self.content, "dim", "  "), Paragraph(failed, "red", "  "))
 
 
 class AgentDelegateObservation(Observation):
@@ -210,14 +231,16 @@ class AgentDelegateObservation(Observation):
     """
 
     kind: Literal["observation.delegate"] = "observation.delegate"
+    is_decided: ClassVar[bool] = True
+    sentence_template: ClassVar[str] = "{content}"
     outputs: JsonObject = Field(default_factory=dict)
     delegate_id: int | None = None
     conversation_id: str = ""
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return self.content
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        return str(self.outputs.get("content") or self.content)
 
 
 class AgentStateChangedObservation(Observation):
@@ -230,6 +253,9 @@ class AgentStateChangedObservation(Observation):
     """
 
     kind: Literal["observation.agent_state_changed"] = "observation.agent_state_changed"
+    is_decided: ClassVar[bool] = True
+    is_shown_to_model: ClassVar[bool] = False
+    counts_for_loops: ClassVar[bool] = False
     agent_state: AgentState
     reason: str = ""
     code: str = ""
@@ -240,38 +266,19 @@ class AgentStateChangedObservation(Observation):
         """One line for a person."""
         return f"Agent state: {self.agent_state}" + (f" ({self.reason})" if self.reason else "")
 
+    @property
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        return ""
 
-class MicroagentKnowledge(Part):
-    """A piece of knowledge and the word that called it up."""
-
-    name: str
-    trigger: str
-    content: str
-
-
-class RecallObservation(Observation):
-    """What a recall found.
-
-    Attributes:
-        notes: of earlier conversations.
-        unreadable_skills: the files of the workspace that are no skills though they should be, each with the reason.
-    """
-
-    kind: Literal["observation.recall"] = "observation.recall"
-    recall_type: RecallType
-    repo_name: str = ""
-    repo_directory: str = ""
-    repo_branch: str = ""
-    repo_instructions: str = ""
-    runtime_hosts: dict[str, int] = Field(default_factory=dict)
-    additional_agent_instructions: str = ""
-    date: str = ""
-    custom_secrets_descriptions: dict[str, str] = Field(default_factory=dict)
-    conversation_instructions: str = ""
-    working_dir: str = ""
-    microagent_knowledge: tuple[MicroagentKnowledge, ...] = ()
-    notes: tuple[Note, ...] | None = None
-    unreadable_skills: tuple[str, ...] | None = None
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`; the states of a run that goes well need no word."""
+        if self.agent_state is AgentState.ERROR:
+            return (Paragraph(self.reason or "The agent stopped with an error.", "red", "! "),)
+        if self.agent_state in (AgentState.RUNNING, AgentState.FINISHED, AgentState.REJECTED):
+            return ()
+        return (Paragraph(f"({self.agent_state.value.replace('_', ' ')})", "dim"),)
 
 
 class SurveyObservation(Observation):
@@ -283,6 +290,8 @@ class SurveyObservation(Observation):
     """
 
     kind: Literal["observation.survey"] = "observation.survey"
+    is_shown_to_model: ClassVar[bool] = False
+    is_shown_to_people: ClassVar[bool] = False
     is_complete: bool = False
 
     @property
@@ -308,34 +317,10 @@ class ToolCallObservation(Observation):
     """
 
     kind: Literal["observation.call_tool"] = "observation.call_tool"
+    sentence_template: ClassVar[str] = "{name} answered."
     name: str
     outputs: JsonObject = Field(default_factory=dict)
     image_urls: tuple[str, ...] | None = None
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"{self.name} answered."
-
-
-class FileDownloadObservation(Observation):
-    """A file the browser downloaded."""
-
-    kind: Literal["observation.download"] = "observation.download"
-    file_path: str
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"Downloaded to {self.file_path}"
-
-
-class TaskTrackingObservation(Observation):
-    """The agent's task list."""
-
-    kind: Literal["observation.task_tracking"] = "observation.task_tracking"
-    command: str
-    task_list: tuple[TaskItem, ...] = ()
 
 
 class EventsLostObservation(Observation):
@@ -348,22 +333,19 @@ class EventsLostObservation(Observation):
     """
 
     kind: Literal["observation.events_lost"] = "observation.events_lost"
+    sentence_template: ClassVar[str] = "{content}"
     last_id: int
     known_id: int
     noticed_by: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return self.content
 
 
 class OutcomeUnknownObservation(Observation):
     """The worker that ran the action died, and nobody can say whether its effect took place."""
 
     kind: Literal["observation.outcome_unknown"] = "observation.outcome_unknown"
+    sentence_template: ClassVar[str] = "{content}"
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return self.content
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.content, "red", "  ! "),)

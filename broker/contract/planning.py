@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import Observation
+from broker.contract.events import Action, Observation
+from broker.contract.paragraphs import Paragraph
+from broker.contract.tool_arguments import required_text
+from broker.contract.tool_specs import ToolSpec
+
+MAX_SHOWN_LINES = 1_000
+
+PROPOSE_PLAN = ToolSpec(
+    name="propose_plan",
+    description=(
+        "Propose the plan, when you have looked at all that it touches. Once it is accepted it is carried out as it "
+        "stands, so it has to be complete."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {"plan": {"type": "string", "description": "The whole plan, in Markdown."}},
+        "required": ["plan"],
+    },
+)
 
 
 class PlanAction(RiskyAction):
@@ -16,21 +35,25 @@ class PlanAction(RiskyAction):
     """
 
     kind: Literal["action.plan"] = "action.plan"
+    sentence_template: ClassVar[str] = "The plan:\n{plan}"
+    tool_spec: ClassVar[ToolSpec] = PROPOSE_PLAN
     plan: str
 
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`."""
+        return cls(plan=required_text(arguments, "plan", PROPOSE_PLAN.name))
+
     @property
-    def sentence(self) -> str:
-        """What a person is asked about: the whole of it."""
-        return f"The plan:\n{self.plan}"
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`; a plan is shown whole, because a person is asked about it."""
+        return (Paragraph(self.thought), Paragraph(self.sentence, max_lines=MAX_SHOWN_LINES))
 
 
 class PlanAcceptedObservation(Observation):
     """A plan is accepted: from here on the agent that carries it out goes on with the conversation."""
 
     kind: Literal["observation.plan_accepted"] = "observation.plan_accepted"
+    is_decided: ClassVar[bool] = True
+    sentence_template: ClassVar[str] = "The plan is accepted; {agent} carries it out."
     agent: str
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"The plan is accepted; {self.agent} carries it out."

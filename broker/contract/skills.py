@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from broker.contract.events import replace_surrogates
 from broker.contract.front_matter import read_front_matter
+from broker.contract.plain_json import replace_surrogates
 from broker.contract.specs import Skill
 
 SKILL_FOLDERS = (".openhands/microagents", ".openhands/skills")

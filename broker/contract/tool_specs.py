@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+if TYPE_CHECKING:
+    from broker.contract.kinds import Action
 
 MAX_DESCRIPTION_CHARS = 8_000
 MAX_SCHEMA_CHARS = 14_000
@@ -39,11 +43,14 @@ class ToolSpec:
         name: as in the model's tool calls.
         description: for the model.
         parameters: JSON Schema of the arguments, an object.
+        convert: what a call with these arguments asks for, as an action; it may raise `ToolCallError` or pydantic's
+            `ValidationError`. None: the tool leads to no action.
     """
 
     name: str
     description: str
     parameters: dict[str, Any]
+    convert: Callable[[Mapping[str, Any]], Action] | None = field(default=None, compare=False, repr=False)
 
 
 class ToolOffer(BaseModel):
@@ -85,23 +92,6 @@ class ToolOffer(BaseModel):
     def spec(self) -> ToolSpec:
         """The tool as the model sees it."""
         return ToolSpec(self.name, self.description, self.parameters)
-
-
-ACTION_OUTCOMES: dict[str, OutcomePolicy] = {
-    "action.read": OutcomePolicy.IDEMPOTENT,
-    "action.survey": OutcomePolicy.IDEMPOTENT,
-    "action.search_code": OutcomePolicy.IDEMPOTENT,
-    "action.open_workspace": OutcomePolicy.IDEMPOTENT,
-    "action.run": OutcomePolicy.AT_MOST_ONCE,
-    "action.edit": OutcomePolicy.AT_MOST_ONCE,
-    "action.write": OutcomePolicy.AT_MOST_ONCE,
-}
-"""Outcome policy per runnable action kind; kinds not named here are `at_most_once`."""
-
-
-def outcome_policy(kind: str) -> OutcomePolicy:
-    """Return the policy of a runnable action kind."""
-    return ACTION_OUTCOMES.get(kind, OutcomePolicy.AT_MOST_ONCE)
 
 
 def _canonical(value: Any) -> str:

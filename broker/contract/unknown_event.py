@@ -7,11 +7,13 @@ Does not: take part in a conversation: a worker that meets such an event leaves 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from broker.contract import codec
 from broker.contract.events import Event, JsonObject
+from broker.contract.paragraphs import Paragraph
 from broker.runtime.errors import StoreTooNew, UnknownKind
 
 _TIME: TypeAdapter[datetime] = TypeAdapter(datetime)
@@ -19,6 +21,8 @@ _TIME: TypeAdapter[datetime] = TypeAdapter(datetime)
 
 class UnknownEvent(Event):
     """An event of a kind or a schema that this version does not know; `fields` is its wire form."""
+
+    is_shown_to_people: ClassVar[bool] = True
 
     fields: JsonObject
 
@@ -30,6 +34,11 @@ class UnknownEvent(Event):
     def sentence(self) -> str:
         """One line for a person."""
         return f"An event of the kind {self.kind}, which this version of Deckhands does not know."
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(f"[{self.id}] {self.sentence}", "dim"),)
 
 
 def decode_any(entry: bytes, event_id: int) -> Event:

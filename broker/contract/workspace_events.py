@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from broker.contract.events import Action, Observation
+from broker.contract.paragraphs import Paragraph
+from broker.contract.tool_specs import OutcomePolicy
 
 
 class OpenWorkspaceAction(Action):
     """Put into the workspace what it is to begin with, see `WorkspaceSpec.source`."""
 
     kind: Literal["action.open_workspace"] = "action.open_workspace"
+    sentence_template: ClassVar[str] = "Opening the workspace"
     runnable: ClassVar[bool] = True
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return "Opening the workspace"
+    outcome: ClassVar[OutcomePolicy] = OutcomePolicy.IDEMPOTENT
+    is_decided: ClassVar[bool] = True
+    is_shown_to_model: ClassVar[bool] = False
 
 
 class WorkspaceOpenedObservation(Observation):
@@ -29,14 +30,11 @@ class WorkspaceOpenedObservation(Observation):
     """
 
     kind: Literal["observation.workspace_opened"] = "observation.workspace_opened"
+    is_shown_to_model: ClassVar[bool] = False
+    sentence_template: ClassVar[str] = "{content}"
     commit: str = ""
     files: int = 0
     size_bytes: int = 0
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return self.content
 
 
 class WorkspaceFailedObservation(Observation):
@@ -47,9 +45,11 @@ class WorkspaceFailedObservation(Observation):
     """
 
     kind: Literal["observation.workspace_failed"] = "observation.workspace_failed"
+    is_shown_to_model: ClassVar[bool] = False
+    sentence_template: ClassVar[str] = "{content}"
     code: str = ""
 
     @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return self.content
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.content, "red", "  ! "),)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from broker.contract.actions import TaskItem
 from broker.contract.events import Event, ModelReply, WorkspaceSpec
+from broker.contract.task_list import TaskItem
 from broker.contract.tool_specs import ToolSpec
 
 

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from broker.contract.actions import (
-    AgentFinishAction,
-    AgentRejectAction,
-    BrowseInteractiveAction,
-    MessageAction,
-    TaskItem,
-)
+from broker.contract.actions import AgentDelegateAction, AgentFinishAction, AgentRejectAction, MessageAction
+from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.contract.task_list import TaskItem
+from broker.contract.tool_arguments import required_text
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.prompt import rendered
@@ -36,6 +34,28 @@ MAX_ACTION_CHARS = 200_000
 
 _LANGUAGE = re.compile(r"^(?:python|py|text|plaintext)?[ \t]*\n", re.IGNORECASE)
 _SPOKEN = re.compile(rf"\b({'|'.join(SPOKEN)})\(\s*(?:text=|reason=)?(.*)\)\s*$", re.DOTALL)
+
+
+def _delegate(arguments: Mapping[str, Any]) -> AgentDelegateAction:
+    task = required_text(arguments, "task", "delegate_to_browsing_agent")
+    return AgentDelegateAction(agent="BrowsingAgent", inputs={**arguments, "task": task})
+
+
+DELEGATE_TO_BROWSING_AGENT = ToolSpec(
+    name="delegate_to_browsing_agent",
+    description=(
+        "Hand a task to an agent that acts in a web browser, and get its answer. It has a browser of its own and sees "
+        "nothing of this conversation: the task must say everything it needs, addresses included."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "task": {"type": "string", "description": "What is to be done or found out, in plain words."},
+        },
+        "required": ["task"],
+    },
+    convert=_delegate,
+)
 
 
 class BrowsingAgent:
@@ -64,8 +84,7 @@ class BrowsingAgent:
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """See `Agent.events_of`."""
         if reply.tool_calls:
-            names = frozenset(tool.name for tool in self.tools)
-            return events_of_reply(reply, names, task_list=task_list, hands_in=True)
+            return events_of_reply(reply, self.tools, task_list)
         thought, action = _divided(reply.content)
         if not action:
             return _said(reply.content.strip())

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction, TaskItem
+from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction
 from broker.contract.events import Action, AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
 from broker.contract.file_events import FileReadAction, FileWriteAction
+from broker.contract.task_list import TaskItem
 from broker.contract.tool_specs import ToolSpec
 
 STEPS: Sequence[Action] = (

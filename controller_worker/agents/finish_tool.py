@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from broker.contract.actions import AgentFinishAction
 from broker.contract.specs import OutputSpec
+from broker.contract.tool_arguments import ToolCallError, json_in
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.agents.tool_schemas import FINISH
 
 ARGUMENT = "output"
 _SHARED = ("$defs", "definitions")
@@ -19,21 +20,36 @@ _SHARED = ("$defs", "definitions")
 
 def finish_tool(output: OutputSpec | None) -> ToolSpec:
     """Return the tool with which an agent finishes, with the output that it has to hand in."""
+    tool = AgentFinishAction.tool_spec
     if output is None:
-        return FINISH
-    parameters, schema = FINISH.parameters, output.json_schema
+        return tool
+    parameters, schema = tool.parameters, output.json_schema
     shared = {name: _moved(schema[name]) for name in _SHARED if name in schema}
     own = {name: _moved(part) for name, part in schema.items() if name not in (*_SHARED, "$schema", "$id")}
     return replace(
-        FINISH,
-        description=f"{FINISH.description} The task asks for an output of a certain form: hand it in as `{ARGUMENT}`.",
+        tool,
+        description=f"{tool.description} The task asks for an output of a certain form: hand it in as `{ARGUMENT}`.",
         parameters={
             **parameters,
             "properties": {**parameters["properties"], ARGUMENT: own},
             "required": [*parameters["required"], ARGUMENT],
             **shared,
         },
+        convert=_finish_with_output,
     )
+
+
+def _finish_with_output(arguments: Mapping[str, Any]) -> AgentFinishAction:
+    output = arguments.get(ARGUMENT, {})  # whether it may be empty its schema says
+    if isinstance(output, str):  # many models write an object as its text
+        try:
+            output = json_in(output)
+        except (ValueError, RecursionError) as error:
+            raise ToolCallError(f"The output of finish must be a JSON object: {error}.") from error
+    if not isinstance(output, dict):
+        raise ToolCallError(f"The output of finish must be a JSON object, not {type(output).__name__}.")
+    message = arguments.get("message")
+    return AgentFinishAction(final_thought=message if isinstance(message, str) else "", outputs=output)
 
 
 def _moved(schema: Any) -> Any:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from broker.contract.actions import TaskItem
+from broker.contract.actions import AgentFinishAction, AgentThinkAction
+from broker.contract.code_search import EXPLORE_TREE_STRUCTURE, GET_ENTITY_CONTENTS, SEARCH_CODE_SNIPPETS
 from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
+from broker.contract.task_list import TaskItem
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.finish_tool import finish_tool
-from controller_worker.agents.locating import EXPLORE_TREE_STRUCTURE, GET_ENTITY_CONTENTS, SEARCH_CODE_SNIPPETS
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.searching import GLOB, GREP, VIEW
 from controller_worker.agents.tool_calls import events_of_reply
-from controller_worker.agents.tool_schemas import FINISH, THINK
 
 
 class LookingAgent:
@@ -27,8 +27,9 @@ class LookingAgent:
 
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec
-        self._tools = tuple(finish_tool(spec.output) if tool is FINISH else tool for tool in self.own_tools)
-        self._tool_names = frozenset(tool.name for tool in self._tools)
+        self._tools = tuple(
+            finish_tool(spec.output) if tool is AgentFinishAction.tool_spec else tool for tool in self.own_tools
+        )
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
@@ -43,7 +44,7 @@ class LookingAgent:
 
     def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
         """See `Agent.events_of`."""
-        return events_of_reply(reply, self._tool_names, task_list=task_list, hands_in=self._spec.output is not None)
+        return events_of_reply(reply, self._tools, task_list)
 
     def _prompt_values(self) -> dict[str, Any]:
         """Return what the prompt names besides workspace and suffix."""
@@ -54,11 +55,11 @@ class ReadOnlyAgent(LookingAgent):
     """The agent that only reads."""
 
     prompt = "readonly.j2"
-    own_tools = (THINK, FINISH, GREP, GLOB, VIEW)
+    own_tools = (AgentThinkAction.tool_spec, AgentFinishAction.tool_spec, GREP, GLOB, VIEW)
 
 
 class LocAgent(LookingAgent):
     """The agent that locates."""
 
     prompt = "loc.j2"
-    own_tools = (FINISH, SEARCH_CODE_SNIPPETS, GET_ENTITY_CONTENTS, EXPLORE_TREE_STRUCTURE)
+    own_tools = (AgentFinishAction.tool_spec, SEARCH_CODE_SNIPPETS, GET_ENTITY_CONTENTS, EXPLORE_TREE_STRUCTURE)

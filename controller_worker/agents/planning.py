@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from broker.contract.actions import TaskItem
+from broker.contract.actions import AgentThinkAction
 from broker.contract.events import AgentSpec, ConfirmationStatus, Event, ModelReply
 from broker.contract.planning import PlanAction
 from broker.contract.specs import PlanSpec
+from broker.contract.task_list import TaskItem, TaskTrackingAction
 from controller_worker.agents.looking import LookingAgent
 from controller_worker.agents.searching import GLOB, GREP, VIEW
-from controller_worker.agents.task_list import TASK_TRACKER
-from controller_worker.agents.tool_schemas import PROPOSE_PLAN, THINK
 
 
 class PlanningAgent(LookingAgent):
     """The agent that plans; the output of the task, if there is one, is for the other agent to hand in."""
 
     prompt = "planning.j2"
-    own_tools = (THINK, GREP, GLOB, VIEW, TASK_TRACKER, PROPOSE_PLAN)
+    own_tools = (AgentThinkAction.tool_spec, GREP, GLOB, VIEW, TaskTrackingAction.tool_spec, PlanAction.tool_spec)
 
     def __init__(self, spec: AgentSpec) -> None:
         super().__init__(spec)

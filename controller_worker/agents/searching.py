@@ -15,69 +15,18 @@ from typing import Any
 
 from broker.contract.actions import CmdRunAction
 from broker.contract.file_events import FileReadAction, FileReadSource
+from broker.contract.tool_arguments import optional_text, required_text
 from broker.contract.tool_specs import ToolSpec
-from controller_worker.agents.call_arguments import optional_text, required_text
 from controller_worker.agents.path_patterns import extended_regex
 
 MAX_FILES = 100
 
-GREP = ToolSpec(
-    name="grep",
-    description=(
-        "Search the contents of files by a regular expression, without regard to upper and lower case. Returns the "
-        f"paths of files that match, those changed last first, at most {MAX_FILES}. Use `include` to look at some "
-        "files only."
-    ),
-    parameters={
-        "type": "object",
-        "properties": {
-            "pattern": {"type": "string", "description": "The regular expression."},
-            "path": {"type": "string", "description": "The directory to search; the current one if not given."},
-            "include": {"type": "string", "description": "Which files to look at, such as `*.py` or `*.{ts,tsx}`."},
-        },
-        "required": ["pattern"],
-    },
-)
-
-GLOB = ToolSpec(
-    name="glob",
-    description=(
-        "Find files by a pattern of their paths, such as `**/*.py` or `src/*.ts`. Returns the paths, those changed "
-        f"last first, at most {MAX_FILES}."
-    ),
-    parameters={
-        "type": "object",
-        "properties": {
-            "pattern": {"type": "string", "description": "The pattern."},
-            "path": {"type": "string", "description": "The directory to search; the current one if not given."},
-        },
-        "required": ["pattern"],
-    },
-)
-
-VIEW = ToolSpec(
-    name="view",
-    description="Show a file with line numbers, or a directory two levels deep. Long output is cut.",
-    parameters={
-        "type": "object",
-        "properties": {
-            "path": {"type": "string", "description": "Absolute path of the file or directory."},
-            "view_range": {
-                "type": "array",
-                "items": {"type": "integer"},
-                "description": "First and last line of a file, from 1; -1 as last: to the end.",
-            },
-        },
-        "required": ["path"],
-    },
-)
-
 
 def grep_action(arguments: Mapping[str, Any]) -> CmdRunAction:
     """Return the command of a search for content."""
-    pattern = shlex.quote(required_text(arguments, "pattern", GREP.name))
-    path = optional_text(arguments, "path", GREP.name, ".")
-    include = _below(path, optional_text(arguments, "include", GREP.name, ""))
+    pattern = shlex.quote(required_text(arguments, "pattern", "grep"))
+    path = optional_text(arguments, "path", "grep", ".")
+    include = _below(path, optional_text(arguments, "include", "grep", ""))
     only = f" -g {shlex.quote(include)}" if include else ""
     return _search(
         f"rg -li{only} --sortr=modified -e {pattern} -- {shlex.quote(path)}",
@@ -87,8 +36,8 @@ def grep_action(arguments: Mapping[str, Any]) -> CmdRunAction:
 
 def glob_action(arguments: Mapping[str, Any]) -> CmdRunAction:
     """Return the command of a search for files."""
-    path = optional_text(arguments, "path", GLOB.name, ".")
-    pattern = _below(path, required_text(arguments, "pattern", GLOB.name))
+    path = optional_text(arguments, "path", "glob", ".")
+    pattern = _below(path, required_text(arguments, "pattern", "glob"))
     return _search(
         f"rg --files -g {shlex.quote(pattern)} --sortr=modified -- {shlex.quote(path)}",
         f"{_found(path, pattern)} | tr '\\0' '\\n'",
@@ -98,7 +47,7 @@ def glob_action(arguments: Mapping[str, Any]) -> CmdRunAction:
 def view_action(arguments: Mapping[str, Any]) -> FileReadAction:
     """Return the view of a file or directory."""
     return FileReadAction(
-        path=required_text(arguments, "path", VIEW.name),
+        path=required_text(arguments, "path", "view"),
         impl_source=FileReadSource.OH_ACI,
         view_range=arguments.get("view_range"),
     )
@@ -130,3 +79,58 @@ def _search(by_ripgrep: str, otherwise: str) -> CmdRunAction:
     either = f"if command -v rg > /dev/null; then {by_ripgrep}; else {otherwise}; fi"
     # It reads to the end, where `head` would end a search that goes on to write, which would then complain.
     return CmdRunAction(command=f"echo {header}; {{ {either}; }} | sed -n 1,{MAX_FILES}p")
+
+
+GREP = ToolSpec(
+    name="grep",
+    description=(
+        "Search the contents of files by a regular expression, without regard to upper and lower case. Returns the "
+        f"paths of files that match, those changed last first, at most {MAX_FILES}. Use `include` to look at some "
+        "files only."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "pattern": {"type": "string", "description": "The regular expression."},
+            "path": {"type": "string", "description": "The directory to search; the current one if not given."},
+            "include": {"type": "string", "description": "Which files to look at, such as `*.py` or `*.{ts,tsx}`."},
+        },
+        "required": ["pattern"],
+    },
+    convert=grep_action,
+)
+
+GLOB = ToolSpec(
+    name="glob",
+    description=(
+        "Find files by a pattern of their paths, such as `**/*.py` or `src/*.ts`. Returns the paths, those changed "
+        f"last first, at most {MAX_FILES}."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "pattern": {"type": "string", "description": "The pattern."},
+            "path": {"type": "string", "description": "The directory to search; the current one if not given."},
+        },
+        "required": ["pattern"],
+    },
+    convert=glob_action,
+)
+
+VIEW = ToolSpec(
+    name="view",
+    description="Show a file with line numbers, or a directory two levels deep. Long output is cut.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "Absolute path of the file or directory."},
+            "view_range": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "description": "First and last line of a file, from 1; -1 as last: to the end.",
+            },
+        },
+        "required": ["path"],
+    },
+    convert=view_action,
+)

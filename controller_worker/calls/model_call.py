@@ -20,9 +20,8 @@ from broker.contract.events import (
     ModelReply,
     ModelToolCall,
     TokenUsage,
-    plain_json,
-    replace_surrogates,
 )
+from broker.contract.plain_json import plain_json, replace_surrogates
 from broker.runtime.clock import Clock
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.ids import jitter

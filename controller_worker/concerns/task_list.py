@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import TaskItem, TaskTrackingAction
+from broker.contract.task_list import TaskItem, TaskTrackingAction
 from controller_worker.core.concern import Concern
 
 if TYPE_CHECKING:

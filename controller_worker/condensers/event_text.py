@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from broker.contract.actions import MessageAction
 from broker.contract.events import Event, Observation
 from broker.contract.observations import truncate_content
-from controller_worker.memory.observation_text import text_of
 
 _LEFT_OUT = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "blobs", "security_risk"}
 
@@ -18,7 +17,7 @@ def event_text(event: Event) -> str:
     if isinstance(event, MessageAction):
         return f"{name}\n{event.content}"
     if isinstance(event, Observation):
-        return f"{name}\n{text_of(event)}"
+        return f"{name}\n{event.agent_text}"
     fields = event.model_dump(mode="json", exclude_defaults=True, exclude=_LEFT_OUT)
     return "\n".join([name, *(f"{field}: {value}" for field, value in fields.items())])
 

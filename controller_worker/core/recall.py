@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import RecallType
 from broker.contract.notes import Note
-from broker.contract.observations import MicroagentKnowledge, RecallObservation
+from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
 from broker.contract.skills import NO_SKILLS, SkillFiles, trigger_in
 from broker.contract.specs import Skill
 

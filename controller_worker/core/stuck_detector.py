@@ -21,26 +21,12 @@ from hashlib import blake2b, sha256
 from itertools import pairwise
 from typing import Any
 
-from broker.contract.actions import (
-    ChangeAgentStateAction,
-    CondensationAction,
-    CondensationRequestAction,
-    IPythonRunCellAction,
-    LoopRecoveryAction,
-    MessageAction,
-    NullAction,
-)
+from broker.contract.actions import CondensationAction, MessageAction
 from broker.contract.codec import SHORTENED_END_CHARS
 from broker.contract.events import Action, BlobRef, Event, EventSource, Observation
+from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
 from broker.contract.loop_policy import LoopPolicy
-from broker.contract.observations import (
-    AgentCondensationObservation,
-    AgentStateChangedObservation,
-    CmdOutputObservation,
-    ErrorObservation,
-    IPythonRunCellObservation,
-    NullObservation,
-)
+from broker.contract.observations import AgentCondensationObservation, CmdOutputObservation, ErrorObservation
 
 CONDENSATIONS = 10
 LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100
@@ -56,8 +42,6 @@ TRAILER = ("[Jupyter current working directory:", "[Jupyter Python interpreter:"
 
 _JSON = json.JSONEncoder(sort_keys=True)
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
-_NOT_SHOWN = (NullObservation, AgentStateChangedObservation)
-_NOT_COUNTED = (NullAction, ChangeAgentStateAction, LoopRecoveryAction, CondensationRequestAction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +94,7 @@ def trace_of(event: Event, turn_id: int) -> Trace:
 
 def with_action(recent: RecentEvents, action: Action, trace: Trace, policy: LoopPolicy) -> RecentEvents:
     """Take in an action that was done; messages and requests of people, and requests to condense, are none."""
-    if isinstance(action, _NOT_COUNTED) or getattr(action, "hidden", False):
+    if not action.counts_for_loops or getattr(action, "hidden", False):
         return recent
     if isinstance(action, CondensationAction):
         return _with_condensation(recent, trace)
@@ -129,7 +113,7 @@ def with_settled(recent: RecentEvents, trace: Trace, policy: LoopPolicy) -> Rece
 
 def with_observation(recent: RecentEvents, observation: Observation, policy: LoopPolicy) -> RecentEvents:
     """Take in an observation; changes of state and those that say nothing are none."""
-    if isinstance(observation, _NOT_SHOWN) or getattr(observation, "hidden", False):
+    if not observation.counts_for_loops or getattr(observation, "hidden", False):
         return recent
     if isinstance(observation, AgentCondensationObservation):
         return _with_condensation(recent, trace_of(observation, 0))

@@ -21,40 +21,26 @@ from datetime import UTC, datetime
 from typing import Any
 
 from broker.contract.actions import (
-    AgentDelegateAction,
     AgentFinishAction,
-    AgentRejectAction,
-    AgentThinkAction,
     ChangeAgentStateAction,
-    CondensationRequestAction,
     LoopRecoveryAction,
     MessageAction,
-    RecallAction,
     RiskyAction,
-    SurveyAction,
     SystemMessageAction,
-    TaskTrackingAction,
 )
 from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationCreated, Event, EventSource, ModelReply, Observation
-from broker.contract.notes import Note, NoteAction
+from broker.contract.notes import Note
 from broker.contract.observations import (
-    AgentDelegateObservation,
     AgentStateChangedObservation,
-    AgentThinkObservation,
     ErrorObservation,
     FinishRefusedObservation,
-    FinishVerdictObservation,
-    LoopDetectionObservation,
     NullObservation,
-    RecallObservation,
     SuccessObservation,
-    TaskTrackingObservation,
-    UserRejectObservation,
 )
 from broker.contract.planning import PlanAcceptedObservation
+from broker.contract.recall import RecallObservation
 from broker.contract.skills import NO_SKILLS
-from broker.contract.workspace_events import OpenWorkspaceAction
 from broker.log.export import events_from_lines
 from broker.runtime.errors import DeckhandsError, UsageError
 from controller_worker.agents.agent import Agent
@@ -72,33 +58,6 @@ from controller_worker.core.effects import Append, AwaitDelegates, CallModel, Ca
 from controller_worker.core.state import State
 from controller_worker.loop.answering import greeting
 from controller_worker.security.assessment import assessed
-
-DECIDED = (
-    SystemMessageAction,
-    RecallAction,
-    RecallObservation,
-    NullObservation,
-    AgentStateChangedObservation,
-    AgentThinkAction,
-    AgentThinkObservation,
-    AgentDelegateAction,
-    AgentDelegateObservation,
-    SuccessObservation,
-    AgentFinishAction,
-    AgentRejectAction,
-    CondensationRequestAction,
-    TaskTrackingAction,
-    TaskTrackingObservation,
-    LoopDetectionObservation,
-    FinishRefusedObservation,
-    FinishVerdictObservation,
-    PlanAcceptedObservation,
-    RiskyAction,
-    SurveyAction,
-    NoteAction,
-    OpenWorkspaceAction,
-)
-"""Kinds that nobody but the controller writes, whoever they name as their source."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -252,7 +211,7 @@ class Replay:
             return any(pending.id == event.cause for pending in self._state.tools.pending)
         if isinstance(event, MessageAction | ChangeAgentStateAction | LoopRecoveryAction):
             return event.source is not EventSource.AGENT
-        return not isinstance(event, (*DECIDED, ErrorObservation, UserRejectObservation))
+        return not event.is_decided
 
     def _is_start_of_delegate(self, event: Event) -> bool:
         """Say whether an event tells that a delegate was begun, or could not be: the shell has tried it."""

@@ -22,12 +22,8 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, Event, EventSource, ModelReply, Observation
 from broker.contract.file_events import FileReadAction
 from broker.contract.notes import Note
-from broker.contract.observations import (
-    AgentStateChangedObservation,
-    CmdOutputObservation,
-    RecallObservation,
-    truncate_content,
-)
+from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, truncate_content
+from broker.contract.recall import RecallObservation
 from controller_worker.memory.observation_text import Content, content_of, is_image_url
 from controller_worker.memory.turn import OpenTurn, Result
 from controller_worker.memory.view import is_companion, is_shown

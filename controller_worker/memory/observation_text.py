@@ -6,33 +6,17 @@ Holds: a function of the event; what is longer than allowed loses its middle, bu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.events import Observation
-from broker.contract.file_events import FileEditObservation, FileReadObservation, FileWriteObservation
 from broker.contract.observations import (
-    AgentDelegateObservation,
-    AgentStateChangedObservation,
-    BrowserOutputObservation,
-    CmdOutputObservation,
-    ErrorObservation,
-    FinishVerdictObservation,
-    IPythonRunCellObservation,
-    LoopDetectionObservation,
-    NullObservation,
-    RecallObservation,
-    SuccessObservation,
-    UserRejectObservation,
     truncate_content,
 )
-from controller_worker.memory.recall_text import recall_text
 from controller_worker.messages.messages import NOT_SEEN, ImagePart, TextPart
 
 Content = tuple[TextPart | ImagePart, ...]
 
-_INLINE_IMAGE = re.compile(r"^.*!\[image\]\(data:image/png;base64,.*$", re.MULTILINE)
-IMAGE_PLACEHOLDER = "![image](data:image/png;base64, ...) already displayed to user"
 MAX_IMAGE_CHARS = 5 * 2**20
 """Of a picture in base64; Anthropic refuses longer ones."""
 
@@ -51,7 +35,6 @@ SCREENSHOT_NOTE = (
     "with their ids where marks are shown)."
 )
 NO_SCREENSHOT_NOTE = "\nThere is no usable image of the page; go by its accessibility tree."
-_UNCUT = (FileReadObservation, RecallObservation)
 
 
 def content_of(event: Observation, *, max_chars: int, sees_images: bool, shows_pages: bool = True) -> Content:
@@ -64,20 +47,12 @@ def content_of(event: Observation, *, max_chars: int, sees_images: bool, shows_p
     """
     if isinstance(event, BrowserOutputObservation):
         return _page(event, max_chars, is_shown=sees_images and shows_pages)
-    text = text_of(event)
-    if not isinstance(event, _UNCUT):
-        text = truncate_content(text, max_chars)
+    text = truncate_content(event.agent_text, max_chars) if event.is_cut else event.agent_text
     urls: Sequence[str] = getattr(event, "image_urls", None) or ()
     usable = [url for url in urls if is_inline_image(url)]
     if len(usable) < len(urls) and sees_images:
         text += f"\n\nNote: {len(urls) - len(usable)} of {len(urls)} images cannot be shown."
     return (*((TextPart(text),) if text else ()), *(ImagePart(url) if sees_images else NOT_SEEN for url in usable))
-
-
-def text_of(event: Observation) -> str:
-    """Return an observation's text in full; empty for what no model sees."""
-    render = _RENDERINGS.get(type(event))
-    return render(event) if render else event.content
 
 
 def is_image_url(url: str) -> bool:
@@ -106,35 +81,3 @@ def _page(event: BrowserOutputObservation, max_chars: int, *, is_shown: bool) ->
     if image is None:
         return (TextPart(text + NO_SCREENSHOT_NOTE),)
     return (TextPart(text + SCREENSHOT_NOTE), ImagePart(image))
-
-
-def _edit(event: FileEditObservation) -> str:
-    if event.content or event.diff is None:
-        return event.content
-    return f"[The file {event.path} was {'edited' if event.prev_exist else 'created'}.]\n{event.diff}"
-
-
-def _delegate(event: AgentDelegateObservation) -> str:
-    return str(event.outputs.get("content") or event.content)
-
-
-def _nothing(_: Observation) -> str:
-    return ""
-
-
-_RENDERINGS: Mapping[type[Observation], Callable[[Any], str]] = {
-    CmdOutputObservation: lambda event: event.agent_text,
-    IPythonRunCellObservation: lambda event: _INLINE_IMAGE.sub(IMAGE_PLACEHOLDER, event.content),
-    FileEditObservation: _edit,
-    ErrorObservation: lambda event: f"{event.content}\n[Error occurred in processing last action]",
-    UserRejectObservation: lambda event: f"OBSERVATION:\n{event.content}\n[Last action has been rejected by the user]",
-    RecallObservation: recall_text,
-    AgentDelegateObservation: _delegate,
-    NullObservation: _nothing,
-    SuccessObservation: _nothing,
-    FileWriteObservation: _nothing,
-    AgentStateChangedObservation: _nothing,
-    LoopDetectionObservation: lambda event: event.advice,
-    FinishVerdictObservation: lambda event: "" if event.is_accepted else f"Your finish was judged:\n{event.content}",
-}
-"""How a model reads what is not just its content; every other observation is."""

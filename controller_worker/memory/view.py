@@ -14,40 +14,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from broker.contract.actions import (
-    ChangeAgentStateAction,
     CmdRunAction,
     CondensationAction,
     CondensationRequestAction,
     MessageAction,
-    NullAction,
-    SurveyAction,
     SystemMessageAction,
 )
 from broker.contract.agent_state import AgentState
-from broker.contract.events import Action, Event, EventSource, ModelReply, Observation
+from broker.contract.events import Action, Event, EventSource, ModelReply
 from broker.contract.observations import (
     AgentCondensationObservation,
     AgentStateChangedObservation,
     CmdOutputObservation,
-    NullObservation,
-    SurveyObservation,
 )
 from broker.contract.planning import PlanAcceptedObservation
-from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
-
-_NEVER_SHOWN = frozenset(
-    {
-        NullAction,
-        NullObservation,
-        ChangeAgentStateAction,
-        AgentStateChangedObservation,
-        SurveyAction,
-        SurveyObservation,
-        OpenWorkspaceAction,
-        WorkspaceOpenedObservation,
-        WorkspaceFailedObservation,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +155,7 @@ def is_shown(event: Event) -> bool:
     """Say whether an event counts in the View."""
     if isinstance(event, CmdRunAction | CmdOutputObservation) and event.hidden:
         return False
-    is_silent = type(event) in _NEVER_SHOWN and event.tool_call_metadata is None
-    return isinstance(event, Action | Observation) and not is_silent
+    return event.is_shown_to_model or event.tool_call_metadata is not None
 
 
 def is_companion(event: Event) -> bool:

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Iterable
 from typing import TypeGuard
 
-from broker.contract.actions import BrowseInteractiveAction, BrowseURLAction, CmdRunAction, RiskyAction
+from broker.contract.actions import CmdRunAction, RiskyAction
+from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAction
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec

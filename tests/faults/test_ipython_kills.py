@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.contract.events import Observation
-from broker.contract.observations import IPythonRunCellObservation
+from broker.contract.ipython_events import IPythonRunCellObservation
 from tests.faults.harness import FaultCluster
 
 POOLS = {"DECKHANDS_POOLS": "bash,ipython"}

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-from broker.contract.observations import BrowserOutputObservation, FileDownloadObservation
+from broker.contract.browser_events import BrowserOutputObservation, FileDownloadObservation
 from tests.browser_parts import SETTINGS, Site, Surfer, opened_site
 from tests.integration.workspace_hosts import opened
 

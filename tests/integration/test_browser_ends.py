@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.contract.observations import BrowserOutputObservation, ErrorObservation
+from broker.contract.browser_events import BrowserOutputObservation
+from broker.contract.observations import ErrorObservation
 from broker.contract.specs import WorkspaceSpec
 from tests.browser_parts import SETTINGS, Surfer, opened_site
 from tests.integration.workspace_hosts import ROOT, alive, opened, processes

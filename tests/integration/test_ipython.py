@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from broker.contract.actions import IPythonRunCellAction
 from broker.contract.events import Observation
-from broker.contract.observations import ErrorObservation, IPythonRunCellObservation
+from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
+from broker.contract.observations import ErrorObservation
 from tests.integration.workspace_hosts import LIMIT_SECONDS, gone, main_pid, opened, processes
 from tests.polling import until
 from tool_worker.launch.session_programs import session_programs

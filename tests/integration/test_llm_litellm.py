@@ -15,7 +15,7 @@ import pytest
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import AuthenticationError, ModelError, OutOfCreditsError
-from controller_worker.llm.messages import ImagePart, Message, TextPart
+from controller_worker.messages.messages import ImagePart, Message, TextPart
 from tests.integration.llm_requests import REQUEST, answer
 from tests.model_server.running_server import RunningModelServer
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.contract.actions import CmdRunAction
 from broker.contract.events import EventSource, ModelReply
 from broker.contract.observations import ErrorObservation
 from broker.contract.tool_specs import ToolSpec
@@ -95,7 +96,7 @@ async def test_a_bad_call_is_told_to_the_model(
     (call,) = reply.tool_calls
     assert problem in call.problem
     event = reply_of(reply, iteration=1, seen_id=4, event_id=5)
-    (answer,) = events_of_reply(ModelReply.model_validate(event.model_dump()), frozenset({"execute_bash"}))
+    (answer,) = events_of_reply(ModelReply.model_validate(event.model_dump()), [CmdRunAction.tool_spec])
     assert answer == ErrorObservation(
         content=call.problem, source=EventSource.AGENT, tool_call_metadata=answer.tool_call_metadata
     )

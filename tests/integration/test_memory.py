@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.contract.events import AgentSpec, ConversationCreated, Event, LLMSpec
 from broker.contract.notes import Note, NoteAction, Notebook, NoteObservation
-from broker.contract.observations import RecallObservation
+from broker.contract.recall import RecallObservation
 from broker.contract.specs import MemorySpec, Tenancy
 from broker.coordination.notebooks import Notebooks
 from broker.log.event_log import EventLog

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import BrowseInteractiveAction
+from broker.contract.browser_events import BrowseInteractiveAction, BrowserOutputObservation
 from broker.contract.events import AgentSpec, LLMSpec
-from broker.contract.observations import BrowserOutputObservation
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.models import Models
 from controller_worker.calls.question import Question, next_question

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.contract.actions import BrowseInteractiveAction
+from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.events import ActionSecurityRisk, AgentSpec, ModelReply
 from broker.tools.bash_syntax import MAX_PIPES
 from controller_worker.agents.browsing import BrowsingAgent

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.contract.events import ConversationCreated, Observation
+from broker.contract.events import ConversationCreated, WorkspaceUse
 from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.log.event_log import EventLog
 from broker.runtime.errors import CorruptEntry
@@ -28,11 +28,6 @@ from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, Worksp
 from tool_worker.files.staging import async_staging_in
 from tool_worker.opening.workspace_opener import BASE, WorkspaceOpener
 
-MUTATING = frozenset(
-    {"observation.run", "observation.edit", "observation.write", "observation.run_ipython", "observation.download"}
-    | {"observation.browse"}  # a click may have led to a download
-)
-OF_A_WORKSPACE = MUTATING | {"observation.read"}
 REMEMBERED_WORKSPACES = 500
 MOVES, SAVING = "moves", "saving.lock"
 
@@ -172,7 +167,7 @@ class Checkpointing:
 
     async def _is_used(self, conversation_id: str, action_id: int) -> bool:
         earlier = await self._log.read(conversation_id, until=action_id)
-        return any(isinstance(event, Observation) and event.kind in OF_A_WORKSPACE for event in earlier)
+        return any(event.workspace_use is not WorkspaceUse.NONE for event in earlier)
 
     async def save_base(self, conversation_id: str) -> None:
         """Save a workspace that was opened, and what it began with; a failure is logged."""
@@ -215,12 +210,12 @@ class Checkpointing:
         """Count a change that no action has made."""
         self._remembered(conversation_id).changes += 1
 
-    async def note_result(self, conversation_id: str, kind: str) -> None:
+    async def note_result(self, conversation_id: str, use: WorkspaceUse) -> None:
         """Count an observation that may mean a change, and save the workspace when it is time.
 
         A failure is logged: the actions themselves have succeeded, and the next one tries again.
         """
-        if self._checkpoints is None or kind not in MUTATING:
+        if self._checkpoints is None or use is not WorkspaceUse.CHANGED:
             return
         kept = self._remembered(conversation_id)
         kept.changes += 1

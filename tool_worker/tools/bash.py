@@ -9,13 +9,15 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.events import Observation
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, ErrorObservation
 from tool_worker.tools.shell_syntax import top_level_commands
-from tool_worker.tools.tool import HostRequest
+from tool_worker.tools.tool import HostRequest, Tool
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 
 
-class RunCommand:
+class RunCommand(Tool):
     """Run a command, or type into the one that is running."""
+
+    action = CmdRunAction
 
     def request(self, action: CmdRunAction) -> HostRequest | Observation:
         """See `Tool.request`."""

@@ -10,15 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.actions import BrowseInteractiveAction, BrowseURLAction
+from broker.contract.browser_events import (
+    BrowseInteractiveAction,
+    BrowserOutputObservation,
+    BrowseURLAction,
+    FileDownloadObservation,
+)
 from broker.contract.events import Observation
-from broker.contract.observations import BrowserOutputObservation, ErrorObservation, FileDownloadObservation
+from broker.contract.observations import ErrorObservation
 from tool_worker.tools.bash import DEFAULT_TIMEOUT_SECONDS
-from tool_worker.tools.tool import HostRequest
+from tool_worker.tools.tool import HostRequest, Tool
 
 
-class OpenPage:
+class OpenPage(Tool):
     """Open a page and read it."""
+
+    action = BrowseURLAction
 
     def request(self, action: BrowseURLAction) -> HostRequest:
         """See `Tool.request`."""
@@ -30,8 +37,10 @@ class OpenPage:
         return _observation(result, "browse", f"goto({action.url!r})")
 
 
-class ActInBrowser:
+class ActInBrowser(Tool):
     """Carry out actions in the browser."""
+
+    action = BrowseInteractiveAction
 
     def request(self, action: BrowseInteractiveAction) -> HostRequest:
         """See `Tool.request`."""

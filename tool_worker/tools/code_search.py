@@ -9,11 +9,13 @@ from broker.contract.code_search import CodeSearchAction, CodeSearchObservation
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
 from tool_worker.tools.bash import DEFAULT_TIMEOUT_SECONDS
-from tool_worker.tools.tool import HostRequest
+from tool_worker.tools.tool import HostRequest, Tool
 
 
-class SearchCode:
+class SearchCode(Tool):
     """Ask about the code."""
+
+    action = CodeSearchAction
 
     def request(self, action: CodeSearchAction) -> HostRequest:
         """See `Tool.request`."""

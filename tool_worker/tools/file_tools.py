@@ -17,7 +17,7 @@ from broker.contract.file_events import (
     FileWriteObservation,
 )
 from broker.contract.observations import ErrorObservation
-from tool_worker.tools.tool import HostRequest
+from tool_worker.tools.tool import HostRequest, Tool
 
 MAX_KEPT_CHARS = 200_000
 """Of a larger file an edit's observation keeps the diff only."""
@@ -25,8 +25,10 @@ MAX_KEPT_CHARS = 200_000
 EDIT_FIELDS = ("file_text", "old_str", "new_str", "insert_line")
 
 
-class ReadFile:
+class ReadFile(Tool):
     """Read a file, or view a file or a directory as the editor does."""
+
+    action = FileReadAction
 
     def request(self, action: FileReadAction) -> HostRequest:
         """See `Tool.request`."""
@@ -51,8 +53,10 @@ class ReadFile:
         )
 
 
-class WriteFile:
+class WriteFile(Tool):
     """Write a file, or lines of it."""
+
+    action = FileWriteAction
 
     def request(self, action: FileWriteAction) -> HostRequest:
         """See `Tool.request`."""
@@ -66,8 +70,10 @@ class WriteFile:
         return FileWriteObservation(path=result.get("path") or action.path)
 
 
-class EditFile:
+class EditFile(Tool):
     """Change a file with a command of the string-replace editor."""
+
+    action = FileEditAction
 
     def request(self, action: FileEditAction) -> HostRequest | Observation:
         """See `Tool.request`."""

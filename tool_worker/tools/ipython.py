@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.actions import IPythonRunCellAction
 from broker.contract.events import Observation
-from broker.contract.observations import ErrorObservation, IPythonRunCellObservation
+from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
+from broker.contract.observations import ErrorObservation
 from tool_worker.tools.bash import DEFAULT_TIMEOUT_SECONDS
-from tool_worker.tools.tool import HostRequest
+from tool_worker.tools.tool import HostRequest, Tool
 
 
-class RunCell:
+class RunCell(Tool):
     """Run a cell."""
+
+    action = IPythonRunCellAction
 
     def request(self, action: IPythonRunCellAction) -> HostRequest:
         """See `Tool.request`."""

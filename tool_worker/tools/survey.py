@@ -13,7 +13,7 @@ from broker.contract.actions import SurveyAction
 from broker.contract.events import Observation
 from broker.contract.observations import SurveyObservation
 from broker.contract.skills import FILE_MARK, INSTRUCTION_FILES, MAX_SKILL_BYTES, MAX_SKILLS, SKILL_FOLDERS
-from tool_worker.tools.tool import HostRequest
+from tool_worker.tools.tool import HostRequest, Tool
 
 TIMEOUT_SECONDS = 20.0
 
@@ -33,8 +33,10 @@ def command() -> str:
     )
 
 
-class SurveyWorkspace:
+class SurveyWorkspace(Tool):
     """Read the files by which a workspace speaks to agents."""
+
+    action = SurveyAction
 
     def request(self, action: SurveyAction) -> HostRequest:  # noqa: ARG002  (there is nothing to choose)
         """See `Tool.request`."""

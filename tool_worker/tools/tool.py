@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from broker.contract.events import Action, Observation
 
@@ -26,7 +26,20 @@ class HostRequest:
 
 
 class Tool(Protocol):
-    """One kind of action."""
+    """What carries out one kind of action. Defining a subclass registers it.
+
+    Attributes:
+        action: the kind.
+    """
+
+    OF_KIND: ClassVar[dict[str, Tool]] = {}
+    action: ClassVar[type[Action]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Register the tool of a kind."""
+        super().__init_subclass__(**kwargs)
+        if "action" in cls.__dict__:
+            Tool.OF_KIND[cls.action.model_fields["kind"].default] = cls()
 
     def request(self, action: Any) -> HostRequest | Observation:
         """Return what to ask the host, or at once the observation of an action that cannot be run."""

@@ -19,12 +19,12 @@ from typing import Any
 
 from broker.contract import codec
 from broker.contract.actions import OfferedToolAction
-from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Observation
+from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Observation, WorkspaceUse
 from broker.contract.observations import (
     ErrorObservation,
     OutcomeUnknownObservation,
 )
-from broker.contract.tool_specs import OutcomePolicy, outcome_policy
+from broker.contract.tool_specs import OutcomePolicy
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.coordination.action_streams import (
     ActionClaimed,
@@ -49,7 +49,7 @@ from broker.runtime.errors import (
 )
 from broker.runtime.failpoints import failpoint
 from broker.tools.custom_tools import ToolContext
-from tool_worker.checkpoints.checkpointing import MUTATING, Checkpointing
+from tool_worker.checkpoints.checkpointing import Checkpointing
 from tool_worker.errors import HostLost, SourceUnusable, WorkspaceLost
 from tool_worker.host.protocol import NEVER_STARTED
 from tool_worker.launch.host_connection import HostResult
@@ -57,7 +57,7 @@ from tool_worker.node.quota import Quota
 from tool_worker.node.usage_bounds import UsageBounds
 from tool_worker.opening.workspace_opener import WorkspaceOpener
 from tool_worker.tools.offered import OfferedTools
-from tool_worker.tools.registry import TOOLS
+from tool_worker.tools.registry import tool_for
 from tool_worker.tools.tool import HostRequest, answering
 from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.worker.journal_check import NOT_CARRIED_OUT, check_journal, log_reused_number
@@ -146,7 +146,7 @@ class Executor:
             )
         failpoint("tool.after_append")
         if self._checkpointing is not None and delivery.workspace.path is None:
-            await self._checkpointing.note_result(delivery.conversation_id, observation.kind)
+            await self._checkpointing.note_result(delivery.conversation_id, observation.workspace_use)
 
     async def _append(self, delivery: ActionDelivery, observation: Observation) -> None:
         # What could not be read has no checksum to go by.
@@ -214,7 +214,7 @@ class Executor:
             return answer
         if isinstance(action, OpenWorkspaceAction) and self._opener is not None:
             return await self._opened(delivery)
-        tool = TOOLS.get(action.kind)
+        tool = tool_for(action.kind)
         if tool is None:
             return ErrorObservation(content=f"This worker has no tool for {action.kind}.")
         request = tool.request(action)
@@ -239,7 +239,7 @@ class Executor:
         if await check_journal(self._log, host, action, fingerprint):
             return OutcomeUnknownObservation(content=NOT_CARRIED_OUT, unsandboxed=unsandboxed)
         failpoint("tool.before_run")
-        may_repeat = outcome_policy(action.kind) is OutcomePolicy.IDEMPOTENT
+        may_repeat = action.outcome is OutcomePolicy.IDEMPOTENT
         if isinstance(claim, ActionReclaimed) and not may_repeat and await _may_have_run_before_reboot(host, action):
             return OutcomeUnknownObservation(content=LOST_BY_REBOOT, unsandboxed=unsandboxed)
         arguments = await self._with_secrets(delivery.conversation_id, request)
@@ -259,7 +259,7 @@ class Executor:
             return OutcomeUnknownObservation(content=LOST_WITH_HOST, unsandboxed=unsandboxed)
         observation = _with_refusals(tool.observe(action, result.value), refused := _refused(result.value))
         self.refusals += len(refused)
-        is_bounded = observation.kind in MUTATING
+        is_bounded = observation.workspace_use is WorkspaceUse.CHANGED
         notice = await quota.notice(delivery.conversation_id) if quota is not None and is_bounded else ""
         ended = self._held.take_notice(delivery.conversation_id) if self._held is not None else ""
         notice = "\n".join(filter(None, (notice, ended)))

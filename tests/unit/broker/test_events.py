@@ -18,6 +18,7 @@ from broker.contract.actions import (
 )
 from broker.contract.agent_state import AgentState, is_settled
 from broker.contract.events import (
+    Action,
     ActionSecurityRisk,
     AgentSpec,
     BlobRef,
@@ -28,7 +29,9 @@ from broker.contract.events import (
     ModelCallFailed,
     ModelReply,
     ModelToolCall,
+    Observation,
     WorkspaceSpec,
+    WorkspaceUse,
     with_id,
 )
 from broker.contract.file_events import FileEditAction, FileEditObservation, FileReadAction, FileReadObservation
@@ -39,7 +42,7 @@ from broker.contract.observations import (
     ErrorObservation,
     truncate_content,
 )
-from broker.contract.tool_specs import OutcomePolicy, outcome_policy
+from broker.contract.tool_specs import OutcomePolicy
 
 MARKER = "\n[... Observation truncated due to length ...]\n"
 
@@ -108,9 +111,68 @@ def test_which_kinds_a_tool_worker_runs() -> None:
 
 
 def test_what_may_be_run_again() -> None:
-    assert outcome_policy("action.read") is OutcomePolicy.IDEMPOTENT
-    assert outcome_policy("action.run") is OutcomePolicy.AT_MOST_ONCE
-    assert outcome_policy("action.unheard_of") is OutcomePolicy.AT_MOST_ONCE
+    again = {kind for kind, event_class in Event.KINDS.items() if event_class.outcome is OutcomePolicy.IDEMPOTENT}
+    assert again == {"action.open_workspace", "action.read", "action.search_code", "action.survey"}
+    assert Event.outcome is OutcomePolicy.AT_MOST_ONCE
+
+
+def test_which_kinds_the_model_is_not_shown() -> None:
+    hidden = {
+        kind
+        for kind, event_class in Event.KINDS.items()
+        if issubclass(event_class, Action | Observation) and not event_class.is_shown_to_model
+    }
+    assert hidden == {
+        "action.change_agent_state",
+        "action.null",
+        "action.open_workspace",
+        "action.survey",
+        "observation.agent_state_changed",
+        "observation.null",
+        "observation.survey",
+        "observation.workspace_failed",
+        "observation.workspace_opened",
+    }
+
+
+def test_which_kinds_loop_detection_passes_over() -> None:
+    assert {kind for kind, event_class in Event.KINDS.items() if not event_class.counts_for_loops} == {
+        "action.change_agent_state",
+        "action.condensation_request",
+        "action.loop_recovery",
+        "action.null",
+        "observation.agent_state_changed",
+        "observation.null",
+    }
+
+
+def test_which_kinds_come_from_the_files_of_a_workspace() -> None:
+    used = {use: {kind for kind, cls in Event.KINDS.items() if cls.workspace_use is use} for use in WorkspaceUse}
+    assert used[WorkspaceUse.READ] == {"observation.read"}
+    assert used[WorkspaceUse.CHANGED] == {
+        "observation.browse",
+        "observation.download",
+        "observation.edit",
+        "observation.run",
+        "observation.run_ipython",
+        "observation.write",
+    }
+
+
+def test_which_kinds_others_than_the_controller_write() -> None:
+    others = {kind for kind, event_class in Event.KINDS.items() if not event_class.is_decided}
+    assert {kind for kind in others if kind.startswith("action.")} == {
+        "action.change_agent_state",
+        "action.condensation",
+        "action.loop_recovery",
+        "action.message",
+        "action.null",
+    }
+    assert not any(kind.partition(".")[0] in ("model", "conversation") for kind in Event.KINDS.keys() - others)
+
+
+def test_a_sentence_shows_braces_of_the_event_as_they_are() -> None:
+    assert CmdRunAction(command="echo {path} {0}").sentence == "Running command: echo {path} {0}"
 
 
 def test_risks_are_the_integers_of_openhands() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.contract.actions import AgentFinishAction, AgentRejectAction, BrowseInteractiveAction, MessageAction
+from broker.contract.actions import AgentFinishAction, AgentRejectAction, MessageAction
+from broker.contract.browser_events import BrowseInteractiveAction, BrowserOutputObservation
 from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
-from broker.contract.observations import BrowserOutputObservation, ErrorObservation
+from broker.contract.observations import ErrorObservation
 from broker.contract.specs import OutputSpec
 from controller_worker.agents.agent import sees_pages
 from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ValidationError
 
-from broker.contract.actions import CmdRunAction, CondensationAction, RecallAction, RecallType
+from broker.contract.actions import CmdRunAction, CondensationAction
+from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.events import Event, EventSource, with_id
-from broker.contract.observations import (
-    AgentCondensationObservation,
-    BrowserOutputObservation,
-    CmdOutputObservation,
-    RecallObservation,
-)
+from broker.contract.observations import AgentCondensationObservation, CmdOutputObservation
+from broker.contract.recall import RecallAction, RecallObservation, RecallType
 from broker.contract.specs import (
     DEFAULT_CONDENSER,
     AgentSpec,

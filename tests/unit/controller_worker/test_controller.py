@@ -6,22 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from broker.contract.actions import (
-    AgentFinishAction,
-    AgentRejectAction,
-    CmdRunAction,
-    MessageAction,
-    NullAction,
-    RecallAction,
-)
+from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction, NullAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, ModelReply, with_id
-from broker.contract.observations import (
-    AgentStateChangedObservation,
-    CmdOutputObservation,
-    ErrorObservation,
-    RecallObservation,
-)
+from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, ErrorObservation
+from broker.contract.recall import RecallAction, RecallObservation
 from controller_worker.concerns.model_calls import Wait
 from controller_worker.core.announcement import end_in_error
 from controller_worker.core.controller import apply, next_effect

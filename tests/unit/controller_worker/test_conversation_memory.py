@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import AgentDelegateAction, CmdRunAction, MessageAction, NullAction, RecallType
+from broker.contract.actions import AgentDelegateAction, CmdRunAction, MessageAction, NullAction
 from broker.contract.events import Event, EventSource, ModelCallFailed, ModelReply, ToolCallMetadata, with_id
 from broker.contract.file_events import (
     FileEditAction,
@@ -24,14 +24,13 @@ from broker.contract.observations import (
     CmdOutputObservation,
     ErrorObservation,
     LoopDetectionObservation,
-    MicroagentKnowledge,
     NullObservation,
     Observation,
     OutcomeUnknownObservation,
-    RecallObservation,
     SuccessObservation,
     UserRejectObservation,
 )
+from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
 from controller_worker.calls.recollection import NOT_IN_PROMPTS
 from controller_worker.memory.conversation_memory import (
     FINISH_RESULT,

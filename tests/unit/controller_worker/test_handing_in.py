@@ -12,7 +12,6 @@ from broker.contract.specs import GoalSpec, OutputSpec
 from broker.tools.output_schema import problems_of
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.registry import create_agent
-from controller_worker.agents.tool_schemas import FINISH
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
 from controller_worker.loop.delegates import spec_of
 from controller_worker.loop.replay import replay
@@ -131,7 +130,7 @@ def test_the_tool_says_what_is_to_be_handed_in_and_its_references_lead_somewhere
     bad = {"message": "m", "output": {"total": 1, "parts": [{"part": {"inner": {"total": "2"}}}]}}
     assert problems_of(good, tool.parameters) == []
     assert problems_of(bad, tool.parameters) == ["/output/parts/0/part/inner/total: has to be of the type integer"]
-    assert finish_tool(None) is FINISH
+    assert finish_tool(None) is AgentFinishAction.tool_spec
     for name in ("CodeActAgent", "LocAgent", "ReadOnlyAgent"):
         agent = create_agent(AgentSpec(name=name, output=spec))
         assert tool in agent.tools

@@ -17,7 +17,7 @@ from broker.contract.events import (
     WorkspaceSpec,
 )
 from broker.contract.observations import ErrorObservation
-from broker.contract.tool_specs import OutcomePolicy, ToolOffer, outcome_policy
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from controller_worker.agents.looking import LocAgent
 from controller_worker.security.assessment import risk_of
 from deckhands.openhands.trajectories import trajectory_of
@@ -44,7 +44,7 @@ def test_a_call_becomes_a_question() -> None:
         {"start_entities": ["."], "traversal_depth": 3},
     )
     assert risk_of(action, ConfirmationPolicy(mode="risky"), WorkspaceSpec()) is ActionSecurityRisk.LOW
-    assert outcome_policy(action.kind) is OutcomePolicy.IDEMPOTENT
+    assert action.outcome is OutcomePolicy.IDEMPOTENT
 
 
 def test_what_does_not_fit_is_told_to_the_model() -> None:

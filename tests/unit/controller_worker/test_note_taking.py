@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from broker.contract.events import AgentSpec, Event, ModelToolCall, Observation
-from broker.contract.notes import Note, NoteAction, NoteObservation
-from broker.contract.observations import ErrorObservation, RecallObservation
+from broker.contract.notes import NOTE, Note, NoteAction, NoteObservation
+from broker.contract.observations import ErrorObservation
+from broker.contract.recall import RecallObservation
 from broker.contract.specs import MemorySpec, Skill
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.looking import ReadOnlyAgent
-from controller_worker.agents.note_tool import NOTE
 from controller_worker.core.effects import AwaitTools, CallModel, Rest, TakeNote
 from controller_worker.loop.delegates import spec_of
 from controller_worker.loop.replay import replay

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from broker.contract.actions import RecallType
+from broker.contract.browser_events import BrowserOutputObservation, FileDownloadObservation
 from broker.contract.events import Observation
 from broker.contract.file_events import FileEditObservation
-from broker.contract.observations import (
-    TRUNCATION_MARKER,
-    BrowserOutputObservation,
-    FileDownloadObservation,
-    IPythonRunCellObservation,
-    MCPObservation,
-    RecallObservation,
-    TaskTrackingObservation,
-)
+from broker.contract.ipython_events import IMAGE_PLACEHOLDER, IPythonRunCellObservation
+from broker.contract.observations import TRUNCATION_MARKER, MCPObservation
+from broker.contract.recall import RecallObservation, RecallType
+from broker.contract.task_list import TaskTrackingObservation
 from controller_worker.memory.observation_text import (
-    IMAGE_PLACEHOLDER,
     NO_SCREENSHOT_NOTE,
     SCREENSHOT_NOTE,
     Content,
     content_of,
     is_image_url,
-    text_of,
 )
 from controller_worker.messages.messages import NOT_SEEN, ImagePart, TextPart
 
@@ -39,7 +32,7 @@ def content(
 
 def test_inline_images_of_a_cell_become_a_placeholder() -> None:
     cell = IPythonRunCellObservation(code="plot()", content=f"one\n![image](data:image/png;base64,{'A' * 99})\nthree")
-    assert text_of(cell) == f"one\n{IMAGE_PLACEHOLDER}\nthree"
+    assert cell.agent_text == f"one\n{IMAGE_PLACEHOLDER}\nthree"
 
 
 def test_images_of_a_cell() -> None:
@@ -125,9 +118,9 @@ def test_a_page_that_was_only_opened_has_no_image() -> None:
 
 def test_an_edit_without_words_is_its_diff() -> None:
     edited = FileEditObservation(path="/a", prev_exist=True, diff="-x\n+y")
-    assert text_of(edited) == "[The file /a was edited.]\n-x\n+y"
-    assert text_of(FileEditObservation(path="/a", diff="+y")) == "[The file /a was created.]\n+y"
-    assert text_of(FileEditObservation(path="/a", content="ok", diff="+y")) == "ok"
+    assert edited.agent_text == "[The file /a was edited.]\n-x\n+y"
+    assert FileEditObservation(path="/a", diff="+y").agent_text == "[The file /a was created.]\n+y"
+    assert FileEditObservation(path="/a", content="ok", diff="+y").agent_text == "ok"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +160,7 @@ def test_what_is_known_of_a_workspace() -> None:
         additional_agent_instructions="Be brief.",
         conversation_instructions="Answer in French.",
     )
-    assert text_of(recall).splitlines() == [
+    assert recall.agent_text.splitlines() == [
         "The workspace is /srv/project.",
         "It holds the repository acme/shop in shop on branch main.",
         "Today is 2026-03-01 (UTC).",

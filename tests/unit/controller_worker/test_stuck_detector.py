@@ -11,7 +11,6 @@ from broker.contract.actions import (
     CmdRunAction,
     CondensationAction,
     CondensationRequestAction,
-    IPythonRunCellAction,
     MCPAction,
     MessageAction,
     NullAction,
@@ -27,13 +26,13 @@ from broker.contract.events import (
     with_id,
 )
 from broker.contract.file_events import FileEditAction
+from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
 from broker.contract.loop_policy import LoopPolicy
 from broker.contract.observations import (
     AgentThinkObservation,
     CmdOutputMetadata,
     CmdOutputObservation,
     ErrorObservation,
-    IPythonRunCellObservation,
     NullObservation,
 )
 from controller_worker.core.stuck_detector import (

@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.actions import RecallType, SurveyAction
+from broker.contract.actions import SurveyAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Observation
-from broker.contract.observations import (
-    ErrorObservation,
-    MicroagentKnowledge,
-    OutcomeUnknownObservation,
-    RecallObservation,
-    SurveyObservation,
-)
+from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, SurveyObservation
+from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
 from broker.contract.skills import NO_SKILLS
 from broker.contract.specs import Skill
 from controller_worker.concerns.survey import MAX_ATTEMPTS, skills_from, skills_read

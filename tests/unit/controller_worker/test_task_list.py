@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import TaskItem, TaskTrackingAction
 from broker.contract.events import AgentSpec, Event, ModelReply, ModelToolCall
-from broker.contract.observations import ErrorObservation, TaskTrackingObservation
+from broker.contract.observations import ErrorObservation
+from broker.contract.task_list import TaskItem, TaskTrackingAction, TaskTrackingObservation
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State

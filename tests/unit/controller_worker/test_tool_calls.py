@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,13 +24,14 @@ from broker.contract.events import (
 )
 from broker.contract.file_events import FileEditAction, FileReadAction
 from broker.contract.observations import AgentThinkObservation, ErrorObservation
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.tool_calls import MAX_ARGUMENTS_CHARS, MAX_CALLS, events_of_reply
 
-TOOLS = frozenset({"execute_bash", "think", "finish", "str_replace_editor"})
+TOOLS = tuple(kind.tool_spec for kind in (CmdRunAction, AgentThinkAction, AgentFinishAction, FileEditAction))
 PARSE_HINT = "Please write them again as one complete JSON object."
 
 
-def of(name: str, arguments: Any, *, text: str = "", tools: frozenset[str] = TOOLS) -> Event:
+def of(name: str, arguments: Any, *, text: str = "", tools: Sequence[ToolSpec] = TOOLS) -> Event:
     """What one call leads to; arguments that are not text are written as JSON."""
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
     reply = ModelReply(id=7, content=text, tool_calls=(ModelToolCall(id="c1", name=name, arguments=raw),))
@@ -235,7 +237,7 @@ def test_an_unknown_tool() -> None:
 
 
 def test_a_tool_that_is_switched_off_is_unknown() -> None:
-    text = error_of("think", {"thought": "x"}, tools=TOOLS - {"think"})
+    text = error_of("think", {"thought": "x"}, tools=[tool for tool in TOOLS if tool.name != "think"])
     assert text.startswith("Tool think is not registered.")
 
 
@@ -379,7 +381,7 @@ json_values = st.recursive(
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
     max_leaves=10,
 )
-names = st.sampled_from([*sorted(TOOLS), "nope", ""]) | st.text(max_size=5)
+names = st.sampled_from([*(tool.name for tool in TOOLS), "nope", ""]) | st.text(max_size=5)
 objects = st.dictionaries(
     st.sampled_from(
         [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction, RecallAction, RecallType
+from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationCreated, Event, ModelReply, TokenUsage, with_id
 from broker.contract.observations import (
@@ -13,6 +13,7 @@ from broker.contract.observations import (
     CmdOutputObservation,
     NullObservation,
 )
+from broker.contract.recall import RecallAction, RecallType
 
 CONVERSATION_ID = "c1-sample"
 STARTED = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)

@@ -7,17 +7,13 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.contract.actions import (
-    AgentFinishAction,
-    AgentThinkAction,
-    BrowseInteractiveAction,
-    IPythonRunCellAction,
-    MCPAction,
-    MessageAction,
-)
+from broker.contract.actions import AgentFinishAction, AgentThinkAction, MCPAction, MessageAction
+from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.events import ModelCallFailed
 from broker.contract.file_events import FileEditAction, FileReadAction, FileReadObservation, FileWriteAction
-from broker.contract.observations import ErrorObservation, RecallObservation
+from broker.contract.ipython_events import IPythonRunCellAction
+from broker.contract.observations import ErrorObservation
+from broker.contract.recall import RecallObservation
 from deckhands.reading.rendering import Renderer
 from deckhands.reading.terminal import clean, clean_line
 from tests.unit.deckhands.sample_log import command, finished_log, output, state, user

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.contract.actions import ChangeAgentStateAction, RecallAction, RecallType
+from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.agent_state import AgentState
+from broker.contract.recall import RecallAction, RecallType
 from broker.log.status import standing
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, state, user
 

@@ -1,0 +1,115 @@
+"""The browser of a workspace: opening pages, acting in them, and what they show (OpenHands 3.2, 3.3, 10.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from broker.contract.actions import RiskyAction
+from broker.contract.events import Action, JsonObject, Observation, WorkspaceUse
+from broker.contract.paragraphs import Paragraph
+from broker.contract.tool_arguments import required_text, risk_in
+from broker.contract.tool_schemas import SECURITY_RISK
+from broker.contract.tool_specs import ToolSpec
+
+BROWSER = ToolSpec(
+    name="browser",
+    description=(
+        "Act in the conversation's web browser. `code` is one action a line, written as a call; values are plain texts "
+        "and numbers. Every answer shows the page as an accessibility tree, in which [bid] names an element; use bids "
+        "of the latest answer only. Files that are downloaded, PDF files among them, go into the workspace.\n\n"
+        "goto(url): open http://, https:// or file:// addresses\n"
+        "go_back(), go_forward(): in the history\n"
+        "noop(wait_ms=1000): wait, to see what the page does\n"
+        "scroll(delta_x, delta_y): in pixels; down and right are positive\n"
+        "fill(bid, value): put a text into a field in place of what is there\n"
+        "select_option(bid, options): one or a list, by value or label\n"
+        "click(bid, button='left', modifiers=[]), dblclick(bid, button='left', modifiers=[])\n"
+        "hover(bid), focus(bid), clear(bid)\n"
+        "press(bid, key_comb): such as 'Enter' or 'ControlOrMeta+a'\n"
+        "drag_and_drop(from_bid, to_bid)\n"
+        "upload_file(bid, file): one path or a list, in the workspace\n"
+        "new_tab(), tab_close(), tab_focus(index)\n"
+        "answer_dialogs(accept, text=''): from now on accept what a page asks; otherwise it is dismissed"
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "description": "The actions, such as goto('http://localhost:8000')."},
+            "security_risk": SECURITY_RISK,
+        },
+        "required": ["code", "security_risk"],
+    },
+)
+
+
+class BrowseURLAction(RiskyAction):
+    """Open a page."""
+
+    kind: Literal["action.browse"] = "action.browse"
+    url: str
+    return_axtree: bool = False
+
+
+class BrowseInteractiveAction(RiskyAction):
+    """Act in the browser."""
+
+    kind: Literal["action.browse_interactive"] = "action.browse_interactive"
+    tool_spec: ClassVar[ToolSpec] = BROWSER
+    enabled_by: ClassVar[str] = "enable_browsing"
+    sentence_template: ClassVar[str] = "In the browser: {browser_actions}"
+    browser_actions: str
+    browsergym_send_msg_to_user: str = ""
+    return_axtree: bool = False
+
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`."""
+        code = required_text(arguments, "code", BROWSER.name)
+        return cls(browser_actions=code, security_risk=risk_in(arguments))
+
+    @property
+    def asked(self) -> tuple[Paragraph, ...]:
+        """See `Action.asked`."""
+        return (Paragraph(self.browser_actions, "cyan", "  "),)
+
+
+class BrowserOutputObservation(Observation):
+    """What the browser shows."""
+
+    kind: Literal["observation.browse"] = "observation.browse"
+    # A click may have led to a download.
+    workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
+    url: str
+    trigger_by_action: str
+    screenshot: str = ""
+    screenshot_path: str | None = None
+    set_of_marks: str = ""
+    error: bool = False
+    goal_image_urls: tuple[str, ...] = ()
+    open_pages_urls: tuple[str, ...] = ()
+    active_page_index: int = -1
+    dom_object: JsonObject = Field(default_factory=dict)
+    axtree_object: JsonObject = Field(default_factory=dict)
+    extra_element_properties: JsonObject = Field(default_factory=dict)
+    last_browser_action: str = ""
+    last_browser_action_error: str = ""
+    focused_element_bid: str = ""
+    filter_visible_only: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        failure = f" ({self.last_browser_action_error})" if self.error else ""
+        return f"The browser shows {self.url}{failure}"
+
+
+class FileDownloadObservation(Observation):
+    """A file the browser downloaded."""
+
+    kind: Literal["observation.download"] = "observation.download"
+    workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
+    sentence_template: ClassVar[str] = "Downloaded to {file_path}"
+    file_path: str

@@ -1,0 +1,243 @@
+"""What every kind of event is: the classes `Event`, `Action` and `Observation`.
+
+Holds: everything that is true of all events of a kind stands on its class; defining a class registers it.
+Names, fields and defaults follow OpenHands V0 (section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from broker.contract.paragraphs import Paragraph
+from broker.contract.specs import AgentSpec, Part
+from broker.contract.tool_arguments import known_arguments
+from broker.contract.tool_specs import OutcomePolicy, ToolSpec
+
+EventT = TypeVar("EventT", bound="Event")
+
+
+class EventSource(StrEnum):
+    """Who an event comes from."""
+
+    AGENT = "agent"
+    USER = "user"
+    ENVIRONMENT = "environment"
+
+
+class ActionSecurityRisk(IntEnum):
+    """How dangerous an action is thought to be; the integers are OpenHands' wire values."""
+
+    UNKNOWN = -1
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+
+
+class ConfirmationStatus(StrEnum):
+    """Whether an action may run."""
+
+    CONFIRMED = "confirmed"
+    REJECTED = "rejected"
+    AWAITING_CONFIRMATION = "awaiting_confirmation"
+
+
+class ToolCallMetadata(Part):
+    """Which tool call of which model reply an action or observation belongs to.
+
+    Differs: names the reply by event id instead of carrying a copy of it, because the original wrote the whole
+    response into every event.
+    """
+
+    function_name: str
+    tool_call_id: str
+    reply_id: int
+    total_calls_in_response: int = 1
+
+
+class BlobRef(Part):
+    """Where the whole of a shortened field is: content address and size in bytes of its UTF-8 text."""
+
+    sha256: str
+    size_bytes: int
+
+
+class WorkspaceUse(StrEnum):
+    """What an observation says about the files of a workspace."""
+
+    NONE = "none"
+    READ = "read"
+    CHANGED = "changed"
+
+
+class Event(BaseModel):
+    """Anything that happened in a conversation.
+
+    A subclass with a literal `kind` is a kind of event. What is true of all events of a kind stands on its class.
+
+    Attributes:
+        id: 1, 2, 3 … within the conversation; 0 until the log has assigned it. Not part of the stored bytes.
+        timestamp: when the writer made it, aware UTC; None until it is written.
+        source: who it comes from.
+        cause: the id of the action an observation answers.
+        blobs: fields (dotted paths) that hold only head and tail here, and where the whole of each is.
+        KINDS: every kind, by its name on the wire.
+        runnable: a tool worker carries it out.
+        outcome: what to do with it when its worker died and nobody recorded its outcome.
+        is_decided: only the controller writes it, unless it answers a runnable action. A replay decides it again.
+        is_shown_to_model: the model sees it. False: the model sees it only as part of its own tool call.
+        is_shown_to_people: the log of a terminal shows it.
+        counts_for_loops: loop detection compares it.
+        workspace_use: what it says about the files of the workspace.
+        sentence_template: the sentence, with the names of fields in braces.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    KINDS: ClassVar[dict[str, type[Event]]] = {}
+    runnable: ClassVar[bool] = False
+    outcome: ClassVar[OutcomePolicy] = OutcomePolicy.AT_MOST_ONCE
+    is_decided: ClassVar[bool] = False
+    is_shown_to_model: ClassVar[bool] = False
+    is_shown_to_people: ClassVar[bool] = False
+    counts_for_loops: ClassVar[bool] = True
+    workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.NONE
+    sentence_template: ClassVar[str] = "{kind}"
+
+    kind: str
+    id: int = Field(default=0, exclude=True)
+    timestamp: datetime | None = None
+    source: EventSource = EventSource.ENVIRONMENT
+    cause: int | None = None
+    tool_call_metadata: ToolCallMetadata | None = None
+    blobs: dict[str, BlobRef] | None = None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Register a class with a literal kind."""
+        super().__pydantic_init_subclass__(**kwargs)
+        kind = cls.model_fields["kind"].default
+        if isinstance(kind, str):
+            assert kind not in cls.KINDS or cls.KINDS[kind].__qualname__ == cls.__qualname__, kind
+            Event.KINDS[kind] = cls
+
+    def wire(self) -> dict[str, Any]:
+        """Return the event as plain JSON values, without `id`; fields that are None are left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def export(self) -> dict[str, Any]:
+        """Return the event as plain JSON values with `id`, `kind`, `source`, `cause_id`, `timestamp` first."""
+        wire = self.wire()
+        head = {
+            "id": self.id,
+            "kind": wire.pop("kind"),
+            "source": wire.pop("source"),
+            "cause_id": wire.pop("cause", None),
+            "timestamp": wire.pop("timestamp", None),
+        }
+        return head | wire
+
+    @property
+    def pool_wanted(self) -> str:
+        """The pool whose tool workers run this action; empty: those that hold the conversation's workspace."""
+        return ""
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return self.sentence_template.format_map(self.__dict__)
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """What a reader of the log sees, if it is shown to people."""
+        return (Paragraph(self.sentence, "dim"),)
+
+
+class Action(Event):
+    """Something that somebody wants done.
+
+    Attributes:
+        tool_spec: how the model asks for it, if the kind is a tool of its own.
+        enabled_by: the field of `AgentSpec` with which CodeActAgent offers the tool; empty: it does not.
+    """
+
+    is_shown_to_model: ClassVar[bool] = True
+    is_shown_to_people: ClassVar[bool] = True
+    tool_spec: ClassVar[ToolSpec]
+    enabled_by: ClassVar[str] = ""
+
+    thought: str = ""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Register a class with a literal kind; its tool makes actions of it."""
+        super().__pydantic_init_subclass__(**kwargs)
+        if "tool_spec" in cls.__dict__:
+            cls.tool_spec = replace(cls.tool_spec, convert=cls.from_call)
+
+    @classmethod
+    def is_offered(cls, agent: AgentSpec) -> bool:
+        """Say whether CodeActAgent offers the tool of this kind."""
+        return bool(cls.enabled_by and getattr(agent, cls.enabled_by))
+
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """Return the action that a tool call asks for. Here the arguments are its fields, under the same names.
+
+        Raises:
+            ToolCallError: an argument is missing or unknown; the text is for the model.
+            ValidationError: an argument does not fit.
+        """
+        return cls.model_validate(known_arguments(cls.tool_spec, arguments))
+
+    def answer(self, task_list: Sequence[Any]) -> Observation | None:  # noqa: ARG002  (subclasses use it)
+        """Return the observation that settles the action in the step that decided it; None: somebody has to act.
+
+        Args:
+            task_list: the agent's, before this action.
+        """
+        return None
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.thought), Paragraph(self.sentence, "cyan"))
+
+    @property
+    def asked(self) -> tuple[Paragraph, ...]:
+        """Everything that the action would do, for a person who is asked about it."""
+        return (Paragraph(self.sentence, "cyan", "  "),)
+
+
+class Observation(Event):
+    """The result of an action, or what the environment reports; `unsandboxed` if it ran in no sandbox.
+
+    Attributes:
+        is_cut: the model sees only the beginning and the end of a long text.
+    """
+
+    is_shown_to_model: ClassVar[bool] = True
+    is_shown_to_people: ClassVar[bool] = True
+    is_cut: ClassVar[bool] = True
+
+    content: str = ""
+    unsandboxed: bool | None = None
+
+    @property
+    def agent_text(self) -> str:
+        """The text that the model sees, before it is cut; empty: nothing."""
+        return self.content
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.content, "dim", "  "),)
+
+
+def with_id(event: EventT, event_id: int) -> EventT:
+    """Return the event under the id the log gave it."""
+    return event.model_copy(update={"id": event_id})

@@ -1,0 +1,120 @@
+"""The agent's task list: its events and the tool `task_tracker` (OpenHands 3.2, 9.1, 10.1).
+
+Holds: the list is the latest plan in the log, so it is the same after every takeover, in a replay and in a fork.
+Differs: no file is written. The original keeps the list in `TASKS.md` beside its log, and loses it with that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from broker.contract.events import Action, EventSource, Observation, Part
+from broker.contract.tool_arguments import ToolCallError, required_text
+from broker.contract.tool_specs import ToolSpec
+
+MAX_ITEMS = 200
+NO_LIST = 'No task list found. Use the "plan" command to create one.'
+STATUS_ICONS = {"todo": "⏳", "in_progress": "🔄", "done": "✅"}
+
+TASK_TRACKER = ToolSpec(
+    name="task_tracker",
+    description=(
+        "Keep a list of the steps of a larger task. `plan` replaces the whole list, `view` shows it. Use it when the "
+        "task has several steps: write the steps down before you begin, mark one as in_progress while you work on it "
+        "and as done when it is checked. Leave it out for a task of one or two steps."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "command": {"type": "string", "enum": ["view", "plan"], "description": "What to do."},
+            "task_list": {
+                "type": "array",
+                "description": "For `plan`: the whole list, in order.",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "id": {"type": "string", "description": "A name for the step."},
+                        "title": {"type": "string", "description": "What is to be done."},
+                        "status": {
+                            "type": "string",
+                            "enum": ["todo", "in_progress", "done"],
+                            "description": "How far it is.",
+                        },
+                        "notes": {"type": "string", "description": "What you want to remember of it."},
+                    },
+                    "required": ["title", "status", "id"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+)
+
+
+class TaskItem(Part):
+    """One entry of the agent's task list."""
+
+    id: str
+    title: str
+    status: Literal["todo", "in_progress", "done"] = "todo"
+    notes: str = ""
+
+
+class TaskTrackingObservation(Observation):
+    """The agent's task list."""
+
+    kind: Literal["observation.task_tracking"] = "observation.task_tracking"
+    is_decided: ClassVar[bool] = True
+    command: str
+    task_list: tuple[TaskItem, ...] = ()
+
+
+class TaskTrackingAction(Action):
+    """View or replace the agent's task list."""
+
+    kind: Literal["action.task_tracking"] = "action.task_tracking"
+    is_decided: ClassVar[bool] = True
+    tool_spec: ClassVar[ToolSpec] = TASK_TRACKER
+    enabled_by: ClassVar[str] = "enable_plan_mode"
+    source: EventSource = EventSource.AGENT
+    command: str = "view"
+    task_list: tuple[TaskItem, ...] = ()
+
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`; what an item leaves out has the original's default."""
+        command = required_text(arguments, "command", TASK_TRACKER.name)
+        if command not in ("view", "plan"):
+            raise ToolCallError(f"Unknown command {command[:100]!r} in tool call task_tracker. Use `view` or `plan`.")
+        if command == "view":
+            return cls(command=command)
+        if "task_list" not in arguments:
+            raise ToolCallError('Missing required argument "task_list" for "plan" command in tool call task_tracker')
+        items = arguments["task_list"]
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise ToolCallError("Invalid format for 'task_list' in tool call task_tracker: use a list of objects.")
+        if len(items) > MAX_ITEMS:
+            raise ToolCallError(f"A task list may have {MAX_ITEMS} items. Put several steps into one.")
+        return cls(command=command, task_list=tuple(_item(item, n) for n, item in enumerate(items, 1)))
+
+    def answer(self, task_list: Sequence[TaskItem]) -> Observation:
+        """See `Action.answer`."""
+        if self.command == "plan":
+            content = f"Task list has been updated with {len(self.task_list)} items."
+            return TaskTrackingObservation(content=content, command="plan", task_list=self.task_list)
+        content = shown(task_list) if task_list else NO_LIST
+        return TaskTrackingObservation(content=content, command=self.command, task_list=tuple(task_list))
+
+
+def shown(items: Sequence[TaskItem]) -> str:
+    """Return a list as the model reads it."""
+    lines = [f"{n}. {STATUS_ICONS[item.status]} {item.title}\n{item.notes}\n" for n, item in enumerate(items, 1)]
+    return "# Task List\n\n" + "".join(lines)
+
+
+def _item(given: Mapping[str, Any], number: int) -> TaskItem:
+    defaults = {"id": f"task-{number}", "title": "Untitled task", "status": "todo", "notes": ""}
+    return TaskItem.model_validate({name: given.get(name, default) for name, default in defaults.items()})

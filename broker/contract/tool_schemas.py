@@ -1,0 +1,101 @@
+"""The tools of the built-in agents, as the model sees them (OpenHands 9.1: names, parameters; the words are ours)."""
+
+from __future__ import annotations
+
+from broker.contract.tool_specs import ToolSpec
+
+SECURITY_RISK = {
+    "type": "string",
+    "enum": ["LOW", "MEDIUM", "HIGH"],
+    "description": "How dangerous this is: LOW reads or changes only the workspace; MEDIUM changes things the task "
+    "needs beyond it, such as installing a package; HIGH may harm the system, leak secrets or cannot be undone.",
+}
+
+EXECUTE_BASH = ToolSpec(
+    name="execute_bash",
+    description=(
+        "Run a command in the conversation's bash session. The session keeps its directory, variables and background "
+        "programs. One command per call: join several with `&&` or `;`. "
+        "A command that is silent for a while comes back with exit code -1 and is still running: send an empty "
+        "command to see more, text with is_input to answer it, or `C-c` with is_input to interrupt it. Start servers "
+        "and other long jobs in the background with their output in a file. Very long output loses its middle."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "command": {
+                "type": "string",
+                "description": "The command. Empty: more output of the running one. `C-c`, `C-d`, `C-z`: that key.",
+            },
+            "is_input": {
+                "type": "string",
+                "enum": ["true", "false"],
+                "description": "true: the command is typed into the program that is running. Default false.",
+            },
+            "timeout": {
+                "type": "number",
+                "description": "Seconds after which the call returns even if the command still runs.",
+            },
+            "security_risk": SECURITY_RISK,
+        },
+        "required": ["command", "security_risk"],
+    },
+)
+
+THINK = ToolSpec(
+    name="think",
+    description=(
+        "Write a thought down. Nothing is run and nothing changes. Use it to weigh several ways, to plan, or to sort "
+        "out what a failure means."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {"thought": {"type": "string", "description": "The thought."}},
+        "required": ["thought"],
+    },
+)
+
+FINISH = ToolSpec(
+    name="finish",
+    description="End the task: it is done, or you cannot get further. Report what was done, checked and left open.",
+    parameters={
+        "type": "object",
+        "properties": {"message": {"type": "string", "description": "The final report to the person."}},
+        "required": ["message"],
+    },
+)
+
+REQUEST_CONDENSATION = ToolSpec(
+    name="request_condensation",
+    description=(
+        "Have the older part of this conversation replaced by a summary. Use it when much of what was said and shown "
+        "no longer matters, such as after one part of a long task."
+    ),
+    parameters={"type": "object", "properties": {}, "required": []},
+)
+
+DELEGATE = ToolSpec(
+    name="delegate",
+    description=(
+        "Hand a task to another agent, which works on it by itself and reports its result. It sees the workspace but "
+        "nothing of this conversation: the task must say everything it needs. Several calls in one turn work at the "
+        "same time."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "agent": {"type": "string", "description": "The agent's name, such as CodeActAgent."},
+            "task": {"type": "string", "description": "What is to be done, and what is to be reported."},
+            "background": {
+                "type": "boolean",
+                "description": "true: go on at once; the result is told when it is there. Default false.",
+            },
+            "join": {
+                "type": "string",
+                "enum": ["all", "any"],
+                "description": "Of several calls in one turn: wait for all of them (default), or for the first.",
+            },
+        },
+        "required": ["agent", "task"],
+    },
+)

@@ -1,0 +1,13 @@
+"""The modules of a folder, imported for the classes that they define."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+
+
+def import_modules(package: ModuleType) -> list[ModuleType]:
+    """Import the modules of a package, in the order of their names. Folders in it are left out."""
+    found = pkgutil.iter_modules(package.__path__)
+    return [import_module(f"{package.__name__}.{module.name}") for module in found if not module.ispkg]
