@@ -57,6 +57,7 @@ def running_below(path) -> list[str]:
     return found
 
 
+@pytest.mark.soak
 def test_a_run_with_a_browser(env, workspace, tmp_path):
     (workspace / "hours.html").write_text("<h1>Open at 9</h1>")
     model = script(
@@ -204,7 +205,7 @@ def test_a_disk_that_is_full_is_named(env, home, workspace, tmp_path, size_bytes
     assert re.search(r"Free some space .*DECKHANDS_HOME", done.stderr)
 
 
-@pytest.mark.parametrize("verb", ["run", "up"])
+@pytest.mark.parametrize("verb", ["run", pytest.param("up", marks=pytest.mark.soak)])
 def test_a_disk_without_a_single_byte_is_named(env, home, workspace, verb):
     home.mkdir()
     full = f'cat /dev/zero > {home}/full 2>/dev/null; exec "$@"'

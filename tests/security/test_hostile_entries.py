@@ -76,6 +76,7 @@ async def crew(tmp_path: Path) -> AsyncIterator[Crew]:
         yield crew
 
 
+@pytest.mark.soak
 async def test_an_entry_without_its_fields_is_put_aside(crew: Crew) -> None:
     odd = [
         *(("foo", "bar"), ("c", b"\xff", "a", "1", "e", "x"), ("c", "nobody-1"), ("c", "nobody-1", "a", "1")),
