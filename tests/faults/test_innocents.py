@@ -37,6 +37,7 @@ async def let_go(cluster: FaultCluster, ids: list[str]) -> None:
         assert cluster.effects(cid) == ["begin", "end"]
 
 
+@pytest.mark.soak
 async def test_commands_outlive_any_number_of_tool_workers(cluster: FaultCluster) -> None:
     cluster.start_controller()
     cluster.start_tool("t0")

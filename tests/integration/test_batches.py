@@ -94,6 +94,7 @@ async def evaluation(
         yield made
 
 
+@pytest.mark.soak
 @both
 async def test_calls_of_many_conversations_go_in_few_batches(evaluation: Evaluation) -> None:
     ledger = Ledger(evaluation.client.store)

@@ -402,6 +402,7 @@ async def test_a_conversation_that_kills_its_workers_is_parked_and_its_neighbour
     await bench.until_state(poison, "finished")
 
 
+@pytest.mark.soak
 async def test_a_worker_takes_up_no_more_conversations_than_it_can_begin(bench: Bench) -> None:
     ids = [await bench.begin(FINISH) for _ in range(100)]
     bench.start_controller("victim", DECKHANDS_FAILPOINTS="controller.after_claim:kill@1")

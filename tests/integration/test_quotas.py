@@ -139,6 +139,7 @@ async def test_a_refused_key_does_not_keep_a_conversation_from_another(crowd: Cr
     assert not any(isinstance(event, ModelCallFailed) for event in await crowd.client.events(cid))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("crowd", [(0, "--latency", "0.3", "--concurrency", "2")], indirect=True)
 async def test_a_person_overtakes_a_crowd(crowd: Crowd) -> None:
     crowd.start("c1", "concurrency = 2")

@@ -56,6 +56,7 @@ def test_the_doctor_misses_terminals(env, sandbox, verdict):
     assert done.code == (sandbox == "none")
 
 
+@pytest.mark.soak
 def test_a_run_ends_at_once_and_goes_on_when_it_can(env, tmp_path):
     (workspace := tmp_path / "workspace").mkdir()
     model = script(tmp_path / "m.json", *[run_command("echo $((6 * 7)) > n")] * 3, finish("Done."), latency_seconds=0.5)
