@@ -14,19 +14,23 @@ LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-has
 	--extra build -c constraints.txt pyproject.toml
 # Tests of the docker sandbox need its engine; without one they are left out, as the printed command says.
 ENGINE = $(shell docker info >/dev/null 2>&1 || echo 'not docker')
-MARKERS ?= not slow$(if $(ENGINE), and $(ENGINE))
+MARKED = not slow$(if $(ENGINE), and $(ENGINE))
+MARKERS ?= not soak and $(MARKED)
+
+# Where `make soak` begins to look; another place each time.
+SEED := $(or $(SEED),$(shell date +%s))
 
 RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools test check lock bench faults orphans security clean
+.PHONY: help setup run tools test soak check lock bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo '  Variables: VENV=.venv  PYTHON=python3.12  PYTEST_ARGS="-k name -x"  MARKERS="not slow"  BENCH_ARGS=...'
+	@echo '  Variables: VENV=.venv  PYTHON=python3.12  PYTEST_ARGS="-k name -x"  MARKERS="not slow"  SEED=1  BENCH_ARGS=...'
 
 setup: $(SETUP) ## Create .venv with everything that development needs
 
@@ -36,8 +40,13 @@ run: $(RUNTIME) ## Run the demo: 20 agents, real workers, two of them killed
 tools:
 	@.ci/tools
 
-test: $(SETUP) tools ## Run the tests, without the slow ones
+test: $(SETUP) tools ## Run the tests, without the slow ones and the long searches
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '$(MARKERS)' $(PYTEST_ARGS)
+
+soak: $(SETUP) tools ## Run the long searches: simulations and property tests, from a seed that is printed
+	@echo 'Seed $(SEED): `make soak SEED=$(SEED)` repeats this run'
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '(soak or hypothesis) and $(MARKED)' \
+		--timeout 1800 --hypothesis-profile=soak --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
 
 check: $(SETUP) ## Lint, check the format, check the types, look for unsafe calls
 	@$(BIN)/ruff check .

@@ -1,7 +1,6 @@
 """What every test shares: how Hypothesis runs, and the stores.
 
-Holds: no example is failed for being slow on a busy machine, and a failure prints what reproduces it; no test leaves
-a program running that has a file of the tests open.
+Holds: no test leaves a program running that has a file of the tests open.
 """
 
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests.exploring import PUSH
 from tests.stores import (  # noqa: F401  (fixtures)
     clock,
     connect,
@@ -22,10 +22,15 @@ from tests.stores import (  # noqa: F401  (fixtures)
     valkey_store,
 )
 
-settings.register_profile("deckhands", deadline=None, print_blob=True)
-settings.load_profile("deckhands")
+settings.load_profile(PUSH)  # `make soak` loads the other one, by --hypothesis-profile
 
 ENDING_SECONDS = 5.0
+
+
+@pytest.fixture(scope="session")
+def soak_seed(request: pytest.FixtureRequest) -> int:
+    """Where this run of `make soak` begins to look; 0 without it."""
+    return int(request.config.getoption("--hypothesis-seed") or 0)
 
 
 @pytest.fixture(scope="session", autouse=True)

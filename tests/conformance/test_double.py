@@ -18,6 +18,7 @@ from broker.store.connection import Connection, MultiplexedConnection
 from broker.store.store import LIBRARIES, functions_code
 from broker.testing import keyspace, streams
 from broker.testing.memory_store import MemoryConnection
+from tests.exploring import examples
 from tests.stores import RealServer, emptied
 
 
@@ -192,7 +193,7 @@ async def _compare(server: RealServer, sequence: list[tuple[Any, ...]]) -> None:
 
 
 @pytest.mark.parametrize("program", ["valkey", "redis"])
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sequence=st.lists(commands, max_size=40))
 def test_commands(program: str, request: pytest.FixtureRequest, sequence: list[tuple[Any, ...]]) -> None:
     asyncio.run(_compare(request.getfixturevalue(f"{program}_server"), sequence))

@@ -14,6 +14,7 @@ from broker.runtime.clock import ManualClock
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from tests.broker_parts import begin, enter, pass_time, rung
+from tests.exploring import examples
 
 TENANT, EXPERIMENT = "tenant:acme", "experiment:acme/swe"
 PATIENCE_SECONDS = 3.0
@@ -208,7 +209,7 @@ class Turns:
             self.waiting.append(cid)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     seed=st.integers(0, 10_000),
     sizes=st.lists(st.sampled_from([0.05, 0.25, 0.25, 1.0]), min_size=2, max_size=8),

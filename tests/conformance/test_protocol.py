@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from tests.conformance.test_double import _timeless
+from tests.exploring import examples
 from tests.protocol_world import CONTROLLERS, CONVERSATIONS, NODES, SLOTS, Step, World
 from tests.stores import RealServer, emptied
 
@@ -70,14 +71,14 @@ async def _lose_nothing(sequence: list[Step], *, dispatches: bool) -> None:
 PARKED_AND_CLOSED: list[Step] = [("close", CONVERSATIONS[0]), ("hear", "c1"), ("release", 0, 1)]
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(30))
 @example(sequence=PARKED_AND_CLOSED)
 @given(sequence=st.lists(steps, max_size=40))
 def test_crashes_zombies_and_copies_lose_nothing(sequence: list[Step]) -> None:
     asyncio.run(_lose_nothing(sequence, dispatches=False))
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(30))
 @given(sequence=st.lists(st.one_of(steps, losses), max_size=40))
 def test_lost_entries_are_found_by_asking(sequence: list[Step]) -> None:
     asyncio.run(_lose_nothing(sequence, dispatches=True))
@@ -100,7 +101,7 @@ async def _compare(server: RealServer, sequence: list[Step]) -> None:
         await real.aclose()
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sequence=st.lists(st.one_of(steps, losses), max_size=40))
 def test_the_store_in_memory_does_what_a_real_one_does(valkey_server: RealServer, sequence: list[Step]) -> None:
     asyncio.run(_compare(valkey_server, sequence))

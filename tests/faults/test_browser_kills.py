@@ -80,6 +80,7 @@ async def test_what_was_clicked_before_a_worker_died_is_not_clicked_again(cluste
 HOURS = OutputSpec(json_schema={"type": "object", "properties": {"opens": {"type": "integer"}}, "required": ["opens"]})
 
 
+@pytest.mark.soak
 async def test_what_a_browsing_delegate_has_found_reaches_its_parent_once(cluster: FaultCluster) -> None:
     async with opened_site() as site:
         url = site.page("/library", "<h1>Library</h1><p>Opens at nine.</p>")

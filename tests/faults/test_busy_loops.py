@@ -23,7 +23,9 @@ async def hold_the_loop(cluster: FaultCluster, gate: Path, seconds: float) -> No
     gate.unlink()
 
 
-@pytest.mark.parametrize("place", ["controller.model_thinking", "tool.before_append"])
+@pytest.mark.parametrize(
+    "place", ["controller.model_thinking", pytest.param("tool.before_append", marks=pytest.mark.soak)]
+)
 async def test_a_worker_with_a_burst_of_work_keeps_what_it_has(cluster: FaultCluster, place: str) -> None:
     gate = cluster.root / "gate"
     start, start_other = cluster.start_controller, cluster.start_tool

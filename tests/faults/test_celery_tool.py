@@ -111,6 +111,7 @@ async def test_the_task_of_a_worker_that_was_killed_is_waited_for_and_not_sent_a
     assert trace(environment) == ["refund 99", "through the gate"]
 
 
+@pytest.mark.soak
 async def test_a_task_whose_conversation_was_stopped_is_ended_if_it_may_be(
     cluster: FaultCluster, environment: dict[str, str]
 ) -> None:

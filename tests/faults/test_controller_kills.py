@@ -7,14 +7,18 @@ import pytest
 from tests.faults.harness import FaultCluster, steps
 
 BOUNDARIES = [
-    "controller.before_claim@1",
     "controller.after_claim@1",
-    *(f"controller.before_append@{n}" for n in (1, 3)),
-    *(f"controller.after_append@{n}" for n in (1, 3)),
+    "controller.before_append@3",
+    "controller.after_append@1",
+    "controller.before_release@1",
+]
+OTHERS = [
+    "controller.before_claim@1",
+    "controller.before_append@1",
+    "controller.after_append@3",
     "controller.model_thinking@1",
     "controller.before_snapshot@1",
     "controller.after_snapshot@1",
-    "controller.before_release@1",
 ]
 AGAIN = [
     *(f"controller.before_append@{n}" for n in (2, 5)),
@@ -24,7 +28,14 @@ AGAIN = [
 """The same places at other steps; every step of a conversation is killed at in tests/simulation."""
 
 
-@pytest.mark.parametrize("boundary", [*BOUNDARIES, *(pytest.param(place, marks=pytest.mark.slow) for place in AGAIN)])
+@pytest.mark.parametrize(
+    "boundary",
+    [
+        *BOUNDARIES,
+        *(pytest.param(place, marks=pytest.mark.soak) for place in OTHERS),
+        *(pytest.param(place, marks=pytest.mark.slow) for place in AGAIN),
+    ],
+)
 async def test_conversation_survives_a_kill_at(cluster: FaultCluster, boundary: str) -> None:
     name, _, hit = boundary.partition("@")
     cluster.start_tool()

@@ -115,7 +115,14 @@ async def check_results(cluster: FaultCluster, cid: str, *, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "boundary", ["controller.delegate_begun@1", "controller.before_report@1", "controller.after_report@1"]
+    "boundary",
+    [
+        "controller.before_report@1",
+        *(
+            pytest.param(f"controller.{place}@1", marks=pytest.mark.soak)
+            for place in ("delegate_begun", "after_report")
+        ),
+    ],
 )
 async def test_a_delegate_is_begun_and_reported_once_when_its_worker_dies_at(
     cluster: FaultCluster, boundary: str

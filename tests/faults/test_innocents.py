@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from broker.log.conversations import Conversations
 from tests.faults.harness import FaultCluster
 
@@ -35,6 +37,7 @@ async def let_go(cluster: FaultCluster, ids: list[str]) -> None:
         assert cluster.effects(cid) == ["begin", "end"]
 
 
+@pytest.mark.soak
 async def test_commands_outlive_any_number_of_tool_workers(cluster: FaultCluster) -> None:
     cluster.start_controller()
     cluster.start_tool("t0")
@@ -54,6 +57,7 @@ async def test_commands_outlive_any_number_of_tool_workers(cluster: FaultCluster
     await let_go(cluster, ids)
 
 
+@pytest.mark.soak
 async def test_conversations_outlive_controllers_that_die_while_they_take_them_over(cluster: FaultCluster) -> None:
     cluster.start_tool()
     cluster.start_controller("c0")

@@ -130,6 +130,7 @@ def others(cluster: FaultCluster) -> None:
         assert script.read_text() != text
 
 
+@pytest.mark.soak
 async def test_a_lost_command_that_still_runs_does_not_answer_another(cluster: FaultCluster) -> None:
     """The worker has the lost command in hand when another one comes under its number."""
     gate = cluster.root / "gate"
@@ -154,6 +155,7 @@ async def test_a_lost_command_that_still_runs_does_not_answer_another(cluster: F
     await check(cluster, ids)
 
 
+@pytest.mark.soak
 async def test_whoever_follows_hears_of_the_gap(cluster: FaultCluster) -> None:
     cluster.start_controller("c1")
     cluster.start_tool("t1")

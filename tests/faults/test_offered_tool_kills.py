@@ -49,7 +49,9 @@ async def test_outside_of_the_call_nothing_is_lost(cluster: FaultCluster, bounda
     assert len(trace) == 1
 
 
-@pytest.mark.parametrize(("boundary", "effects"), [("tool.before_run", 0), ("tool.after_result", 1)])
+@pytest.mark.parametrize(
+    ("boundary", "effects"), [pytest.param("tool.before_run", 0, marks=pytest.mark.soak), ("tool.after_result", 1)]
+)
 async def test_an_outcome_that_nobody_knows_is_said_to_be_unknown(
     cluster: FaultCluster, boundary: str, effects: int
 ) -> None:
@@ -59,7 +61,11 @@ async def test_an_outcome_that_nobody_knows_is_said_to_be_unknown(
 
 
 @pytest.mark.parametrize(
-    ("boundary", "content"), [("tool.before_run", "Ordered 1 lamp."), ("tool.after_result", "Had been ordered.")]
+    ("boundary", "content"),
+    [
+        pytest.param("tool.before_run", "Ordered 1 lamp.", marks=pytest.mark.soak),
+        ("tool.after_result", "Had been ordered."),
+    ],
 )
 async def test_a_checkable_call_takes_effect_once(cluster: FaultCluster, boundary: str, content: str) -> None:
     answer, trace = await run_with_a_kill(cluster, boundary, calling("place_order", item="lamp"), "place_*")

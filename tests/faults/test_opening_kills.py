@@ -18,7 +18,7 @@ from tests.faults.harness import FaultCluster
 @pytest.mark.parametrize(
     "point",
     [
-        "tool.before_run",
+        pytest.param("tool.before_run", marks=pytest.mark.soak),
         "tool.before_append",
         *(pytest.param(f"tool.after_{what}", marks=pytest.mark.slow) for what in ("claim", "append")),
     ],

@@ -69,9 +69,10 @@ async def run_with_kills(cluster: FaultCluster, *, conversations: int, kills: in
 
 
 @pytest.mark.timeout(180)
-async def test_random_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("conversations", "kills"), [(4, 4), pytest.param(10, 12, marks=pytest.mark.soak)])
+async def test_random_kills(tmp_path: Path, conversations: int, kills: int) -> None:
     async with FaultCluster(tmp_path).running() as cluster:
-        await run_with_kills(cluster, conversations=10, kills=12, seed=11)
+        await run_with_kills(cluster, conversations=conversations, kills=kills, seed=11)
 
 
 @pytest.mark.slow

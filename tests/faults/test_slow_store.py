@@ -11,7 +11,11 @@ from tests.faults.proxy import SlowProxy
 
 
 @pytest.mark.parametrize(
-    "round_trip_seconds", [1.0, *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (0.5, 2.0, 4.0))]
+    "round_trip_seconds",
+    [
+        pytest.param(1.0, marks=pytest.mark.soak),
+        *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (0.5, 2.0, 4.0)),
+    ],
 )
 async def test_nobody_buries_the_living_while_the_store_is_slow(
     cluster: FaultCluster, round_trip_seconds: float

@@ -40,7 +40,10 @@ os.system("echo blocked; cat")
 NAMES = ("c1", "c2", "c3", "t1")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["refuses", "is silent"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGKILL, id="refuses", marks=pytest.mark.soak), pytest.param(signal.SIGSTOP, id="is silent")],
+)
 async def test_workers_end_when_told_to_while_store_and_queue_are_gone(
     durable_cluster: FaultCluster, number: signal.Signals
 ) -> None:

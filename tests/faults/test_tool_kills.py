@@ -7,12 +7,10 @@ import pytest
 from tests.faults.harness import FaultCluster, steps
 
 BOUNDARIES = [
-    "tool.before_claim@1",
     "tool.after_claim@1",
-    "tool.before_run@1",
     "tool.after_result@1",
-    "tool.before_append@1",
     "tool.after_append@1",
+    *(pytest.param(f"tool.before_{what}@1", marks=pytest.mark.soak) for what in ("claim", "run", "append")),
     pytest.param("tool.before_claim@3", marks=pytest.mark.slow),
     pytest.param("tool.after_result@3", marks=pytest.mark.slow),
 ]

@@ -6,6 +6,7 @@ import re
 import signal
 
 import psutil
+import pytest
 
 from tests.faults.harness import FaultCluster, steps
 
@@ -25,6 +26,7 @@ async def test_a_controller_that_comes_back_is_fenced(cluster: FaultCluster) -> 
     await cluster.check(ids, commands=3)
 
 
+@pytest.mark.soak
 async def test_what_it_appends_is_fenced_though_the_log_is_as_it_knew_it(cluster: FaultCluster) -> None:
     """Only the token refuses it: its successor has the conversation, and has not appended anything yet."""
     cluster.start_tool()
@@ -42,6 +44,7 @@ async def test_what_it_appends_is_fenced_though_the_log_is_as_it_knew_it(cluster
     await cluster.check(ids, commands=3)
 
 
+@pytest.mark.soak
 async def test_a_zombie_serves_again_under_a_new_name(cluster: FaultCluster) -> None:
     cluster.start_tool()
     cluster.start_controller("zombie", DECKHANDS_FAILPOINTS="controller.before_append:stop@3")

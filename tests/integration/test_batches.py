@@ -94,6 +94,7 @@ async def evaluation(
         yield made
 
 
+@pytest.mark.soak
 @both
 async def test_calls_of_many_conversations_go_in_few_batches(evaluation: Evaluation) -> None:
     ledger = Ledger(evaluation.client.store)
@@ -123,9 +124,9 @@ async def test_calls_of_many_conversations_go_in_few_batches(evaluation: Evaluat
 @pytest.mark.parametrize(
     ("evaluation", "place"),
     [
-        ("openai", "batch_before_send"),
         ("anthropic", "batch_after_send"),
-        ("openai", "batch_deliver"),
+        pytest.param("openai", "batch_before_send", marks=pytest.mark.soak),
+        pytest.param("openai", "batch_deliver", marks=pytest.mark.soak),
         pytest.param("anthropic", "batch_before_send", marks=pytest.mark.slow),
         pytest.param("openai", "batch_after_send", marks=pytest.mark.slow),
         pytest.param("anthropic", "batch_before_close", marks=pytest.mark.slow),
@@ -168,6 +169,7 @@ def is_stopped(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
+@pytest.mark.soak
 @anthropic
 async def test_all_workers_are_killed_while_batches_are_under_way(evaluation: Evaluation) -> None:
     ledger = Ledger(evaluation.client.store)

@@ -229,6 +229,24 @@ async def test_a_stop_gives_the_seat_back_and_loses_the_money(hands: Hands) -> N
     assert (account.reserved_usd, account.lost_calls) == (0.0, 1)
 
 
+async def test_a_reply_that_comes_while_a_stop_is_written_is_charged_as_lost(hands: Hands) -> None:
+    def is_thinking() -> bool:
+        return any(task.get_name() == f"model {CID}" for task in asyncio.all_tasks())
+
+    await hands.begin(THINK, latency=0.5, tenancy=ACME)
+    loop = await hands.claim()
+    loop.wake(has_news=False)
+    await until(is_thinking, what="the call")
+    await hands.ask("stopped")
+    hands.wire.before["deck_append"] = lambda: until(lambda: not is_thinking(), what="the reply")
+    loop.wake()
+    await until(lambda: bool(hands.gone), what="release")
+    await hands.services.gates.aclose()
+    assert (await hands.kinds())[-2:] == ["action.change_agent_state", "observation.agent_state_changed"]
+    account = await Ledger(hands.store).account("tenant:acme")
+    assert (account.reserved_usd, account.lost_calls) == (0.0, 1)
+
+
 async def test_a_budget_that_is_used_up_waits_and_a_top_up_resumes(hands: Hands) -> None:
     ledger = Ledger(hands.store)
     await ledger.set_limit("experiment:acme/swe", 0.25)

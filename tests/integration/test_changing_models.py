@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker.contract.events import AgentSpec, LLMSpec, ModelReply, ModelSwitched
 from controller_worker.loop.replay import replay
 from deckhands.reading.summary import summarize
@@ -57,6 +59,7 @@ fallbacks = ["claude", "gpt"]
 CALL_USD = 2_000 * 0.00005 + 10 * 0.01
 
 
+@pytest.mark.soak
 async def test_a_conversation_goes_on_with_other_models_and_backends(
     cluster: FaultCluster,  # noqa: F811
     model_server: Callable[..., RunningModelServer],

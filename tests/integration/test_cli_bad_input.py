@@ -176,7 +176,9 @@ class TestSettings:
         done = deckhands("ls", env=environment("~nobody-at-all/x"))
         refused(done, 2, "~nobody-at-all/x", "Name a directory by DECKHANDS_HOME.")
 
-    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+    @pytest.mark.parametrize(
+        "closed", ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.soak) for one in ("<&-", ">&-", "2>&-"))]
+    )
     def test_standard_streams_that_are_closed(self, env, tmp_path, closed):
         leave_a_run(tmp_path / "home" / "runs" / "abc")
         for verb, code in ((["show", "abc"], 0), (["run"], 2)):

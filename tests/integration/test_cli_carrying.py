@@ -144,6 +144,7 @@ def test_what_cannot_be_opened_ends_in_an_error_that_says_why(cli: Cli, home: Pa
         assert "secret@" not in refused.err
 
 
+@pytest.mark.soak
 def test_what_cp_cannot_do(cli: Cli, home: Path, tmp_path: Path) -> None:
     assert cli("cp", tmp_path, tmp_path).code == 2
     assert cli("cp", "unknown-conversation:x", tmp_path).code == 2

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from deckhands.cli.demo import report_lines
 from deckhands.cluster.demo import DemoReport
@@ -61,6 +62,7 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path):
     assert list(tmp_path.glob("deckhands-demo-*")) == []
 
 
+@pytest.mark.soak
 def test_a_demo_that_cannot_be_carried_out_leaves_the_logs_that_it_names(tmp_path):
     env = environment(tmp_path / "home", TMPDIR=str(tmp_path), DECKHANDS_FAILPOINTS="x:explode")
     with started("demo", "--conversations", "1", env=env) as running:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.command_line import cluster, deckhands, environment, finish, run_command, script
 
 
+@pytest.mark.soak
 def test_forks_go_on_from_an_event_with_another_model(tmp_path: Path) -> None:
     home, project = tmp_path / "home", tmp_path / "project"
     project.mkdir()

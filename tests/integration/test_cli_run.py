@@ -57,6 +57,7 @@ def running_below(path) -> list[str]:
     return found
 
 
+@pytest.mark.soak
 def test_a_run_with_a_browser(env, workspace, tmp_path):
     (workspace / "hours.html").write_text("<h1>Open at 9</h1>")
     model = script(
@@ -125,6 +126,7 @@ def test_an_interrupted_run_stops_in_order_and_can_be_gone_on_with(env, home, wo
     assert (workspace / "b").read_text() == "x\n"  # in a new session, since the first one ended with the run
 
 
+@pytest.mark.soak
 def test_a_run_whose_reader_has_gone_stops_in_order(env, home, workspace, tmp_path):
     model = script(tmp_path / "m.json", run_command("sleep 302.7"), finish("Done."))
     arguments = ["run", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none"]
@@ -204,7 +206,7 @@ def test_a_disk_that_is_full_is_named(env, home, workspace, tmp_path, size_bytes
     assert re.search(r"Free some space .*DECKHANDS_HOME", done.stderr)
 
 
-@pytest.mark.parametrize("verb", ["run", "up"])
+@pytest.mark.parametrize("verb", ["run", pytest.param("up", marks=pytest.mark.soak)])
 def test_a_disk_without_a_single_byte_is_named(env, home, workspace, verb):
     home.mkdir()
     full = f'cat /dev/zero > {home}/full 2>/dev/null; exec "$@"'
@@ -246,6 +248,7 @@ def test_an_output_is_mended_and_handed_in(env, workspace, tmp_path):
     assert [event["reason"] for event in events if event["kind"] == "observation.finish_refused"] == ["output"]
 
 
+@pytest.mark.soak
 def test_a_run_that_needs_a_person_still_does_when_it_is_resumed(env, workspace, tmp_path):
     model = script(tmp_path / "m.json", {"text": "Which one?"})
     done = deckhands("run", "-t", "Do it.", "-w", workspace, "--model", model, "--json", env=env)

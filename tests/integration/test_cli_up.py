@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from broker.store.store import open_store
 from tests.integration.command_line import COMMAND, cluster, deckhands, environment, finished, read_until, started
@@ -68,6 +69,7 @@ def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
     assert not (tmp_path / "cluster" / "url").exists()
 
 
+@pytest.mark.soak
 def test_celery_and_flower_find_its_workers_by_the_address_that_it_prints(tmp_path):
     with started("up", env=environment(tmp_path)) as running:
         told = read_until(running, "Ctrl-C stops it")

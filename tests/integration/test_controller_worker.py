@@ -322,7 +322,9 @@ async def test_what_cannot_work_is_said_at_once(bench: Bench, spec: dict[str, An
     assert row.fields["last_error"].startswith(reason)
 
 
-@pytest.mark.parametrize(("model", "path"), [("openai/large", "/v1"), ("claude-large", "")])
+@pytest.mark.parametrize(
+    ("model", "path"), [pytest.param("openai/large", "/v1", marks=pytest.mark.soak), ("claude-large", "")]
+)
 async def test_the_first_call_of_a_provider_costs_the_worker_no_heartbeat(
     bench: Bench, model: str, path: str, shared_model_server: Callable[..., RunningModelServer]
 ) -> None:
@@ -400,6 +402,7 @@ async def test_a_conversation_that_kills_its_workers_is_parked_and_its_neighbour
     await bench.until_state(poison, "finished")
 
 
+@pytest.mark.soak
 async def test_a_worker_takes_up_no_more_conversations_than_it_can_begin(bench: Bench) -> None:
     ids = [await bench.begin(FINISH) for _ in range(100)]
     bench.start_controller("victim", DECKHANDS_FAILPOINTS="controller.after_claim:kill@1")
@@ -490,6 +493,7 @@ async def test_a_claim_whose_reply_was_lost_is_found_by_the_next_ring(bench: Ben
     assert await bench.states(cid) == ["running", "finished"]
 
 
+@pytest.mark.soak
 async def test_a_worker_that_is_drained_stays_so_when_it_is_swept(bench: Bench) -> None:
     worker = bench.start_controller()
     store = bench.client.store
@@ -518,6 +522,7 @@ async def test_a_full_worker_makes_room_by_giving_back_what_only_waits(bench: Be
         await bench.settle(waiting)
 
 
+@pytest.mark.soak
 async def test_a_thousand_conversations_that_wait_for_tools(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     worker = bench.start_controller(DECKHANDS_IDLE_SECONDS="600")
     store, agent = bench.client.store, bench.agent(BASH, FINISH)

@@ -21,6 +21,7 @@ from controller_worker.agents.registry import AGENTS
 from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.noop import NoOpCondenser
 from controller_worker.core.state import state_from
+from controller_worker.loop.snapshots import EVERY_EVENTS
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.messages.messages import Message, TextPart
 from tests.broker_parts import lapse, mail_of, rung
@@ -153,6 +154,39 @@ async def test_a_step_reads_only_what_is_new_however_long_the_history(hands: Han
     # One append a step; nothing of the log is read again.
     assert hands.wire.counts["XRANGE"] == reads
     assert hands.wire.counts["deck_append"] >= 121 - since
+
+
+async def test_a_long_conversation_leaves_snapshots_on_its_way(hands: Hands) -> None:
+    thoughts = [{"tool_calls": [{"name": "think", "arguments": {"thought": f"hm {n}"}}]} for n in range(20)]
+    await hands.begin(*thoughts, BASH)
+    loop = await hands.go()
+    snapshot = state_from(await hands.owners.load_snapshot(CID))
+    assert snapshot is not None
+    assert EVERY_EVENTS <= snapshot.version < loop.state.version
+    assert hands.gone == []
+
+
+async def test_a_listing_follows_what_a_conversation_waits_for(hands: Hands) -> None:
+    busy = BASH | {"error": {"code": "rate_limit", "retry_after_seconds": 60.0}}
+
+    async def shown() -> tuple[str, str]:
+        row = await Conversations(hands.store).row(CID)
+        return row.state, row.wait_reason
+
+    await hands.begin(BASH, busy, BASH)
+    loop = await hands.go()
+    assert await shown() == ("running", "tool")
+    await hands.observe(loop.state.tools.pending[0].id)
+    loop.wake()
+    await until(lambda: hands.gone == [CID], what="release")
+    assert await shown() == ("rate_limited", "rate_limit")
+    await hands.say()
+    loop = await hands.go()
+    assert await shown() == ("running", "tool")
+    await hands.ask("stopped")
+    loop.wake()
+    await until(lambda: hands.gone == [CID, CID], what="release")
+    assert await shown() == ("stopped", "")
 
 
 # Model calls

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.actions import CmdRunAction
-from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Observation, WorkspaceSpec
+from broker.contract.actions import CmdRunAction, ToolCallAction
+from broker.contract.events import (
+    Action,
+    ConfirmationStatus,
+    ConversationCreated,
+    Observation,
+    ToolCallMetadata,
+    WorkspaceSpec,
+)
 from broker.contract.file_events import (
     FileEditAction,
     FileReadAction,
@@ -17,6 +24,7 @@ from broker.contract.file_events import (
     FileWriteObservation,
 )
 from broker.contract.observations import (
+    CmdOutputMetadata,
     CmdOutputObservation,
     ErrorObservation,
     EventsLostObservation,
@@ -25,8 +33,10 @@ from broker.contract.observations import (
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed
 from broker.log.event_log import EventLog
 from broker.store.store import Store
+from broker.tools.custom_tools import custom_tool
 from tests.integration.workspace_hosts import opened
 from tool_worker.launch.host_folder import HostFolder
+from tool_worker.tools.offered import OfferedTools
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.workspace.workspaces import Workspaces
@@ -80,6 +90,24 @@ async def test_after_a_reboot_what_may_be_repeated_is_repeated(memory_store: Sto
         await executor.execute(await delivery_of(log, 2), ActionReclaimed(2, "tool-0"))
     observation = (await log.read("conversation"))[-1]
     assert observation.kind == "observation.read"
+
+
+async def test_a_result_that_fits_no_log_is_an_error_of_the_same_call(memory_store: Store, tmp_path: Path) -> None:
+    def count_atoms() -> Observation:
+        """Count the atoms of the universe."""
+        return CmdOutputObservation(content="many", command="count", metadata=CmdOutputMetadata(exit_code=10**80))
+
+    metadata = ToolCallMetadata(function_name="count_atoms", tool_call_id="c1", reply_id=1, total_calls_in_response=1)
+    action = ToolCallAction(name="count_atoms", tool_call_metadata=metadata)
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [action])
+    offered = OfferedTools([custom_tool(count_atoms)])
+    executor = Executor(log, Workspaces(tmp_path, sandbox="none"), worker_id="tool-1", offered=offered)
+    await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
+    answer = (await log.read("conversation"))[-1]
+    assert isinstance(answer, ErrorObservation)
+    assert (answer.cause, answer.error_id, answer.tool_call_metadata) == (2, "event_unfit", metadata)
 
 
 @pytest.mark.parametrize("status", [ConfirmationStatus.AWAITING_CONFIRMATION, ConfirmationStatus.REJECTED])

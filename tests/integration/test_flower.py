@@ -38,6 +38,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         await cluster.stop()
 
 
+@pytest.mark.soak
 async def test_remote_control_reaches_both_kinds_of_worker(cluster: Cluster) -> None:
     pongs = await _both(cluster, "inspect", "ping")
     assert pongs == {"controller": {"ok": "pong"}, "tool": {"ok": "pong"}}
@@ -50,6 +51,7 @@ async def test_remote_control_reaches_both_kinds_of_worker(cluster: Cluster) -> 
     assert found["tool"]["worker_id"].startswith("tool-")
 
 
+@pytest.mark.soak
 async def test_settings_of_another_celery_application_are_not_the_workers(tmp_path: Path) -> None:
     others = {
         "CELERY_BROKER_URL": "redis://127.0.0.1:1/0",

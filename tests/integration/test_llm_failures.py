@@ -209,8 +209,15 @@ async def test_a_cancelled_call_closes_its_socket(
     assert (await llm.complete(REQUEST)).text == "Step 1."
 
 
-@pytest.mark.parametrize("on_delta", [None, lambda _: None], ids=["whole", "streamed"])
-@pytest.mark.parametrize("backend", ["anthropic", "openai"])  # what litellm reads, nobody limits but the clock
+@pytest.mark.parametrize(
+    ("backend", "on_delta"),  # what litellm reads, nobody limits but the clock
+    [
+        pytest.param("anthropic", None, id="anthropic-whole"),
+        pytest.param("openai", None, id="openai-whole"),
+        pytest.param("anthropic", lambda _: None, id="anthropic-streamed", marks=pytest.mark.soak),
+        pytest.param("openai", lambda _: None, id="openai-streamed", marks=pytest.mark.soak),
+    ],
+)
 async def test_a_reply_without_end_is_given_up(
     server: RunningModelServer, backend: str, on_delta: Callable[[Delta], None] | None
 ) -> None:

@@ -34,6 +34,8 @@ SCRIPT = {
         {"text": "<function=execute_bash>\n<parameter=command>ls", "stop_reason": "length"},
         {"text": "Done, without a call."},
         {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "ls"}}]},
+        {"text": "<function=execute_bash>\n<parameter=command>ls</parameter>\n", "stop_reason": "length"},
+        {"text": "<function=execute_bash>\n<parameter=command>ls</parameter>\n"},
     ]
 }
 HISTORY = (
@@ -100,6 +102,16 @@ async def test_a_bad_call_is_told_to_the_model(
     assert answer == ErrorObservation(
         content=call.problem, source=EventSource.AGENT, tool_call_metadata=answer.tool_call_metadata
     )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_call_whose_end_was_cut_off_at_the_limit_of_length_is_not_whole(
+    server: RunningModelServer, backend: str
+) -> None:
+    (cut,) = (await ask(server, backend, 5)).tool_calls
+    assert cut.problem.startswith("The call of function 'execute_bash' is cut off")
+    (stopped,) = (await ask(server, backend, 6)).tool_calls
+    assert (stopped.arguments, stopped.problem) == ('{"command": "ls"}', "")
 
 
 async def test_calls_that_a_server_has_made_of_the_text_are_taken(server: RunningModelServer) -> None:

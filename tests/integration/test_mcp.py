@@ -157,6 +157,7 @@ async def test_a_call_has_a_limit(tmp_path: Path) -> None:
         gate.write_text("open")  # lets the server end
 
 
+@pytest.mark.soak
 async def test_a_tool_that_tells_something_else_later_is_not_called(tmp_path: Path) -> None:
     async with offering(program(), tmp_path) as before:
         offer = before.offers["example/echo"]
@@ -168,6 +169,7 @@ async def test_a_tool_that_tells_something_else_later_is_not_called(tmp_path: Pa
         assert refused.error_id == "tool_changed"
 
 
+@pytest.mark.soak
 async def test_what_a_server_tells_later_is_for_new_conversations(tmp_path: Path) -> None:
     async with offering(program(), tmp_path) as example:
         first = example.offers["example/echo"]

@@ -17,7 +17,11 @@ from tests.model_server.running_server import RunningModelServer
 pytest_plugins = ("tests.model_server.fixtures",)
 
 THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}]}
-BACKENDS = [("claude-sonnet-4-5", "auto"), ("openai/mine", "openai"), ("openai/mine", "litellm")]
+OPENAI, LITELLM = ("openai/mine", "openai"), ("openai/mine", "litellm")
+BACKENDS = [
+    ("claude-sonnet-4-5", "auto"),
+    *(pytest.param(*other, marks=pytest.mark.soak) for other in (OPENAI, LITELLM)),
+]
 
 
 def start_controller(faults: FaultCluster, server: RunningModelServer, model: str, **settings: str) -> None:
@@ -30,7 +34,7 @@ def start_controller(faults: FaultCluster, server: RunningModelServer, model: st
     ("model", "configured", "sent"),
     [
         ("claude-sonnet-4-5", None, [0.0, 1.0, 1.0, 0.0, 0.0]),
-        ("openai/mine", None, [0.0, 1.0, 1.0, 0.0, 0.0]),
+        pytest.param("openai/mine", None, [0.0, 1.0, 1.0, 0.0, 0.0], marks=pytest.mark.soak),
         ("openai/mine", "0.3", [0.3] * 5),
     ],
 )
@@ -55,7 +59,7 @@ async def test_after_an_empty_reply_the_temperature_is_one(
     assert [request["body"]["temperature"] for request in server.requests()] == sent
 
 
-@pytest.mark.parametrize("kind", ["hang", "hang_body"])
+@pytest.mark.parametrize("kind", [pytest.param("hang", marks=pytest.mark.soak), "hang_body"])
 @pytest.mark.parametrize(("model", "backend"), BACKENDS)
 async def test_a_stop_closes_the_connection(
     cluster: FaultCluster,  # noqa: F811

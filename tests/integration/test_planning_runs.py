@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integration.command_line import deckhands, environment, finish, script
 
 PLAN = {"tool_calls": [{"name": "propose_plan", "arguments": {"plan": "1. Make `made`."}}]}
@@ -22,6 +24,7 @@ def planned(tmp_path: Path, mode: str, *turns: dict[str, Any]) -> list[str | Pat
     return ["run", "-t", "Do it", "--plan", mode, "-w", tmp_path / "work", "--model", model, "--json"]
 
 
+@pytest.mark.soak
 def test_a_plan_is_carried_out_at_once_by_the_other_agent(tmp_path: Path) -> None:
     env = environment(tmp_path / "home")
     done = deckhands(*planned(tmp_path, "auto", TOUCH, GREP, PLAN, TOUCH, finish("Done.")), env=env)

@@ -102,6 +102,7 @@ async def test_a_provider_quota_is_used_up_and_not_passed(crowd: Crowd) -> None:
     assert used >= 0.7, f"{used:.0%} of the quota"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("crowd", [LIMITED], indirect=True)
 async def test_without_a_table_the_provider_refuses(crowd: Crowd) -> None:
     crowd.start("c1")
@@ -138,6 +139,7 @@ async def test_a_refused_key_does_not_keep_a_conversation_from_another(crowd: Cr
     assert not any(isinstance(event, ModelCallFailed) for event in await crowd.client.events(cid))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("crowd", [(0, "--latency", "0.3", "--concurrency", "2")], indirect=True)
 async def test_a_person_overtakes_a_crowd(crowd: Crowd) -> None:
     crowd.start("c1", "concurrency = 2")
@@ -199,6 +201,7 @@ async def until_used_up(crowd: Crowd, ledger: Ledger, ids: Sequence[str]) -> Non
     await crowd.until(all_wait, what="the end of the budget", limit=60.0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("crowd", [BUDGET], indirect=True)
 async def test_a_budget_is_given_out_in_the_order_of_coming(crowd: Crowd) -> None:
     # All come at once and to a worker that lives: who was in the hands of a dead one misses its turns.
@@ -211,6 +214,7 @@ async def test_a_budget_is_given_out_in_the_order_of_coming(crowd: Crowd) -> Non
     assert max(calls) - min(calls) <= 4, f"some were served before others: {calls}"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("crowd", [BUDGET], indirect=True)
 async def test_a_budget_holds_under_kills_and_a_top_up_resumes(crowd: Crowd) -> None:
     ledger = Ledger(crowd.client.store)

@@ -21,6 +21,7 @@ def env(tmp_path):
     return environment(tmp_path / "home")
 
 
+@pytest.mark.soak
 def test_the_demo_needs_none(env):
     with started("demo", "--conversations", "4", "--json", env=env, before=WITHOUT_BWRAP) as running:
         done = finished(running)
@@ -45,7 +46,9 @@ def test_a_demo_that_fails_says_why(env):
     assert second.startswith("! 01-expense_totals: ")
 
 
-@pytest.mark.parametrize(("sandbox", "verdict"), [("none", "missing"), ("auto", "weaker")])
+@pytest.mark.parametrize(
+    ("sandbox", "verdict"), [pytest.param("none", "missing", marks=pytest.mark.soak), ("auto", "weaker")]
+)
 def test_the_doctor_misses_terminals(env, sandbox, verdict):
     with started("doctor", env=env | {"DECKHANDS_SANDBOX": sandbox}, before=WITHOUT_TERMINALS) as running:
         done = finished(running)
@@ -53,6 +56,7 @@ def test_the_doctor_misses_terminals(env, sandbox, verdict):
     assert done.code == (sandbox == "none")
 
 
+@pytest.mark.soak
 def test_a_run_ends_at_once_and_goes_on_when_it_can(env, tmp_path):
     (workspace := tmp_path / "workspace").mkdir()
     model = script(tmp_path / "m.json", *[run_command("echo $((6 * 7)) > n")] * 3, finish("Done."), latency_seconds=0.5)
@@ -70,6 +74,7 @@ def test_a_run_ends_at_once_and_goes_on_when_it_can(env, tmp_path):
     assert (workspace / "n").read_text() == "42\n"
 
 
+@pytest.mark.soak
 def test_a_run_that_was_refused_goes_on_without_a_sandbox(env, tmp_path):
     (workspace := tmp_path / "workspace").mkdir()
     model = script(tmp_path / "m.json", *[run_command("echo $((6 * 7)) > n")] * 3, finish("Done."), latency_seconds=0.5)

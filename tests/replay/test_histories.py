@@ -31,6 +31,7 @@ from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.messages.messages import Message, TextPart
 from tests.controller_parts import CID, Core, answer, bash, call, check_snapshots, finish, messages_of, think
+from tests.exploring import examples
 
 MAX_EFFECTS_TO_SETTLE = 400
 
@@ -268,7 +269,7 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=40, stateful_step_count=40)
+TestHistory.settings = settings(max_examples=examples(40), stateful_step_count=40)
 
 
 def test_every_snapshot_of_a_long_history_leads_to_the_same_state() -> None:

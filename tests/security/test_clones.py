@@ -163,7 +163,9 @@ HOSTS = (
 )
 
 
-@pytest.mark.parametrize("confined", [True, False], ids=["bwrap", "none"])
+@pytest.mark.parametrize(
+    "confined", [pytest.param(True, id="bwrap"), pytest.param(False, id="none", marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("host", HOSTS)
 async def test_no_service_of_this_machine(node: Node, host: str, confined: bool) -> None:
     with service("0.0.0.0") as asked:

@@ -84,7 +84,9 @@ async def test_what_was_put_in_its_place_before_it_was_bound_is_not_entered(
         assert log == "another directory was put in the place of the workspace"
 
 
-@pytest.mark.parametrize("other", ["link", "to-root", "to-neighbour", "good"])
+@pytest.mark.parametrize(
+    "other", ["to-root", *(pytest.param(one, marks=pytest.mark.soak) for one in ("link", "to-neighbour", "good"))]
+)
 async def test_no_opening_gets_out_while_names_are_swapped(made: World, other: str) -> None:
     swapped, came = made.roots / "swapped", []
     named = tool_settings(made.environment).named

@@ -76,6 +76,7 @@ async def crew(tmp_path: Path) -> AsyncIterator[Crew]:
         yield crew
 
 
+@pytest.mark.soak
 async def test_an_entry_without_its_fields_is_put_aside(crew: Crew) -> None:
     odd = [
         *(("foo", "bar"), ("c", b"\xff", "a", "1", "e", "x"), ("c", "nobody-1"), ("c", "nobody-1", "a", "1")),
@@ -107,6 +108,7 @@ async def test_an_entry_without_its_fields_is_put_aside(crew: Crew) -> None:
     await crew.work()
 
 
+@pytest.mark.soak
 async def test_what_a_dead_worker_held_and_cannot_be_read_hurts_no_burial(crew: Crew) -> None:
     for name in ("t1", "t2"):
         crew.cluster.kill(name)

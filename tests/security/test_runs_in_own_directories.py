@@ -102,6 +102,7 @@ def test_a_cluster_takes_what_its_operator_names_and_nothing_else(tmp_path: Path
             assert (code, "may not be a workspace" in said) == (2, True)
 
 
+@pytest.mark.soak
 def test_a_cluster_takes_no_directory_unless_its_operator_names_one(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     env = environment(tmp_path / "home")

@@ -1,8 +1,8 @@
 """Every boundary of the canonical conversation, and many at once: whatever fails there, the promises hold.
 
-The points of one run of these tests: a kill, a broken connection,
-a pause and a stop at the boundaries one after the other; pairs; and seeds with up to
-sixteen faults each among two controller workers, two tool workers and a person. `make faults` runs many more.
+A kill, a broken connection, a pause and a stop at the boundaries one after the other; pairs; and seeds with up to
+sixteen faults each among two controller workers, two tool workers and a person. `make test` runs the first part of
+each, `make soak` the others and seeds that nobody has tried, and `make faults` many more.
 A failure prints the plan that reproduces it: `broken(simulate(Plan(…), environment(folder)))`.
 """
 
@@ -20,12 +20,21 @@ from tests.simulation.errand import DELEGATES, broken_errand, sender
 from tests.simulation.faults import Fault
 from tests.simulation.plans import random_pairs, random_plan
 
-PARTS = 4
-PAIRS = 100
-SEEDS = 370
+PARTS = 8
+PAIRS = 104
+SEEDS = 368
+SEED_PARTS = 16
+NEW_SEEDS = 400
+MORE_PARTS = 4
 MORE_PAIRS = 4_000
 MORE_SEEDS = 3_000
 MORE_ERRANDS = 400
+
+
+def parts(count: int = PARTS) -> pytest.MarkDecorator:
+    """Divide a test: `make test` runs the first part, `make soak` the others."""
+    others = [pytest.param(part, marks=pytest.mark.soak) for part in range(1, count)]
+    return pytest.mark.parametrize("part", [0, *others])
 
 
 @pytest.fixture(scope="module")
@@ -94,28 +103,28 @@ def test_the_canonical_conversation(model: Mapping[str, str]) -> None:
     ]
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@parts()
 def test_a_kill_at_every_boundary(part: int, model: Mapping[str, str]) -> None:
     size = boundaries(model)
     plans = [Plan(0, {at: Fault.KILL}) for at in range(1, size + 1)[part::PARTS]]
     assert struck_in(plans, model) == len(plans)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@parts()
 def test_a_broken_connection_at_every_fourth_boundary(part: int, model: Mapping[str, str]) -> None:
     size = boundaries(model)
     plans = [Plan(0, {at: Fault.CUT}) for at in range(1, size + 1, 4)[part::PARTS]]
     assert struck_in(plans, model) == len(plans)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@parts()
 def test_a_pause_at_every_eighth_boundary(part: int, model: Mapping[str, str]) -> None:
     size = boundaries(model)
     plans = [Plan(0, {at: Fault.PAUSE}) for at in range(1, size + 1, 8)[part::PARTS]]
     assert struck_in(plans, model) == len(plans)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@parts()
 def test_a_worker_stopped_at_every_eighth_boundary_while_another_takes_over(
     part: int, model: Mapping[str, str]
 ) -> None:
@@ -124,17 +133,26 @@ def test_a_worker_stopped_at_every_eighth_boundary_while_another_takes_over(
     assert struck_in(plans, model) == len(plans)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@parts()
 def test_two_faults(part: int, model: Mapping[str, str]) -> None:
     plans = random_pairs(PAIRS // PARTS, boundaries(model), seed=part)
     assert struck_in(plans, model) > 1.5 * PAIRS / PARTS
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@parts(SEED_PARTS)
 def test_many_faults(part: int, model: Mapping[str, str]) -> None:
-    struck = struck_in((random_plan(seed) for seed in range(part, SEEDS, PARTS)), model)
-    print(f"seeds {part}, {part + PARTS} … below {SEEDS}: {struck} faults struck")
-    assert struck > 10 * SEEDS / PARTS
+    struck = struck_in((random_plan(seed) for seed in range(part, SEEDS, SEED_PARTS)), model)
+    print(f"seeds {part}, {part + SEED_PARTS} … below {SEEDS}: {struck} faults struck")
+    assert struck > 10 * SEEDS / SEED_PARTS
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(MORE_PARTS))
+def test_many_faults_of_new_seeds(part: int, model: Mapping[str, str], soak_seed: int) -> None:
+    first = soak_seed * 1_000_000
+    seeds = range(first + part, first + NEW_SEEDS, MORE_PARTS)
+    struck = struck_in((random_plan(seed) for seed in seeds), model)
+    print(f"seeds {seeds}: {struck} faults struck")
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +186,7 @@ def errand_boundaries(errand: Person, **options: int) -> list[str]:
     return outcome.cluster.wire.passed
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@parts()
 def test_delegates_notes_questions_and_checks_with_a_kill_at_every_fourth_boundary(part: int, errand: Person) -> None:
     expected = errand_boundaries(errand)
     plans = [Plan(0, {at: Fault.KILL}) for at in range(1, len(expected) + 1, 4)[part::PARTS]]
@@ -176,30 +194,30 @@ def test_delegates_notes_questions_and_checks_with_a_kill_at_every_fourth_bounda
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(MORE_PARTS))
 @pytest.mark.parametrize("fault", list(Fault))
 def test_delegates_notes_questions_and_checks_with_a_fault_at_every_boundary(
     fault: Fault, part: int, errand: Person
 ) -> None:
     controllers = 2 if fault is Fault.STOP else 1
     expected = errand_boundaries(errand, controllers=controllers)
-    plans = [Plan(0, {at: fault}, controllers=controllers) for at in range(1, len(expected) + 1)[part::PARTS]]
+    plans = [Plan(0, {at: fault}, controllers=controllers) for at in range(1, len(expected) + 1)[part::MORE_PARTS]]
     assert unstruck_errands(plans, errand, expected=expected) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(MORE_PARTS))
 def test_delegates_notes_questions_and_checks_with_many_faults(part: int, errand: Person) -> None:
-    unstruck_errands((random_plan(seed) for seed in range(part, MORE_ERRANDS, PARTS)), errand)
+    unstruck_errands((random_plan(seed) for seed in range(part, MORE_ERRANDS, MORE_PARTS)), errand)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(MORE_PARTS))
 def test_more_pairs(part: int, model: Mapping[str, str]) -> None:
-    struck_in(random_pairs(MORE_PAIRS // PARTS, boundaries(model), seed=1_000 + part), model)
+    struck_in(random_pairs(MORE_PAIRS // MORE_PARTS, boundaries(model), seed=1_000 + part), model)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(MORE_PARTS))
 def test_more_faults(part: int, model: Mapping[str, str]) -> None:
-    struck_in((random_plan(seed) for seed in range(SEEDS + part, SEEDS + MORE_SEEDS, PARTS)), model)
+    struck_in((random_plan(seed) for seed in range(SEEDS + part, SEEDS + MORE_SEEDS, MORE_PARTS)), model)

@@ -36,6 +36,7 @@ from broker.contract.specs import (
 from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
+from tests.exploring import examples
 
 KINDS = dict(sorted(Event.KINDS.items()))
 
@@ -147,7 +148,7 @@ def test_every_kind_is_known() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(content=st.data())
 def test_round_trip(kind: str, content: st.DataObject) -> None:
     event = content.draw(_events(KINDS[kind]))
@@ -156,7 +157,7 @@ def test_round_trip(kind: str, content: st.DataObject) -> None:
     assert codec.decode(entry, event.id) == event
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(event=st.one_of([_events(event_class) for event_class in KINDS.values()]))
 def test_an_export_is_the_wire_form_under_its_id(event: Event) -> None:
     exported = event.export()
@@ -390,7 +391,7 @@ def _written_out(value: Any) -> Any:
     return [_written_out(child) for child in value] if isinstance(value, list) else value[0] * value[1]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plan=st.dictionaries(st.sampled_from(["a", "b.c", "~", "0"]), nested_texts, max_size=3))
 def test_shorten_and_restore_are_inverse(plan: dict[str, Any]) -> None:
     wire = {"kind": "action.call_tool_mcp", "name": "x", "arguments": _written_out(plan)}

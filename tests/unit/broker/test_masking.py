@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.contract.observations import TRUNCATION_MARKER
-from broker.secrets.masking import MASK, MaskedPieces, Masker
+from broker.secrets.masking import CUTS, MASK, MaskedPieces, Masker
 
 SECRET = "c4n4ry-p@ss+w/rd?'\"é\\x"
 SIGNS = "$ign`s&(a)<b>!*~[1];#"
@@ -275,6 +275,19 @@ def test_pieces_are_masked_like_the_whole(parts: list[str], data: st.DataObject)
         shown += pieces.feed(text[at : at + step])
         at += step
     assert shown + pieces.finish() == masker.text(text)
+
+
+@pytest.mark.parametrize("step", [60, 1_000])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
+def test_a_value_with_a_cut_in_it_is_found_in_pieces(encode: Callable[[str], str], cut: str, step: int) -> None:
+    masker, encoded = Masker([PLAIN]), encode(PLAIN)
+    tail = "what is shown behind it, " * (1 + masker.reach_chars // 12)
+    at = len(encoded) // 2
+    text = f"before {encoded[:at]}{cut}{encoded[at:]} {tail}"
+    pieces = MaskedPieces(masker)
+    shown = [pieces.feed(text[begin : begin + step]) for begin in range(0, len(text), step)]
+    assert "".join(shown) + pieces.finish() == masker.text(text)
 
 
 @given(st.text(), st.text(min_size=8))

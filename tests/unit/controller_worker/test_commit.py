@@ -67,6 +67,14 @@ def test_answers_point_to_the_right_events_when_something_comes_first() -> None:
     assert all(isinstance(commit.events[position], ErrorObservation) for position in commit.answers)
 
 
+def test_what_is_cancelled_first_is_not_forgotten_for_what_follows() -> None:
+    core = started()
+    core.reply(bash(call_id="a"))
+    commit = settle(core.state, Append((said("more"),), cancels=(8,)), START)
+    assert [event.kind for event in commit.events] == ["action.message", "action.recall", "observation.null"]
+    assert commit.cancels == [8]
+
+
 def test_a_large_turn_is_one_commit() -> None:
     core = started()
     core.reply(*(think(f"thought {n}", call_id=f"t{n}") for n in range(500)))

@@ -20,6 +20,7 @@ from controller_worker.concerns.model_calls import BATCH, BUDGET, QUOTA
 from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
 from controller_worker.core.state import snapshot_of, state_from
 from tests.controller_parts import Core, bash, call, finish, think
+from tests.exploring import examples
 
 RETRY_SECONDS = 8.0
 PASSING_SECONDS = RETRY_SECONDS + 1
@@ -317,4 +318,4 @@ class ControllerMachine(RuleBasedStateMachine):
 
 
 TestController = ControllerMachine.TestCase
-TestController.settings = settings(max_examples=100, stateful_step_count=30)
+TestController.settings = settings(max_examples=examples(100), stateful_step_count=30)

@@ -44,6 +44,15 @@ def test_after_so_many_prompts_that_do_not_fit_it_is_an_error() -> None:
     assert core.state.lifecycle.last_error == TOO_LONG
 
 
+def test_a_condensers_reply_does_not_begin_the_count_again() -> None:
+    core = started(agent=AgentSpec(condenser=LLMSummarizingCondenserSpec()))
+    for _ in range(MAX_OVERFLOWS):
+        assert overflow(core) == CallModel(1, 1)
+        core.append(ModelReply(service="condenser", content="notes"), CondensationAction(forgotten_event_ids=()))
+    assert isinstance(overflow(core), Rest)
+    assert core.states() == ["running", "error"]
+
+
 def test_a_reply_or_a_person_begins_the_count_anew() -> None:
     core = started()
     for _ in range(2):

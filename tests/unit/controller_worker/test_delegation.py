@@ -172,6 +172,16 @@ def test_what_is_left_is_divided_and_what_was_used_is_added() -> None:
     )
 
 
+def test_a_limit_that_delegates_have_used_up_grows_too() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=3), headless=False)
+    core.reply(delegate())
+    assert ended(core, 8, iterations=2) == Rest()
+    assert core.state.lifecycle.error_code == "max_iterations"
+    core.ask("running")
+    assert core.run() == CallModel(2, 1)
+    assert core.state.usage.max_iterations == 6
+
+
 def test_one_alone_gets_all_that_is_left() -> None:
     core = started(agent=ABLE, limits=Limits(max_iterations=11))
     core.reply(delegate())

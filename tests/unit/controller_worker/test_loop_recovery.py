@@ -236,6 +236,17 @@ def test_commands_between_polls_still_count() -> None:
     assert core.state.lifecycle.last_error == STUCK
 
 
+@pytest.mark.parametrize(("headless", "is_found"), [(True, True), (False, False)])
+def test_a_message_takes_back_what_was_repeated_only_where_a_person_is_there(headless: bool, is_found: bool) -> None:
+    core = started(headless=headless)
+    for _ in range(9):
+        core.append(CondensationAction(forgotten_event_ids=()))
+    core.say("go on")
+    assert core.run() == CallModel(1, 1)
+    effect = core.append(CondensationAction(forgotten_event_ids=()))
+    assert (effect == Rest(), core.states()[-1]) == (is_found, "error" if is_found else "running")
+
+
 # A person's choice
 
 
@@ -294,6 +305,19 @@ def test_what_a_person_said_is_never_taken_out() -> None:
     choose(core, 1)
     assert forgotten(core)[0][0] is not None
     assert forgotten(core)[0][0] > message_id
+
+
+@pytest.mark.parametrize("option", [1, 2, 3])
+def test_a_stop_ends_the_loop_too(option: int) -> None:
+    core = core_with("park")
+    repeat(core)
+    core.ask("stopped")
+    core.run()
+    assert core.state.loops.found is None
+    assert not standing(core.events).is_in_loop
+    stopped = core.state.version
+    assert choose(core, option) == Rest()
+    assert core.trace(after=stopped) == [f"{stopped + 1} LoopRecoveryAction(user)"]
 
 
 @pytest.mark.parametrize("option", [1, 2, 3])

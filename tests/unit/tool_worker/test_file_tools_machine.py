@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.exploring import examples
 from tool_worker.editor.file_tools import FileTools
 
 NAMES = st.sampled_from(["a.txt", "a.txt", "a.txt", "b.sh"])
@@ -270,8 +271,9 @@ def _umask() -> int:
     return mask
 
 
+@pytest.mark.hypothesis
 def test_any_order_of_calls_leaves_what_the_model_says() -> None:
-    run_state_machine_as_test(FileToolsMachine, settings=settings(max_examples=60, stateful_step_count=35))
+    run_state_machine_as_test(FileToolsMachine, settings=settings(max_examples=examples(60), stateful_step_count=35))
 
 
 @pytest.mark.slow

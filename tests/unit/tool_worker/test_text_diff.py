@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.exploring import examples
 from tool_worker.editor.text_diff import unified_diff
 
 TEXT = st.lists(st.sampled_from(["a\n", "b\n", "\n"]), max_size=12).map("".join)
@@ -31,7 +32,7 @@ def apply_with_git(old: str, diff: str) -> str:
 
 
 @given(TEXT, TEXT, st.booleans(), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_git_makes_the_new_text_of_the_old(old: str, new: str, is_old_cut: bool, is_new_cut: bool) -> None:
     old = old.removesuffix("\n") if is_old_cut else old
     new = new.removesuffix("\n") if is_new_cut else new

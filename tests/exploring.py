@@ -1,0 +1,21 @@
+"""How far the property tests look: at every push the same examples, in `make soak` new ones and more of them.
+
+Holds: a push passes or fails for what it changes, not for what a random number finds that day; no example fails for
+being slow on a busy machine.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+PUSH, SOAK = "push", "soak"
+SOAK_FACTOR = 10
+"""How many times as many examples `make soak` tries."""
+
+settings.register_profile(PUSH, derandomize=True, deadline=None, print_blob=True)
+settings.register_profile(SOAK, max_examples=100 * SOAK_FACTOR, deadline=None, print_blob=True)
+
+
+def examples(count: int) -> int:
+    """Return how many examples a test tries that tries `count` at a push."""
+    return count * SOAK_FACTOR if settings.get_current_profile_name() == SOAK else count
