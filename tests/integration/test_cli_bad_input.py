@@ -46,7 +46,7 @@ def refused(done, code: int, *texts: str) -> None:
 
 class TestTask:
     def test_none(self, env):
-        refused(deckhands("run", env=env, stdin=Terminal()), 2, "No task is given.", "-t TEXT, by -f FILE")
+        refused(deckhands("run", env=env, stdin=Terminal()), 2, "No task is given.", "-t TEXT, with -f FILE")
 
     @pytest.mark.parametrize("arguments", [["-t", ""], ["-t", " \n "], []])
     def test_empty(self, env, arguments):
@@ -62,13 +62,13 @@ class TestTask:
 
     def test_on_a_standard_input_that_is_no_text(self, env):
         stdin = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")
-        refused(deckhands("run", env=env, stdin=stdin), 2, "What standard input holds is not text in UTF-8.")
+        refused(deckhands("run", env=env, stdin=stdin), 2, "Standard input is not text in UTF-8.")
 
     def test_bytes_that_are_no_text_pass_in_no_locale(self, env):
         done = subprocess.run(
             [*COMMAND, "run"], env={**env, "LC_ALL": "C"}, input=b"\xff", capture_output=True, check=False
         )
-        refused(Done(done.returncode, "", done.stderr.decode()), 2, "What standard input holds is not text in UTF-8.")
+        refused(Done(done.returncode, "", done.stderr.decode()), 2, "Standard input is not text in UTF-8.")
 
     def test_an_empty_idempotency_key(self, tmp_path, store):
         env = environment(tmp_path, DECKHANDS_URL=store.url)
@@ -113,7 +113,7 @@ class TestTask:
 def test_a_directory_where_a_file_of_the_home_belongs(env, tmp_path, name, arguments):
     (path := tmp_path / "home" / name).mkdir(parents=True)
     told = f"deckhands: {path} cannot be used: Is a directory."
-    refused(deckhands(*arguments, env=env), 1, told, "Move it away, or choose another home by DECKHANDS_HOME.")
+    refused(deckhands(*arguments, env=env), 1, told, "Move it away, or set DECKHANDS_HOME to another directory.")
 
 
 class TestWorkspace:
