@@ -82,103 +82,101 @@ class Place:
     content: bytes | None = None
 
 
+_OPTIONS = (
+    click.argument("argument", metavar="[TASK]", required=False),
+    click.option("-t", "--task", "text", help="The task. Without one, standard input is read."),
+    click.option(
+        "-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task; - is standard input."
+    ),
+    click.option("--title", default="", help="A name for listings; by default the first line of the task."),
+    click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does it."),
+    click.option(
+        "--plan",
+        type=click.Choice(["ask", "auto"]),
+        help="Plan first and change nothing; --agent then carries out the plan, at once (auto) or when a person "
+        "agrees (ask).",
+    ),
+    click.option("--model", help="The model it uses; LLM_MODEL by default."),
+    click.option(
+        "-i",
+        "--max-iterations",
+        type=click.IntRange(min=1),
+        default=500,
+        show_default=True,
+        help="The most iterations.",
+    ),
+    click.option(
+        "-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="The most it may spend, in USD."
+    ),
+    click.option("--max-tokens", type=click.IntRange(min=1), help="The most tokens of all model calls, in and out."),
+    click.option(
+        "--max-seconds",
+        type=click.FloatRange(min=0, min_open=True),
+        help="How long the agent may work, in seconds.",
+    ),
+    click.option(
+        "--tool",
+        "tools",
+        multiple=True,
+        metavar="KEY",
+        help="A tool that tool workers offer, such as weather or github/*. May be repeated.",
+    ),
+    click.option(
+        "--output-schema",
+        type=click.Path(path_type=Path),
+        help="A file with a JSON Schema for the output that the agent must return when it finishes.",
+    ),
+    click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="Give a secret to commands that name it, and hide its value everywhere. NAME alone takes the value from "
+        "the environment and keeps it out of the process list. May be repeated.",
+    ),
+    click.option("--check", metavar="COMMAND", help="A command that must exit with 0 for a finish to count."),
+    click.option(
+        "--critic", metavar="TEXT", help="Let a model judge each finish by these instructions, which may be ''."
+    ),
+    click.option("--critic-model", help="The model that judges; by default the agent's."),
+    click.option(
+        "--max-refusals",
+        type=click.IntRange(min=0),
+        default=3,
+        show_default=True,
+        help="How often --check and --critic may refuse a finish.",
+    ),
+    click.option("--memory", metavar="PROJECT", help="Let the agent keep notes under this name, and recall them."),
+    click.option("--user", default="", help="Whose notes they are; by default everybody's."),
+    click.option(
+        "--confirm",
+        type=click.Choice(["never", "risky", "always"]),
+        default="never",
+        show_default=True,
+        help="Which actions a person must confirm before they run.",
+    ),
+    click.option("--clone-depth", type=click.IntRange(min=1), help="How many commits to clone."),
+    click.option("--clone-secret", default="", metavar="NAME", help="The secret that a git+… URL needs."),
+    click.option(
+        "--browser", is_flag=True, help="Let it use a web browser. Needs tool workers that serve the pool browser."
+    ),
+    click.option("--browser-delegate", is_flag=True, help="Let it delegate what needs a web browser to BrowsingAgent."),
+    sandbox_option,
+    click.option("--image", default="", help="The image of the container, for --sandbox docker."),
+    click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
+    click.option(
+        "--allow",
+        multiple=True,
+        metavar="HOST",
+        help="A host that commands may reach without --network, such as example.com or *.example.com:443. May be "
+        "repeated.",
+    ),
+)
+
+
 def task_options(command: F) -> F:
     """Add the options that describe a task and the agent that does it; `TaskOptions` has a field for each."""
-    options = (
-        click.argument("argument", metavar="[TASK]", required=False),
-        click.option("-t", "--task", "text", help="The task. Without one, standard input is read."),
-        click.option(
-            "-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task; - is standard input."
-        ),
-        click.option("--title", default="", help="A name for listings; by default the first line of the task."),
-        click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does it."),
-        click.option(
-            "--plan",
-            type=click.Choice(["ask", "auto"]),
-            help="Plan first and change nothing; --agent then carries out the plan, at once (auto) or when a person "
-            "agrees (ask).",
-        ),
-        click.option("--model", help="The model it uses; LLM_MODEL by default."),
-        click.option(
-            "-i",
-            "--max-iterations",
-            type=click.IntRange(min=1),
-            default=500,
-            show_default=True,
-            help="The most iterations.",
-        ),
-        click.option(
-            "-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="The most it may spend, in USD."
-        ),
-        click.option(
-            "--max-tokens", type=click.IntRange(min=1), help="The most tokens of all model calls, in and out."
-        ),
-        click.option(
-            "--max-seconds",
-            type=click.FloatRange(min=0, min_open=True),
-            help="How long the agent may work, in seconds.",
-        ),
-        click.option(
-            "--tool",
-            "tools",
-            multiple=True,
-            metavar="KEY",
-            help="A tool that tool workers offer, such as weather or github/*. May be repeated.",
-        ),
-        click.option(
-            "--output-schema",
-            type=click.Path(path_type=Path),
-            help="A file with a JSON Schema for the output that the agent must return when it finishes.",
-        ),
-        click.option(
-            "--secret",
-            "secrets",
-            multiple=True,
-            metavar="NAME[=VALUE]",
-            help="Give a secret to commands that name it, and hide its value everywhere. NAME alone takes the value from "
-            "the environment and keeps it out of the process list. May be repeated.",
-        ),
-        click.option("--check", metavar="COMMAND", help="A command that must exit with 0 for a finish to count."),
-        click.option(
-            "--critic", metavar="TEXT", help="Let a model judge each finish by these instructions, which may be ''."
-        ),
-        click.option("--critic-model", help="The model that judges; by default the agent's."),
-        click.option(
-            "--max-refusals",
-            type=click.IntRange(min=0),
-            default=3,
-            show_default=True,
-            help="How often --check and --critic may refuse a finish.",
-        ),
-        click.option("--memory", metavar="PROJECT", help="Let the agent keep notes under this name, and recall them."),
-        click.option("--user", default="", help="Whose notes they are; by default everybody's."),
-        click.option(
-            "--confirm",
-            type=click.Choice(["never", "risky", "always"]),
-            default="never",
-            show_default=True,
-            help="Which actions a person must confirm before they run.",
-        ),
-        click.option("--clone-depth", type=click.IntRange(min=1), help="How many commits to clone."),
-        click.option("--clone-secret", default="", metavar="NAME", help="The secret that a git+… URL needs."),
-        click.option(
-            "--browser", is_flag=True, help="Let it use a web browser. Needs tool workers that serve the pool browser."
-        ),
-        click.option(
-            "--browser-delegate", is_flag=True, help="Let it delegate what needs a web browser to BrowsingAgent."
-        ),
-        sandbox_option,
-        click.option("--image", default="", help="The image of the container, for --sandbox docker."),
-        click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
-        click.option(
-            "--allow",
-            multiple=True,
-            metavar="HOST",
-            help="A host that commands may reach without --network, such as example.com or *.example.com:443. May be "
-            "repeated.",
-        ),
-    )
-    for option in reversed(options):
+    for option in reversed(_OPTIONS):
         command = option(command)
     return command
 

@@ -58,7 +58,7 @@ class TestTask:
 
     def test_given_twice(self, env, tmp_path):
         for twice in (["-t", "x", "-f", tmp_path / "t"], ["x", "-t", "x"]):
-            refused(deckhands("run", *twice, env=env), 2, "given more than once", "as an argument, by -t or by -f")
+            refused(deckhands("run", *twice, env=env), 2, "given more than once", "as an argument, with -t or with -f")
 
     def test_on_a_standard_input_that_is_no_text(self, env):
         stdin = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")
@@ -308,7 +308,7 @@ class TestRuns:
     def test_changing_what_a_run_was_begun_with(self, env, option):
         name = {"-i": "--max-iterations", "-w": "--workspace"}.get(option[0], option[0])
         done = deckhands("run", "--resume", "abc", *option, env=env)
-        refused(done, 2, f"{name} cannot be given together with --resume.", "keeps what it was begun with")
+        refused(done, 2, f"{name} cannot be combined with --resume.", "keeps what it was begun with")
 
     def test_speaking_to_a_run_that_is_over(self, env, tmp_path):
         leave_a_run(tmp_path / "home" / "runs" / "abc")

@@ -79,7 +79,7 @@ def test_a_repository_is_worked_on_and_compared(cli: Cli, home: Path, project: P
 
     taken = cli("cp", f"{conversation_id}:out", tmp_path / "taken")
     assert taken.code == 0, taken.err
-    assert "out/link leads out of the directory" in taken.err
+    assert "out/link points outside the directory" in taken.err
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["file"]
     (tmp_path / "taken" / "file").write_text("other\n")
     assert cli("cp", tmp_path / "taken", f"{conversation_id}:deep/er/").code == 0

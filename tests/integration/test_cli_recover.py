@@ -46,7 +46,7 @@ def test_what_cannot_be_chosen(tmp_path: Path, valkey_server: RealServer) -> Non
     for arguments, text in (
         (("recover", conversation_id, "go-on"), "is in no loop"),
         (("recover", conversation_id, "away"), "'away' is not one of"),
-        (("run", "-t", "x", "--recover", "wait"), "--recover is for a run that is resumed."),
+        (("run", "-t", "x", "--recover", "wait"), "--recover needs a run to resume."),
         (("run", "--resume", conversation_id, "-t", "x", "--recover", "wait"), "both given"),
     ):
         done = deckhands(*arguments, env=env)
