@@ -18,7 +18,7 @@ from tests.source_code import Source
 BANNED = {
     r"who[e]ver": "name the person or the part: the client, the owner, another worker",
     r"g[o](?:es|ne)? on|w[e]nt on": "write: continue, keep, is in progress",
-    r"(?:is|are|be|was|were|been|being)(?: (?:not|then|also|only|never|always))? t[o]ld": "say who says it: the model reads, the log shows",
+    r"(?:is|are|be|was|were|been|being)(?: (?:not|then|also|only|never|always))? t[o]ld(?! (?:apart|from)\b)": "say who says it: the model reads, the log shows",
     r"what (?:came|comes) o[f]": "write: the result, the outcome, how it ended",
     r"a[n]ew": "write: again, from the beginning",
     r"be i[t]": "write: whether, or, even if",

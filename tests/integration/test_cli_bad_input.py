@@ -382,5 +382,5 @@ def leave_a_run(path) -> RunFolder:
 
 
 async def in_thread(*arguments, env):
-    """Call the command in a thread, where it can have an event loop of its own."""
+    """Call the command in a thread, where it can have its own event loop."""
     return await asyncio.to_thread(deckhands, *arguments, env=env)

@@ -40,7 +40,7 @@ def cli(home: Path) -> Cli:
 
 
 def called(home: Path, *arguments: str) -> Done:
-    """Call the command in a process of its own."""
+    """Call the command in a separate process."""
     with started(*arguments, env=environment(home)) as running:
         return finished(running)
 
@@ -108,7 +108,7 @@ def test_an_archive_is_uploaded_and_forked(cli: Cli, home: Path, tmp_path: Path)
     taken_over = finish("taken over"), finish("taken over")
     again = script(tmp_path / "f.json", *taken_over, command("ls"), command("cat src/main.py"), finish("done"))
     last = cli("show", "--json", conversation_id).json[0]["last_event_id"]
-    forked = cli("fork", f"{conversation_id}@{last}", "--model", again, "-m", "go on")
+    forked = cli("fork", f"{conversation_id}@{last}", "--model", again, "-m", "continue")
     assert forked.code == 0, forked.err
     fork_id = forked.out.strip()
     assert settled(home, fork_id)["state"] == "finished"

@@ -54,7 +54,7 @@ def env(home):
 
 @pytest.fixture
 def on_cluster(home):
-    """An environment where `run` uses the cluster too, in the place of a store of its own."""
+    """An environment where `run` uses the cluster too, instead of a private store."""
     url = (home / "cluster" / "url").read_text().strip()
     return environment(home, DECKHANDS_URL=url)
 

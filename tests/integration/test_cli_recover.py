@@ -18,7 +18,7 @@ from tests.stores import RealServer, emptied
 async def in_a_loop(url: str) -> str:
     """Begin a conversation and end it as a controller would when its agent repeats itself."""
     async with await Client.connect(url) as client:
-        conversation_id = await client.submit("Mend it")
+        conversation_id = await client.submit("Fix it")
         for state, code in (("running", ""), ("error", STUCK_CODE)):
             await client.log.append(conversation_id, [AgentStateChangedObservation(agent_state=state, code=code)])
         return conversation_id

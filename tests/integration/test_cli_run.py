@@ -1,4 +1,4 @@
-"""`deckhands run` with a store and workers of its own: what it leaves, and how it is interrupted and gone on with."""
+"""`deckhands run` with a private store and workers: what it leaves, and how it is interrupted and continued."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Model:
         self.has_spoken_since = False
 
     def person_speaks(self) -> None:
-        """A message: work goes on, whatever was planned before."""
+        """A message: work continues, whatever was planned before."""
         self.ending = ""
         self.waits = False
         self.has_spoken_since = True
@@ -216,9 +216,9 @@ class ControllerMachine(RuleBasedStateMachine):
         {"running": self.model.go_on, "paused": self.model.pauses, "stopped": self.model.stops}[wanted]()
 
     def work_goes_on(self, commands: int, thinks: bool, end: str, is_outdated: bool, interrupted: str) -> None:
-        """What the conversation waits for comes, or a person begins it anew.
+        """What the conversation waits for comes, or a person starts it again.
 
-        A person may speak before a reply comes, and may stop what it has begun, to have the conversation go on then.
+        A person may speak before a reply comes, and may stop what it has begun, to have the conversation continue then.
         """
         if self.seen_id is not None:
             if is_outdated:
