@@ -251,7 +251,7 @@ def _listed_runs(home: Home, limit: int) -> Iterator[Listed]:
         yield Listed(
             conversation_id=summary.conversation_id,
             state=summary.state,
-            wait_reason="" if folder.is_over else "under way, or killed",
+            wait_reason="" if folder.is_over else "in progress, or killed",
             iterations=summary.iterations,
             cost_usd=summary.cost_usd,
             has_unknown_cost=summary.has_unknown_cost,

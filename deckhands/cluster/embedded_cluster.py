@@ -1,4 +1,4 @@
-"""An embedded cluster: a private store and worker processes on this machine, kept up.
+"""An embedded cluster: a private store and worker processes on this machine, restarted when they die.
 
 Holds: a worker or a store that dies is replaced within a second, but for a worker whose store was emptied; nothing it
 starts outlives it, except workspace hosts in which something runs or whose conversation has not ended.
@@ -44,7 +44,7 @@ Notice = Callable[[str], None]
 
 
 class WorkerKeepsFailing(DeckhandsError):
-    """A worker ends again and again right after its start."""
+    """A worker keeps ending right after its start."""
 
     code = "worker_keeps_failing"
 
@@ -54,7 +54,7 @@ class Worker:
     """A place in the cluster that a process fills.
 
     Attributes:
-        replaced: how often it was filled anew.
+        replaced: how often its process was replaced.
         quick_ends: how often in a row its process ended right after its start.
     """
 
@@ -227,7 +227,7 @@ class Cluster:
                 worker.replaced += 1
 
     def _stays_down(self, worker: Worker) -> None:
-        """Tell of a worker that found another store than before: to start it again would begin conversations anew."""
+        """Report a worker whose store was replaced. A restart would run its conversations from the beginning."""
         error = StoreReplaced(
             f"The worker {worker.name} stopped and stays down: the store was emptied or replaced while it worked.",
             remedy=f"Restore its append-only file in {self.spec.directory}, or start the cluster again without it.",
@@ -253,7 +253,7 @@ class Cluster:
                 await self._pause(failures + 1)
 
     async def _watch_disk(self) -> None:
-        """Tell of a full disk before it shows in a store that refuses writes and in workers that wait for it."""
+        """Report a full disk before the store refuses writes and workers wait for it."""
         was_full = False
         while True:
             is_full = shutil.disk_usage(self.spec.directory).free < SPACE_FOR_LOG_BYTES

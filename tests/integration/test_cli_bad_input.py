@@ -50,7 +50,7 @@ class TestTask:
 
     @pytest.mark.parametrize("arguments", [["-t", ""], ["-t", " \n "], []])
     def test_empty(self, env, arguments):
-        refused(deckhands("run", *arguments, env=env), 2, "The task is empty.", "Say what is to be done.")
+        refused(deckhands("run", *arguments, env=env), 2, "The task is empty.", "Say what the agent should do.")
 
     def test_too_long(self, env):
         done = deckhands("run", env=env, stdin="x" * 100_001)
@@ -244,7 +244,7 @@ class TestStore:
         (tmp_path / "work").mkdir()
         arguments = [tmp_path / word if word == "work" else word for word in verb[1:]]
         done = deckhands(verb[0], "-t", "x", *arguments, env=env)
-        assert "No controller and no tool worker is up; the conversation waits." in done.err.splitlines()
+        assert "No controller and no tool worker is running; the conversation waits." in done.err.splitlines()
         assert done.code == (0 if verb == ["submit"] else 4)
 
     @pytest.mark.parametrize("verb", [["submit", "-t", "x"], ["ls"], ["show", "abc"], ["controller"], ["tools"]])
@@ -312,7 +312,9 @@ class TestRuns:
 
     def test_speaking_to_a_run_that_is_over(self, env, tmp_path):
         leave_a_run(tmp_path / "home" / "runs" / "abc")
-        refused(deckhands("pause", "abc", env=env), 2, "The run abc is not under way.", "`deckhands run --resume abc`")
+        refused(
+            deckhands("pause", "abc", env=env), 2, "The run abc is not in progress.", "`deckhands run --resume abc`"
+        )
 
     @pytest.mark.parametrize("line", [b"{}", b'"\xff"', b"[" * 100_000], ids=["fields", "bytes", "depth"])
     def test_a_damaged_line(self, env, tmp_path, line):

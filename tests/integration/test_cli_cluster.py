@@ -227,7 +227,7 @@ def test_a_second_cluster_in_the_same_home_is_refused(home, env):
     pid = (home / "cluster" / "supervisor.lock").read_text().strip()
     done = deckhands("up", env=env)
     assert done.code == 2
-    assert f"A cluster is at work in {home}/cluster already (pid {pid})." in done.err
+    assert f"A cluster is already running in {home}/cluster (pid {pid})." in done.err
     assert f"`kill {pid}`" in done.err
 
 

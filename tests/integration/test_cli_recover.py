@@ -44,7 +44,7 @@ def test_what_cannot_be_chosen(tmp_path: Path, valkey_server: RealServer) -> Non
     env = environment(tmp_path / "home", DECKHANDS_URL=url, LLM_MODEL="scripted/none")
     conversation_id = deckhands("submit", "-t", "x", env=env).out.strip()
     for arguments, text in (
-        (("recover", conversation_id, "go-on"), "is in no loop"),
+        (("recover", conversation_id, "go-on"), "is not in a loop"),
         (("recover", conversation_id, "away"), "'away' is not one of"),
         (("run", "-t", "x", "--recover", "wait"), "--recover needs a run to resume."),
         (("run", "--resume", conversation_id, "-t", "x", "--recover", "wait"), "both given"),
