@@ -79,8 +79,8 @@ async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
         raise UsageError(
             f"No tool worker takes the directory {ascii(workspace.path)[1:-1][:300]}: it is below none of their "
             "workspace roots.",
-            remedy="Start `deckhands up` or `deckhands tools` with --workspace-root DIR, where DIR is this directory or one "
-            "above it. Or leave -w out to work in an empty directory.",
+            remedy="Start `deckhands up` or `deckhands tools` with --workspace-root DIR, where DIR is this directory "
+            "or one above it. Or leave -w out to work in an empty directory.",
         )
 
 
