@@ -1,4 +1,4 @@
-"""`deckhands demo`: the demo, watched from a terminal."""
+"""`deckhands demo`: the demo, followed from a terminal."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _directory(*, is_kept: bool) -> Iterator[Path]:
     try:
         yield path
     except DeckhandsError:
-        is_kept = True  # with the logs that the error names
+        is_kept = True  # the error names logs in it
         raise
     finally:
         if is_kept:

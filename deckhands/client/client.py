@@ -55,7 +55,7 @@ class Client:
         self.store = store
         self.secrets = secrets_of(store)
         self.log = EventLog(store)
-        self._told = EventLog(store, self.secrets)
+        self._masked = EventLog(store, self.secrets)
         self._conversations = Conversations(store)
 
     @classmethod
@@ -138,7 +138,7 @@ class Client:
         )
         message = MessageAction(content=task, source=EventSource.USER)
         await keep_secrets(self.secrets, conversation_id, secrets or {})
-        await self._told.create(created, [message], key=idempotency_key)
+        await self._masked.create(created, [message], key=idempotency_key)
         return conversation_id
 
     async def fork(
@@ -185,7 +185,7 @@ class Client:
         """
         check_task(text, name="message")
         message = MessageAction(content=text, source=EventSource.USER)
-        await self._append(conversation_id, [*_switch_to(model), message], idempotency_key, log=self._told)
+        await self._append(conversation_id, [*_switch_to(model), message], idempotency_key, log=self._masked)
 
     async def pause(self, conversation_id: str) -> None:
         """Ask for a pause: what runs is finished, nothing new is started.
@@ -330,7 +330,7 @@ class Client:
                 return tally.summary()
 
     async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
-        """Return up to `limit` conversations, the newest first."""
+        """Return up to `limit` conversations, newest first."""
         return await self._conversations.recent(limit=limit)
 
     async def row(self, conversation_id: str) -> ConversationRow:
@@ -338,7 +338,7 @@ class Client:
         return await self._conversations.row(conversation_id)
 
     async def _follow(self, conversation_id: str, tally: Tally, *, is_enough: Callable[[Standing], bool]) -> None:
-        """Take in events until the standing will do and the log holds no more."""
+        """Read events until the status is enough and the log has no more."""
         async with contextlib.aclosing(self.tail(conversation_id, after=tally.last_event_id)) as events:
             async for event in events:
                 tally.add(event)
@@ -368,7 +368,7 @@ class Client:
         request = ChangeAgentStateAction(
             agent_state=answer, action_id=stands.asked_id, edited=dict(edited or {}), source=EventSource.USER
         )
-        await self._append(conversation_id, [request], None, log=self._told if edited else self.log)
+        await self._append(conversation_id, [request], None, log=self._masked if edited else self.log)
 
     async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
         request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
@@ -377,7 +377,7 @@ class Client:
     async def _append(
         self, conversation_id: str, events: Sequence[Event], key: str | None, *, log: EventLog | None = None
     ) -> None:
-        """Append events; `log` is the one that hides secrets, for what holds words of a person."""
+        """Append events; pass the `log` that masks secrets for text that a person wrote."""
         outcome = await (log or self.log).append(conversation_id, events, key=key)
         if isinstance(outcome, Closed):
             raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
@@ -388,7 +388,7 @@ def _switch_to(model: str | None) -> tuple[Event, ...]:
 
 
 def conversation_id_of(idempotency_key: str) -> str:
-    """Return the id of the conversation that belongs to an idempotency key, always the same.
+    """Return the id of the conversation that belongs to an idempotency key.
 
     Raises:
         UsageError: the key is empty.

@@ -308,7 +308,7 @@ class TestRuns:
     def test_changing_what_a_run_was_begun_with(self, env, option):
         name = {"-i": "--max-iterations", "-w": "--workspace"}.get(option[0], option[0])
         done = deckhands("run", "--resume", "abc", *option, env=env)
-        refused(done, 2, f"{name} cannot be combined with --resume.", "keeps what it was begun with")
+        refused(done, 2, f"{name} cannot be combined with --resume.", "keeps the options it was started with")
 
     def test_speaking_to_a_run_that_is_over(self, env, tmp_path):
         leave_a_run(tmp_path / "home" / "runs" / "abc")
