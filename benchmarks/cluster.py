@@ -128,7 +128,7 @@ class BenchCluster:
 
 @contextlib.asynccontextmanager
 async def running_cluster(directory: Path, *, append_fsync: str = "everysec") -> AsyncIterator[BenchCluster]:
-    """Run a cluster without workers in a directory of its own."""
+    """Run a cluster without workers in a new directory."""
     directory.mkdir(parents=True)
     store = EmbeddedValkey(directory / "v", append_fsync="always" if append_fsync == "always" else "everysec")
     await store.start()

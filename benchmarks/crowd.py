@@ -83,7 +83,7 @@ async def measure(bench: Bench) -> Result:
     note = (
         f"{count} conversations of {STEPS} steps, {LATENCY_SECONDS:g} s of model latency: {ideal:g} s is ideal. One "
         "controller process, one process of the no-op tool, and the store; the SDK: one process, a thread each. The "
-        "model server is a process of its own."
+        "model server is a separate process."
     )
     return Result("A crowd", figures, note)
 

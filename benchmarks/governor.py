@@ -27,7 +27,7 @@ LIMIT_SECONDS = 240.0
 
 
 async def measure(bench: Bench) -> Result:
-    """Measure the quota, the overtaking, the kill and the budget, each on a cluster of its own."""
+    """Measure the quota, the overtaking, the kill and the budget, each on a new cluster."""
     processes = bench.choose(smoke=2, short=4, full=16)
     conversations = bench.choose(smoke=30, short=100, full=500)
     parked = bench.choose(smoke=30, short=200, full=2_000)

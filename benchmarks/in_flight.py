@@ -2,8 +2,8 @@
 
     python benchmarks/in_flight.py [--calls 1000] [--messages 41] [--latency 5]
 
-Each backend runs in a process of its own, against the local model server. All calls begin at once, each with a history
-of its own, as conversations have; memory is what the process holds more than with the client idle (after one call), at
+Each backend runs in a separate process, against the local model server. All calls begin at once, each with its own
+history, as conversations have; memory is what the process holds more than with the client idle (after one call), at
 the most, while all calls wait for their replies. Then the same calls are made against a server that answers at once,
 200 in flight: calls a second of one process, which shares the machine with the server.
 """
@@ -55,7 +55,7 @@ def client(backend: str, url: str) -> LLM:
 
 
 def requests(messages: int, calls: int) -> Sequence[ModelRequest]:
-    """Return so many requests, each with messages of its own, as conversations have."""
+    """Return so many requests, each with its own messages, as conversations have."""
     return [ModelRequest(history(messages), TOOLS, f"c{number}", 0, "/w") for number in range(calls)]
 
 

@@ -53,7 +53,7 @@ def pour(megabytes: int) -> str:
 
 
 class Waits:
-    """How long neighbours and the loop waited while something went on."""
+    """How long neighbours and the loop waited while something happened."""
 
     def __init__(self) -> None:
         self.each: list[float] = []

@@ -60,7 +60,7 @@ async def measure(bench: Bench) -> Result:
             figure("on one core: append an action, then its observation", "cycle, one core", CYCLE_TARGET_MS),
         ),
         "Each value is the median of one round. Deckhands: `appendfsync everysec`, except on disk (`always`). The SDK "
-        "writes each event to disk before it goes on. Where the scheduler puts client and store on two cores, these "
+        "writes each event to disk before it continues. Where the scheduler puts client and store on two cores, these "
         "wake each other, which on a virtual machine takes longer than the work; the last three lines are without.",
     )
 

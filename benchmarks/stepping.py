@@ -134,7 +134,7 @@ async def measure_with_model(bench: Bench) -> Result:
             ]
     note = (
         "All processes: controller, store and tool worker; the SDK is one process and uses litellm. "
-        "The model server is a process of its own and in none of the figures."
+        "The model server is a separate process and in none of the figures."
     )
     return Result("CPU with a model client", figures, note)
 

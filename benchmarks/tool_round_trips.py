@@ -5,7 +5,7 @@
 Prints medians and 95th percentiles as one JSON object. A round trip is what the executor waits for: the action made
 into a request, the workspace host with its journal (or the function, or the MCP server), the result made into an
 observation. The tools `ipython` and `browser`, which need packages of their own, are left out where these are missing.
-The first call of a tool, which starts a kernel, a browser or a server, is told by itself.
+The first call of a tool, which starts a kernel, a browser or a server, is reported separately.
 """
 
 from __future__ import annotations

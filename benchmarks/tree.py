@@ -48,7 +48,7 @@ async def measure(bench: Bench) -> Result:
     )
     note = (
         f"A root, {branches} delegates and {leaves} delegates of each: {count} delegates on {LEVELS} levels, each a "
-        f"conversation of its own. The leaves run a command of the no-op tool; all calls of a turn work at the same "
+        f"separate conversation. The leaves run a command of the no-op tool; all calls of a turn work at the same "
         f"time. {LATENCY_SECONDS * 1_000:g} ms of model latency: {ideal:g} s in a row. One controller process."
     )
     return Result("A tree of delegates", figures, note)

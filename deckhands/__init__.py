@@ -1,7 +1,7 @@
-"""Deckhands' face: the Python client and the command line.
+"""The public interface of Deckhands: the Python client and the command line.
 
-`Client` speaks to a store; `Summary` is what came of a conversation. Both are loaded when first used, because
-`deckhands --help` needs neither.
+`Client` speaks to a store; `Summary` is the result of a conversation. Both are imported when they are first used,
+because `deckhands --help` needs neither.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A program that looks at a page several times and prints how many sessions with the browser are left after each.
 
-It is a program of its own because a browser that ends takes all processes below its own along.
+It is a separate program because a browser that ends takes all processes below its own along.
 """
 
 from __future__ import annotations

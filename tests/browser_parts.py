@@ -30,7 +30,7 @@ class Site:
         asked: the paths that were asked for, in order.
         forms: what was sent to `/form`.
         held: set when somebody waits at `/never`, which answers when `released` is set; then also the download `/endless` ends.
-            `/flood` is one that goes on for as long as it is read.
+            `/flood` is one that never ends while it is read.
     """
 
     def __init__(self, address: str) -> None:
@@ -101,7 +101,7 @@ async def opened_site(address: str = "127.0.0.1") -> AsyncIterator[Site]:
 
 
 class Surfer:
-    """Acts in the browser of a workspace under action ids of its own."""
+    """Acts in the browser of a workspace under its own action ids."""
 
     def __init__(self, workspace: OpenWorkspace, ids: itertools.count[int] | None = None) -> None:
         self.workspace = workspace

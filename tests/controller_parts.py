@@ -226,7 +226,7 @@ def messages_of(events: Iterable[Event], **options: Any) -> list[Message]:
 
 
 def check_snapshots(core: Core) -> None:
-    """Make sure that whoever goes on from a snapshot, of whatever event, comes to the same state."""
+    """Check that continuing from a snapshot of any event leads to the same state."""
     state = State()
     for event in core.events:
         after = apply(state, event)

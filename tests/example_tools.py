@@ -56,7 +56,7 @@ class PlaceOrder:
         count: Annotated[int, Field(ge=1)] = 1
 
     class Observation(BaseModel):
-        """What came of it."""
+        """The result."""
 
         content: str
         number: str
@@ -76,7 +76,7 @@ class PlaceOrder:
 
 @custom_tool
 async def linger(trace: str) -> str:
-    """Go on until somebody stops it."""
+    """Run until somebody stops it."""
     with Path(trace).open("a") as file:
         file.write("begun\n")
     try:
@@ -90,7 +90,7 @@ async def linger(trace: str) -> str:
 
 @custom_tool(pool="gpu")
 def grind(trace: str, context: ToolContext) -> str:
-    """Go on in a thread until it is told to stop."""
+    """Run in a thread until it is stopped."""
     with Path(trace).open("a") as file:
         file.write("begun\n")
     context.cancelled.wait()

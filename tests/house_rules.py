@@ -17,6 +17,7 @@ from importlib.metadata import packages_distributions
 from pathlib import PurePosixPath
 
 from tests.source_code import ROOT, Definition, Function, Source, decorator_names
+from tests.wording import wording
 
 Finding = tuple[int, str]
 """A line and what to do about it."""
@@ -52,6 +53,7 @@ IMPOSED_NAMES = {"data_received", "handle_data", "handle_starttag", "handle_endt
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 NUMBERED_OR_VAGUE_FILE = re.compile(r"\w+_(\d|impl|utils?|helpers?)")
 LOCK_FILES = {"uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "pylock.toml", "package-lock.json", "yarn.lock"}
+READABLE = (".py", ".lua", ".j2", ".js", ".html", ".css", ".svg", ".md", ".json", ".toml", ".yaml", ".yml")
 MACHINE_PATH = re.compile(r"(?<![\w.-])/(?:work|root)/")
 REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|registry\.(?:npmjs|yarnpkg)\.\w+|\.pkg\.dev|index[-]url")
 
@@ -307,6 +309,14 @@ def is_written_by_us(path: str) -> bool:
     return path.partition("/")[0] in MAY_IMPORT and path.endswith((".py", ".lua", ".j2", ".js", ".html", ".css"))
 
 
+def is_read_by_people(path: str) -> bool:
+    """Say whether it has text of ours for a reader; recordings, locked versions and OpenHands' own files have not."""
+    if path.startswith(("requirements/", "tests/replay/golden/", "tests/unit/deckhands/sdk_conversation/")):
+        return False
+    is_script = path.startswith(("deploy/", ".ci/")) or path in ("Makefile", "Dockerfile", "LICENSE")
+    return is_script or path.endswith(READABLE)
+
+
 @cache
 def runtime_dependencies() -> frozenset[str]:
     """Normalised names of what users install, `dev` left out."""
@@ -411,4 +421,5 @@ RULES = (
     Rule("no_mocks", is_test, no_mocks),
     Rule("no_lock_files", lambda _: True, no_lock_files),
     Rule("no_machine_addresses", lambda _: True, no_machine_addresses),
+    Rule("wording", is_read_by_people, wording),
 )

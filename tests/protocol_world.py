@@ -288,7 +288,7 @@ class World:
             if not await self.store.connection.call("EXISTS", self.store.keys(cid).meta):
                 continue
             row = await Conversations(self.store).row(cid)
-            assert row.owner or row.last_event_id == self.read_to.get(cid), f"nobody was told of {cid}"
+            assert row.owner or row.last_event_id == self.read_to.get(cid), f"nobody has heard of {cid}"
             observed = Counter(event.cause for event in await self.log.read(cid) if event.cause)
             assert all(count == 1 for count in observed.values()), observed
             if not row.is_closed:

@@ -93,7 +93,7 @@ def redis_program() -> str:
 
 
 def running(program: str, *options: str) -> Iterator[RealServer]:
-    """Run a server in a directory of its own, and remove both at the end."""
+    """Run a server in a new directory, and remove both at the end."""
     folder = Path(tempfile.mkdtemp(prefix="deck-"))  # short: a unix socket's path has 107 bytes at most
     server = RealServer(program, folder, options)
     server.start()

@@ -116,6 +116,12 @@ BROKEN = [
     ("no_machine_addresses", "docs/a.md", "see\n/ro¦ot/x", {2}),
     ("no_machine_addresses", "Makefile", "pip install --index¦-url x", {1}),
     ("no_machine_addresses", "Dockerfile", "ARG index=https://pypi¦.org/simple", {1}),
+    ("wording", "broker/a.py", '"""It go¦es on.\n\nHolds: it is\nt¦old so.\n"""', {1, 3}),
+    ("wording", "broker/a.py", "x = 1  # who¦ever\n# a room of its\n# ow¦n\ny = 2", {1, 2}),
+    ("wording", "broker/a.py", 'x = "begin "\ny = f"{x} an¦ew"\nz = "what ca" "me o¦f it"', {2, 3}),
+    ("wording", "broker/log/functions.lua", "-- It ends una¦wares, be\n-- it¦ early", {1}),
+    ("wording", "docs/a.md", "Men¦d it.\nOf two¦ workers that claim, one wins.", {1, 2}),
+    ("wording", "Makefile", "run: ## Work go¦es\n\t on", {1}),
 ]
 
 KEPT = [
@@ -201,6 +207,13 @@ KEPT = [
     ),
     ("no_lock_files", "constraints.txt", ""),
     ("no_machine_addresses", "broker/a.py", "x = '/workspace/a ./work/a /srv/work/a'"),
+    ("wording", "broker/a.py", "def a¦new(m¦end): return m¦end.a¦new  # recommend, amend, renewed, its own"),
+    (
+        "wording",
+        "docs/a.md",
+        "`recover ID go-on`: the list of two items that follows. It may be its turn. We told them.\n",
+    ),
+    ("wording", "tests/replay/golden/a.jsonl", '{"content": "go o¦n"}'),
 ]
 
 

@@ -1,1 +1,1 @@
-"""OpenHands' SDK at the same work, under an interpreter of its own."""
+"""OpenHands' SDK at the same work, under a separate interpreter."""

@@ -113,10 +113,10 @@ def cycle(count: int, text: str, directory: str) -> dict[str, Any]:
 
 
 def replay(events: int, rounds: int, text: str, directory: str) -> dict[str, Any]:
-    """Read a log of so many events whole, and open the conversation it belongs to, each time anew."""
+    """Read a log of so many events whole, and open the conversation it belongs to, each time from the beginning."""
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         conversation = _conversation(TestLLM.from_messages([]), folder, TOOL)
-        conversation.send_message("Go on.")
+        conversation.send_message("Continue.")
         with conversation.state as state:
             while len(state.events) < events:
                 state.append_event(action := _action(len(state.events)))

@@ -1,4 +1,4 @@
-"""OpenHands' SDK as a process that does what it is told; see driver.py, which runs inside it."""
+"""OpenHands' SDK as a process that takes orders; see driver.py, which runs inside it."""
 
 from __future__ import annotations
 

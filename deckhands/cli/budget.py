@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import click
 
@@ -10,16 +10,53 @@ from broker.limits.ledger import Account, Ledger, account_path
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json, table
 from deckhands.cli.reach import on_cluster
+from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.reading.spending import Spending, spending_of
 from deckhands.reading.terminal import print_text
 
+SECTION = "Budgets, secrets, notes"
+VERBS = {"budget": "Show and set what tenants and experiments may spend."}
+
 HEAD = ("ACCOUNT", "LIMIT", "SPENT", "RESERVED", "LOST", "LEFT", "CALLS", "WAITING")
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """Options of `budget ls`."""
+
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AccountOptions:
+    """Options of `budget show` and `budget report`."""
+
+    account: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """Options of `budget set`; without `usd` there is no limit."""
+
+    account: str
+    usd: float | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopUpOptions:
+    """Options of `budget add`."""
+
+    account: str
+    usd: float
+    as_json: bool
 
 
 @click.group()
 def budget() -> None:
-    """Say what may be spent, and what was.
+    """Show and set what may be spent, and show what was spent.
 
     ACCOUNT is tenant:NAME, experiment:TENANT/NAME or conversation:ID.
     """
@@ -27,49 +64,58 @@ def budget() -> None:
 
 @budget.command(name="ls")
 @json_option
-def list_accounts(*, as_json: bool) -> None:
+@options_as(ListOptions)
+def list_accounts(options: ListOptions) -> None:
     """List the accounts of tenants and experiments, and of conversations with a limit of their own."""
     found = on_cluster(lambda client: Ledger(client.store).accounts())
-    _show(found, as_json=as_json)
-    if not found and not as_json:
-        note("There are no budgets yet. `deckhands budget set tenant:NAME USD` makes one.")
+    _show(found, as_json=options.as_json)
+    if not found and not options.as_json:
+        note("There are no budgets yet. `deckhands budget set tenant:NAME USD` sets one.")
 
 
 @budget.command()
 @click.argument("account")
 @json_option
-def show(*, account: str, as_json: bool) -> None:
+@options_as(AccountOptions)
+def show(options: AccountOptions) -> None:
     """Show one account."""
-    _show([on_cluster(lambda client: Ledger(client.store).account(account))], as_json=as_json)
+    _show([on_cluster(lambda client: Ledger(client.store).account(options.account))], as_json=options.as_json)
 
 
 @budget.command(name="set")
 @click.argument("account")
 @click.argument("usd", type=float, required=False)
 @json_option
-def set_limit(*, account: str, usd: float | None, as_json: bool) -> None:
-    """Set the limit of ACCOUNT to USD; without USD there is none any more."""
-    _show([on_cluster(lambda client: Ledger(client.store).set_limit(account, usd))], as_json=as_json)
+@options_as(LimitOptions)
+def set_limit(options: LimitOptions) -> None:
+    """Set the limit of ACCOUNT to USD; without USD, remove it."""
+    found = on_cluster(lambda client: Ledger(client.store).set_limit(options.account, options.usd))
+    _show([found], as_json=options.as_json)
 
 
 @budget.command(name="add")
 @click.argument("account")
 @click.argument("usd", type=float)
 @json_option
-def top_up(*, account: str, usd: float, as_json: bool) -> None:
-    """Raise the limit of ACCOUNT by USD; conversations that wait for it go on."""
-    _show([on_cluster(lambda client: Ledger(client.store).top_up(account, usd))], as_json=as_json)
+@options_as(TopUpOptions)
+def top_up(options: TopUpOptions) -> None:
+    """Raise the limit of ACCOUNT by USD; conversations that wait for it continue."""
+    found = on_cluster(lambda client: Ledger(client.store).top_up(options.account, options.usd))
+    _show([found], as_json=options.as_json)
 
 
 @budget.command()
 @click.argument("account")
 @json_option
-def report(*, account: str, as_json: bool) -> None:
-    """Show what ACCOUNT's money went to: work, retries, loops, condensation, lost calls. Reads every log below it."""
-    account_path(account)
-    found, spending = on_cluster(lambda client: _report(client, account))
-    if as_json:
-        print_json({"account": account, "lost_usd": found.lost_usd, "lost_calls": found.lost_calls} | asdict(spending))
+@options_as(AccountOptions)
+def report(options: AccountOptions) -> None:
+    """Show what ACCOUNT's money was spent on: work, retries, loops, condensation, lost calls. Reads every log."""
+    account_path(options.account)
+    found, spending = on_cluster(lambda client: _report(client, options.account))
+    if options.as_json:
+        print_json(
+            {"account": options.account, "lost_usd": found.lost_usd, "lost_calls": found.lost_calls} | asdict(spending)
+        )
         return
     rows = (
         ("work", spending.work_usd),

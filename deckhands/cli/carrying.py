@@ -1,61 +1,91 @@
-"""`deckhands cp`, `diff` and `checkpoint`: files of a workspace, in and out, and saved."""
+"""`deckhands cp`, `diff` and `checkpoint`: copy the files of a workspace, compare them, save them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from broker.runtime.errors import UsageError
-from deckhands.cli.options import json_option
+from deckhands.cli.options import ConversationOptions, json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import on_conversation
+from deckhands.cli.verbs import options_as
 from deckhands.client.files import Carrier
 from deckhands.reading.terminal import print_patch
+
+SECTION = "Files of a workspace"
+VERBS = {
+    "cp": "Copy files into a workspace or out of it.",
+    "diff": "Show what was changed in a workspace, as a patch.",
+    "checkpoint": "Save a workspace now.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """Options of `cp`; one of the two paths is `ID:PATH`."""
+
+    source: str
+    target: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """Options of `checkpoint`."""
+
+    conversation_id: str
+    as_json: bool
 
 
 @click.command()
 @click.argument("source")
 @click.argument("target")
 @json_option
-def cp(*, source: str, target: str, as_json: bool) -> None:
+@options_as(CopyOptions)
+def cp(options: CopyOptions) -> None:
     """Copy a file or directory into a workspace or out of it: `cp ID:PATH LOCAL`, or `cp LOCAL ID:PATH`.
 
-    PATH is relative to the workspace. What goes to a directory that is there goes into it. At most 64 MiB, packed.
+    PATH is relative to the workspace. If the target is an existing directory, the copy is put into it. The limit is 64
+    MiB, compressed.
     """
-    ends = _place(source), _place(target)
+    ends = _place(options.source), _place(options.target)
     if (ends[0] is None) == (ends[1] is None):
         raise UsageError(
-            "One of the two must be in a workspace, and the other on this machine.",
-            remedy="Write ID:PATH for the one and ./PATH for the other.",
+            "One path must be in a workspace, and the other on this machine.",
+            remedy="Write ID:PATH for the path in the workspace and ./PATH for the local one.",
         )
     skipped: list[str] = []
     if ends[0] is not None:
         conversation_id, path = ends[0]
         files, size, skipped = on_conversation(
-            conversation_id, lambda client: Carrier(client.store).download(conversation_id, path, Path(target))
+            conversation_id, lambda client: Carrier(client.store).download(conversation_id, path, Path(options.target))
         )
     else:
         assert ends[1] is not None
         conversation_id, path = ends[1]
         files, size = on_conversation(
-            conversation_id, lambda client: Carrier(client.store).upload(conversation_id, Path(source), path)
+            conversation_id, lambda client: Carrier(client.store).upload(conversation_id, Path(options.source), path)
         )
-    if as_json:
+    if options.as_json:
         print_json({"files": files, "size_bytes": size, "skipped": skipped})
         return
     for name in skipped:
-        note(f"{name} leads out of the directory and was left out.")
+        note(f"{name} points outside the directory and was skipped.")
     note(f"{files:,} files, {size:,} bytes.")
 
 
 @click.command()
 @click.argument("conversation_id")
-def diff(*, conversation_id: str) -> None:
+@options_as(ConversationOptions)
+def diff(options: ConversationOptions) -> None:
     """Print what was changed in a workspace since its beginning, as a patch for `git apply`.
 
-    In a file or a pipe it is the patch, byte for byte. A terminal shows control characters spelt out.
+    A file or a pipe gets the patch byte for byte. On a terminal, control characters are escaped.
     """
+    conversation_id = options.conversation_id
     patch = on_conversation(conversation_id, lambda client: Carrier(client.store).diff(conversation_id))
     print_patch(patch)
     if not patch:
@@ -65,10 +95,12 @@ def diff(*, conversation_id: str) -> None:
 @click.command()
 @click.argument("conversation_id")
 @json_option
-def checkpoint(*, conversation_id: str, as_json: bool) -> None:
-    """Save a workspace now, from which another node can restore it and forks begin."""
+@options_as(CheckpointOptions)
+def checkpoint(options: CheckpointOptions) -> None:
+    """Save a workspace now. Another node can restore it, and forks begin with it."""
+    conversation_id = options.conversation_id
     files, size = on_conversation(conversation_id, lambda client: Carrier(client.store).checkpoint(conversation_id))
-    if as_json:
+    if options.as_json:
         print_json({"files": files, "size_bytes": size})
     else:
         note(f"Saved: {files:,} files, {size:,} bytes.")

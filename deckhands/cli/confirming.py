@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -14,38 +15,72 @@ from broker.contract.planning import PlanAction
 from broker.runtime.errors import UsageError
 from deckhands.cli.output import note
 from deckhands.cli.reach import on_conversation
+from deckhands.cli.verbs import options_as
 from deckhands.reading.rendering import Renderer
 from deckhands.reading.terminal import ask, print_coloured
+
+SECTION = "Control a conversation"
+VERBS = {
+    "confirm": "Run the action that a conversation asks about.",
+    "reject": "Refuse the action that a conversation asks about.",
+}
 
 QUESTION = "Run it? [y/N] "
 QUESTION_OF_A_PLAN = "Carry the plan out? [y/N] "
 
 
+@dataclass(frozen=True, slots=True)
+class RejectOptions:
+    """Options of `reject`; without `action_id`, whichever action is asked about is meant."""
+
+    conversation_id: str
+    action_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmOptions(RejectOptions):
+    """Options of `confirm`; an edit is FIELD=VALUE."""
+
+    edits: tuple[str, ...]
+
+
+action_option = click.option(
+    "--action", "action_id", type=int, help="The event id of the action; fails if another one is asked about."
+)
+
+
 @click.command()
 @click.argument("conversation_id")
-@click.option("--action", "action_id", type=int, help="The action's event id; refused if another is asked about.")
+@action_option
 @click.option(
-    "--edit", "edits", multiple=True, metavar="FIELD=VALUE", help="Run it with another value, such as command='ls -l'."
+    "--edit",
+    "edits",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Change a field before it runs, such as command='ls -l'.",
 )
-def confirm(*, conversation_id: str, action_id: int | None, edits: tuple[str, ...]) -> None:
-    """Let the action run that a conversation asks about."""
-    edited = _edited(edits)
-    on_conversation(conversation_id, lambda client: client.confirm(conversation_id, action_id=action_id, edited=edited))
+@options_as(ConfirmOptions)
+def confirm(options: ConfirmOptions) -> None:
+    """Run the action that a conversation asks about."""
+    name, edited = options.conversation_id, _edited(options.edits)
+    on_conversation(name, lambda client: client.confirm(name, action_id=options.action_id, edited=edited))
     note("The confirmation is in the log.")
 
 
 @click.command()
 @click.argument("conversation_id")
-@click.option("--action", "action_id", type=int, help="The action's event id; refused if another is asked about.")
-def reject(*, conversation_id: str, action_id: int | None) -> None:
-    """Refuse the action that a conversation asks about; it waits for a message then."""
-    on_conversation(conversation_id, lambda client: client.reject(conversation_id, action_id=action_id))
+@action_option
+@options_as(RejectOptions)
+def reject(options: RejectOptions) -> None:
+    """Refuse the action that a conversation asks about. The conversation then waits for a message."""
+    name = options.conversation_id
+    on_conversation(name, lambda client: client.reject(name, action_id=options.action_id))
     note("The rejection is in the log.")
 
 
 async def ask_at_terminal(action: RiskyAction) -> bool:
-    """Show an action and wait for a line; everything but yes refuses it."""
-    if isinstance(action, PlanAction):  # it stands above, whole
+    """Show an action and wait for a line; any answer but yes refuses it."""
+    if isinstance(action, PlanAction):  # it was printed above, whole
         ask(QUESTION_OF_A_PLAN)
     else:
         print_coloured(Renderer(is_coloured=sys.stderr.isatty()).question(action), err=True)
@@ -61,16 +96,16 @@ async def ask_at_terminal(action: RiskyAction) -> bool:
 
 
 def _edited(edits: tuple[str, ...]) -> dict[str, Any]:
-    """Return fields and their values; a value that is JSON counts as what it says, any other as text."""
+    """Return the fields and their values. A value is parsed as JSON if it is JSON, and is text otherwise."""
     edited: dict[str, Any] = {}
     for edit in edits:
         name, separator, text = edit.partition("=")
         if not separator or not name:
-            raise UsageError(f"--edit {edit!r} is no FIELD=VALUE.", remedy="Write it as in --edit command='ls -l'.")
+            raise UsageError(f"--edit {edit!r} is not FIELD=VALUE.", remedy="Write it as in --edit command='ls -l'.")
         try:
             value = json.loads(text)
         except ValueError:
             value = text
-        # What looks like a number may be a command all the same.
+        # A command may look like a number.
         edited[name] = text if name in ("command", "path", "code", "plan") else value
     return edited

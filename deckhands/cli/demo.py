@@ -1,4 +1,4 @@
-"""`deckhands demo`: the demo, watched from a terminal."""
+"""`deckhands demo`: the demo, followed from a terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -17,46 +18,65 @@ from broker.runtime.errors import DeckhandsError
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.stop_signals import on_stop_signals
+from deckhands.cli.verbs import options_as
 from deckhands.cluster.demo import Demo, DemoReport, DemoSpec, Progress
 from deckhands.cluster.examining import reason_unconfined
 from deckhands.reading.summary import ExitCode
 from deckhands.reading.terminal import print_text, redraw
 from deckhands.settings import FaceSettings
 
+SECTION = "Start a conversation"
+VERBS = {"demo": "Run 20 agents at once while their workers are killed. Needs no model."}
+
 REDRAW_SECONDS = 0.1
 BAR_COLUMNS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """Options of `demo`."""
+
+    conversations: int
+    controllers: int
+    tools: int
+    kills: int
+    seed: int
+    keep: bool
+    as_json: bool
 
 
 @click.command()
 @click.option("--conversations", type=click.IntRange(1, 1_000), default=20, show_default=True)
 @click.option("--controllers", type=click.IntRange(1, 32), default=2, show_default=True)
 @click.option("--tools", type=click.IntRange(1, 32), default=2, show_default=True)
-@click.option("--kills", type=click.IntRange(0, 100), default=2, show_default=True, help="Workers killed on the way.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Decides which workers are killed, and when.")
-@click.option("--keep", is_flag=True, help="Leave the projects, the store and the logs where they are.")
+@click.option("--kills", type=click.IntRange(0, 100), default=2, show_default=True, help="How many workers are killed.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Determines which workers are killed, and when.")
+@click.option("--keep", is_flag=True, help="Keep the projects, the store and the logs.")
 @json_option
-def demo(*, conversations: int, controllers: int, tools: int, kills: int, seed: int, keep: bool, as_json: bool) -> int:
-    """Let twenty agents mend twenty projects at once, while their workers are killed and replaced.
+@options_as(DemoOptions)
+def demo(options: DemoOptions) -> int:
+    """Let 20 agents repair 20 projects at once, while their workers are killed and replaced.
 
-    The workers are real processes, and the tests of the projects are really run; only the model follows a script, so
-    no key is needed. Ends with 0 if everything finished, every test passes and no event was lost or doubled.
+    The workers are real processes, and the tests of the projects really run. Only the model follows a script, so no
+    key is needed. Exits with 0 if everything finished, every test passes and no event was lost or doubled.
     """
     settings = FaceSettings.from_env()
-    with _directory(is_kept=keep) as directory:
-        note(f"{conversations} agents, {controllers} controller and {tools} tool workers, all in {directory}")
+    with _directory(is_kept=options.keep) as directory:
+        workers = f"{options.controllers} controller and {options.tools} tool workers"
+        note(f"{options.conversations} agents, {workers}, all in {directory}")
         spec = DemoSpec(
             directory,
-            conversations=conversations,
-            controllers=controllers,
-            tools=tools,
-            kills=kills,
-            seed=seed,
+            conversations=options.conversations,
+            controllers=options.controllers,
+            tools=options.tools,
+            kills=options.kills,
+            seed=options.seed,
             environment=_environment(settings),
         )
         report = asyncio.run(_run(spec))
     if report is None:
         return int(ExitCode.INTERRUPTED)
-    if as_json:
+    if options.as_json:
         print_json(report.as_json())
     else:
         print_text("\n".join(report_lines(report)))
@@ -64,7 +84,7 @@ def demo(*, conversations: int, controllers: int, tools: int, kills: int, seed: 
 
 
 def _environment(settings: FaceSettings) -> dict[str, str]:
-    """Return the workers' environment: one without a sandbox where none works, since every command is the demo's own.
+    """Return the workers' environment; without a sandbox where none works, since all commands are part of the demo.
 
     Raises:
         DeckhandsError: the sandbox that was asked for by name does not work.
@@ -73,7 +93,7 @@ def _environment(settings: FaceSettings) -> dict[str, str]:
     if reason := reason_unconfined(environment):
         if settings.sandbox != "auto":
             raise DeckhandsError(f"The sandbox {settings.sandbox} does not work here: {reason}.")
-        note(f"No sandbox works here ({reason}); the demo's commands are its own and run without one.")
+        note(f"No sandbox works here ({reason}); the demo runs its own, harmless commands without one.")
         environment["DECKHANDS_SANDBOX"] = "none"
     return environment
 
@@ -84,7 +104,7 @@ def _directory(*, is_kept: bool) -> Iterator[Path]:
     try:
         yield path
     except DeckhandsError:
-        is_kept = True  # with the logs that the error names
+        is_kept = True  # the error names logs in it
         raise
     finally:
         if is_kept:

@@ -1,31 +1,43 @@
-"""`deckhands doctor`: what this machine can do, and whether the store serves."""
+"""`deckhands doctor`: what this machine can do, and whether the store is reachable."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import click
 
 from deckhands.cli.options import json_option
 from deckhands.cli.output import print_json
+from deckhands.cli.verbs import options_as
 from deckhands.cluster.examining import DEAD_LETTERS, Finding, examine_machine, examine_store
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
+SECTION = "Operate a cluster"
+VERBS = {"doctor": "Check what this machine can do, and whether the store is reachable."}
+
 UNFIT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    """Options of `doctor`."""
+
+    as_json: bool
 
 
 @click.command()
 @json_option
-def doctor(*, as_json: bool) -> None:
-    """Print what this machine can do for workspaces, and whether the store of DECKHANDS_URL serves.
+@options_as(DoctorOptions)
+def doctor(options: DoctorOptions) -> None:
+    """Check what this machine can do for workspaces, and whether the store at DECKHANDS_URL is reachable.
 
-    Ends with 1 if something is missing without which nothing is served.
+    Exits with 1 if something is missing that every action needs.
     """
     settings = FaceSettings.from_env()
     findings = [*examine_machine(settings.environment), *_of_store(settings)]
-    if as_json:
+    if options.as_json:
         for finding in findings:
             print_json(asdict(finding))
     else:

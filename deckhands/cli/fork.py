@@ -1,9 +1,10 @@
-"""`deckhands fork`: go on from any event of a conversation, otherwise than it did."""
+"""`deckhands fork`: continue from any event of a conversation in another way."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -14,74 +15,75 @@ from broker.runtime.ids import new_conversation_id
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import RunIsOver, cluster_client, conversation_client, read_events
+from deckhands.cli.verbs import options_as
 from deckhands.client.forking import Point, fork_of, taken_over
 from deckhands.client.named_directory import own_directory, require_served
 from deckhands.client.tasks import check_task
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
+SECTION = "Start a conversation"
+VERBS = {"fork": "Start again from any event of a conversation, in one or more copies."}
+
+
+@dataclass(frozen=True, slots=True)
+class ForkOptions:
+    """Options of `fork`; `point` is ID@EVENT."""
+
+    point: str
+    model: str | None
+    copies: int
+    workspace: Path | None
+    message: str | None
+    title: str
+    as_json: bool
+
 
 @click.command()
 @click.argument("point", metavar="ID@EVENT")
 @click.option("--model", help="Another model for the forks.")
 @click.option("--copies", type=click.IntRange(1, 1_000), default=1, show_default=True, help="How many forks.")
-@click.option("-w", "--workspace", type=click.Path(path_type=Path), help="The directory the forks work on.")
-@click.option("-m", "--message", help="What to say to the forks; without it they go on as they stood.")
+@click.option("-w", "--workspace", type=click.Path(path_type=Path), help="The directory that the forks work on.")
+@click.option("-m", "--message", help="A message to the forks; without one, they continue where the original stood.")
 @click.option("--title", default="", help="A name for listings.")
 @json_option
-def fork(
-    *,
-    point: str,
-    model: str | None,
-    copies: int,
-    workspace: Path | None,
-    message: str | None,
-    title: str,
-    as_json: bool,
-) -> None:
-    """Begin conversations with the events of another up to EVENT, and go on from there. Prints their ids.
+@options_as(ForkOptions)
+def fork(options: ForkOptions) -> None:
+    """Start conversations with the events of another up to EVENT, and continue from there. Prints their ids.
 
-    The original stays as it is. Its files are no part of its log: a fork works on the directory of -w, or on the
-    original's own; if that was none of the user's, on the last checkpoint of its files, or on what it began with.
+    The original stays as it is. Files are not part of a log: a fork works on the directory given by -w, or on the one
+    that the user named for the original. If there is neither, it begins with the last checkpoint of the original's
+    files, or with what the original began with.
     """
     settings = FaceSettings.from_env()
-    if message is not None:
-        check_task(message, name="message")
-    asked = Point.parse(point)
-    directory = own_directory(workspace, settings.environment) if workspace is not None else None
-    ids = asyncio.run(_fork(settings, asked, copies, message, model=model, directory=directory, title=title))
-    for conversation_id in ids:
-        if as_json:
-            print_json({"conversation_id": conversation_id, "forked_from": asked.conversation_id})
+    if options.message is not None:
+        check_task(options.message, name="message")
+    point = Point.parse(options.point)
+    for conversation_id in asyncio.run(_fork(settings, point, options)):
+        if options.as_json:
+            print_json({"conversation_id": conversation_id, "forked_from": point.conversation_id})
         else:
             print_text(conversation_id)
 
 
-async def _fork(
-    settings: FaceSettings,
-    point: Point,
-    copies: int,
-    message: str | None,
-    *,
-    model: str | None,
-    directory: Path | None,
-    title: str,
-) -> list[str]:
+async def _fork(settings: FaceSettings, point: Point, options: ForkOptions) -> list[str]:
+    named = options.workspace
+    directory = own_directory(named, settings.environment) if named is not None else None
     events = point.cut(await read_events(settings, point.conversation_id))
     place = _workspace(events, directory)
-    ids = [new_conversation_id() for _ in range(copies)]
+    ids = [new_conversation_id() for _ in range(options.copies)]
     async with AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(conversation_client(settings, point.conversation_id))
-        except RunIsOver:  # it is gone on with on the cluster
+        except RunIsOver:  # the forks run on the cluster
             client = await stack.enter_async_context(cluster_client(settings))
         await require_served(client.store, place)
         for conversation_id in ids:
-            created = fork_of(events, conversation_id, model=model, workspace=place, title=title)
+            created = fork_of(events, conversation_id, model=options.model, workspace=place, title=options.title)
             await StoredFiles(client.store).lend(point.conversation_id, conversation_id, created.workspace.source)
-            await client.log.adopt(created, taken_over(events, model=model), key=f"fork:{created.forked_from}")
-            if message is not None:
-                await client.send_message(conversation_id, message)
+            await client.log.adopt(created, taken_over(events, model=options.model), key=f"fork:{created.forked_from}")
+            if options.message is not None:
+                await client.send_message(conversation_id, options.message)
     return ids
 
 

@@ -1,11 +1,11 @@
-"""`deckhands notes`: what agents have written down for later conversations, to be read, written and erased."""
+"""`deckhands notes`: read, write and erase what agents have written down for later conversations."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import click
 from pydantic import ValidationError
@@ -20,44 +20,79 @@ from deckhands.cli.options import NAME_REMEDY, json_option, memory_of
 from deckhands.cli.output import note as say
 from deckhands.cli.output import print_json, table
 from deckhands.cli.reach import cluster_client
+from deckhands.cli.verbs import options_as
 from deckhands.cluster.home import Home
 from deckhands.reading.notebook_file import NotebookFile, notebooks_in
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
+SECTION = "Budgets, secrets, notes"
+VERBS = {"notes": "Show, write and erase the notes that agents keep for later conversations."}
+
+
+@dataclass(frozen=True, slots=True)
+class NotesOptions:
+    """Options of `notes`.
+
+    Attributes:
+        project: None lists the notebooks.
+        text: of the note to write.
+        note_id: of the note to forget.
+    """
+
+    project: str | None
+    user: str
+    tenant: str
+    text: str | None
+    keywords: tuple[str, ...]
+    note_id: str | None
+    erase: bool
+    local: bool
+    as_json: bool
+
+    @property
+    def changes(self) -> int:
+        """How many changes are asked for, of which only one can be made."""
+        return sum((self.text is not None, self.note_id is not None, self.erase))
+
 
 @click.command()
 @click.argument("project", required=False)
-@click.option("--user", default="", help="Whose notes; everybody's if not given.")
-@click.option("--tenant", default="", help="Of which tenant of a cluster.")
-@click.option("--write", "text", help="Add a note of your own.")
-@click.option("--keyword", "keywords", multiple=True, help="Recall it when a message mentions this word, not always.")
+@click.option("--user", default="", help="Whose notes they are; by default everybody's.")
+@click.option("--tenant", default="", help="The tenant of the cluster.")
+@click.option("--write", "text", help="Add a note.")
+@click.option(
+    "--keyword",
+    "keywords",
+    multiple=True,
+    help="Recall it only when a message mentions this word.",
+)
 @click.option("--forget", "note_id", metavar="ID", help="Remove one note.")
 @click.option("--erase", is_flag=True, help="Remove all notes of the notebook.")
-@click.option("--local", is_flag=True, help="The notes of `deckhands run` here, though there is a cluster.")
+@click.option("--local", is_flag=True, help="Use the notes of `deckhands run` here, even if there is a cluster.")
 @json_option
-def notes(*, project: str | None, user: str, tenant: str, local: bool, as_json: bool, **wanted: Any) -> None:
-    """Show the notes that agents keep about PROJECT, or write and erase them. Without PROJECT: list the notebooks."""
+@options_as(NotesOptions)
+def notes(options: NotesOptions) -> None:
+    """Show the notes that agents keep about PROJECT, or change them. Without PROJECT, list the notebooks."""
     settings = FaceSettings.from_env()
-    is_local = local or (settings.url is None and Home(settings.home).cluster_url is None)
-    changes = [name for name in ("text", "note_id", "erase") if wanted[name]]
-    if len(changes) > 1 or (changes and project is None):
+    is_local = options.local or (settings.url is None and Home(settings.home).cluster_url is None)
+    if options.changes > 1 or (options.changes and options.project is None):
         raise UsageError(
-            "It is not clear what is to be done.", remedy="Name one PROJECT, and one of --write, --forget and --erase."
+            "It is not clear what to do.", remedy="Name one PROJECT, and one of --write, --forget and --erase."
         )
-    if is_local and tenant:
+    if is_local and options.tenant:
         raise UsageError("The notes of `deckhands run` have no tenant.", remedy="Leave --tenant out.")
-    if project is None:
-        _show_notebooks(asyncio.run(_all(settings, is_local=is_local)), as_json=as_json)
+    if options.project is None:
+        _show_notebooks(asyncio.run(_all(settings, is_local=is_local)), as_json=options.as_json)
         return
-    memory = memory_of(project, user)
-    if not re.fullmatch(NAME_PATTERN, tenant):
-        raise UsageError(f"A tenant cannot be called {tenant!r}.", remedy=NAME_REMEDY)
-    book = Notebook.of(memory, tenant=tenant)
-    if not changes:
-        _show(asyncio.run(_notes(settings, memory, book, is_local=is_local)), as_json=as_json)
+    memory = memory_of(options.project, options.user)
+    if not re.fullmatch(NAME_PATTERN, options.tenant):
+        raise UsageError(f"A tenant cannot be called {options.tenant!r}.", remedy=NAME_REMEDY)
+    book = Notebook.of(memory, tenant=options.tenant)
+    if not options.changes:
+        _show(asyncio.run(_notes(settings, memory, book, is_local=is_local)), as_json=options.as_json)
         return
-    say(asyncio.run(_change(settings, memory, book, is_local=is_local, **wanted)))
+    say(asyncio.run(_change(settings, memory, book, options, is_local=is_local)))
 
 
 def _show_notebooks(books: dict[Notebook, int], *, as_json: bool) -> None:
@@ -94,23 +129,16 @@ async def _notes(settings: FaceSettings, memory: MemorySpec, book: Notebook, *, 
 
 
 async def _change(
-    settings: FaceSettings,
-    memory: MemorySpec,
-    book: Notebook,
-    *,
-    is_local: bool,
-    text: str | None,
-    keywords: tuple[str, ...],
-    note_id: str | None,
-    erase: bool,
+    settings: FaceSettings, memory: MemorySpec, book: Notebook, options: NotesOptions, *, is_local: bool
 ) -> str:
-    """Do it, and return what to tell a person."""
-    note = None if text is None else _note_of(text, keywords)
+    """Make the change, and return the sentence that reports it."""
+    note = None if options.text is None else _note_of(options.text, options.keywords)
+    note_id = options.note_id
     file = NotebookFile(Home(settings.home).notes, memory)
     if is_local:
         if note is not None:
             file.write(note)
-        elif erase:
+        elif options.erase:
             file.erase()
         else:
             _found(file.forget(note_id or ""), note_id)
@@ -119,13 +147,13 @@ async def _change(
             books = Notebooks(client.store)
             if note is not None:
                 await books.write(book, note)
-            elif erase:
+            elif options.erase:
                 await books.erase(book)
             else:
                 _found(await books.forget(book, note_id or ""), note_id)
     if note is not None:
-        return f"Noted under the id {note.id}."
-    return "The notebook is empty." if erase else f"The note {note_id} is forgotten."
+        return f"Saved with the id {note.id}."
+    return "The notebook is empty." if options.erase else f"The note {note_id} is removed."
 
 
 def _note_of(text: str, keywords: tuple[str, ...]) -> Note:

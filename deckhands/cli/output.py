@@ -1,4 +1,4 @@
-"""How the verbs speak: results on standard output, everything else on standard error.
+"""How the verbs print: results on standard output, everything else on standard error.
 
 Holds: colour and redrawing only on a terminal; all of it goes through `deckhands.reading.terminal`.
 """
@@ -21,7 +21,7 @@ from deckhands.reading.rendering import Renderer
 from deckhands.reading.summary import Summary
 from deckhands.reading.terminal import clean_line, print_ascii, print_coloured, print_text
 
-UNCONFINED = "none: commands reach all that their tool worker's user can"
+UNCONFINED = "none: commands can do all that their tool worker's user can"
 
 
 def print_json(value: Any) -> None:
@@ -30,7 +30,7 @@ def print_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Tell a person something that is not the result, if anybody reads it."""
+    """Print a notice on standard error, if anybody reads it."""
     try:
         print_text(clean_line(text, limit=1_000), err=True)
     except BrokenPipeError:  # what is left in the buffer would change the exit code
@@ -41,7 +41,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def outliving_reader(on_gone: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Go on when whoever reads standard output has gone; what is printed from then on is dropped."""
+    """Continue when the reader of standard output has gone, and drop what is printed after that."""
     try:
         yield
     except BrokenPipeError:
@@ -58,22 +58,22 @@ class EventPrinter:
         self._call = self._kind = ""
 
     def event(self, event: Event) -> None:
-        """Print an event; nothing for one that a reader does not need."""
+        """Print an event, unless a reader does not need it."""
         if self._as_json:
             print_ascii(event_line(event) + "\n")
             return
         print_coloured(self._renderer.lines(event))
 
     def question(self, action: RiskyAction) -> None:
-        """Print what a person is asked to confirm, and how."""
+        """Print the action that a person is asked to confirm, and how to answer."""
         print_coloured(["", *self._renderer.question(action)])
         print_text("`deckhands confirm ID` runs it, `deckhands reject ID` refuses it.")
 
     def piece(self, piece: Piece) -> None:
-        """Print what a model is writing, on standard error; the whole of it follows as an event."""
+        """Print a part of a reply on standard error while the model writes it. The whole reply follows as an event."""
         if piece.kind == "superseded":
-            told = f"\n[{piece.call}: the call has failed, what it wrote counts no more; another model is asked]"
-            print_coloured([self._renderer.styled(told, "dim")], err=True, end="")
+            text = f"\n[{piece.call}: the call failed and its output is dropped; another model is asked]"
+            print_coloured([self._renderer.styled(text, "dim")], err=True, end="")
             return
         if piece.call != self._call or piece.kind != self._kind:
             print_coloured([self._renderer.styled(f"\n[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
@@ -92,7 +92,7 @@ class EventPrinter:
 
 
 def cost_text(cost_usd: float, *, is_whole: bool) -> str:
-    """Return what something has cost, and that it is not all of it where a price is not known."""
+    """Return a cost as text, marked as incomplete if a price is not known."""
     if is_whole:
         return f"${cost_usd:.4f}"
     return f"at least ${cost_usd:.4f}" if cost_usd else "unknown"
@@ -137,14 +137,14 @@ def _cached(metrics: Metrics) -> str:
 
 
 def _models(metrics: Metrics) -> str:
-    """Return what each model has cost; nothing where there was only one."""
+    """Return the cost of each model; empty if there was only one."""
     models = metrics.per_model()
     parts = [f"{name} ${found['accumulated_cost']:.4f} (calls: {found['calls']})" for name, found in models.items()]
     return ", ".join(parts) if len(parts) > 1 else ""
 
 
 def _delegates(metrics: Metrics) -> str:
-    """Return what each delegate has cost, which is part of the cost."""
+    """Return the cost of each delegate, which is part of the total."""
     return ", ".join(
         f"{found.agent or found.conversation_id} ${found.cost:.4f} ({found.state}, iterations: {found.iterations})"
         for found in metrics.delegates

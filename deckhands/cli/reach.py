@@ -1,4 +1,4 @@
-"""Where a conversation is: in the store of a cluster, in that of a run under way, or in the files a run has left."""
+"""Find a conversation: in the store of a cluster, in the store of a run in progress, or in the files of a run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ T = TypeVar("T")
 
 
 class NoCluster(StoreUnavailable):
-    """No cluster is named, and none is up in the home directory."""
+    """No cluster is named, and none is running from the home directory."""
 
     code = "no_cluster"
     retryable = False
 
     def __init__(self) -> None:
-        super().__init__(
-            "No cluster is running here.", remedy="Start one by `deckhands up`, or name one by DECKHANDS_URL."
-        )
+        super().__init__("No cluster is running here.", remedy="Start one with `deckhands up`, or set DECKHANDS_URL.")
 
 
 def on_cluster(act: Callable[[Client], Awaitable[T]]) -> T:
-    """Do something on the cluster and return what comes of it; raises what `cluster_client` does."""
+    """Call a function with a client of the cluster and return its result. Raises what `cluster_client` does."""
 
     async def reach() -> T:
         async with cluster_client(FaceSettings.from_env()) as client:
@@ -42,7 +40,10 @@ def on_cluster(act: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def on_conversation(conversation_id: str, act: Callable[[Client], Awaitable[T]]) -> T:
-    """Do something where a conversation is and return what comes of it; raises what `conversation_client` does."""
+    """Call a function with a client of the store that has a conversation, and return its result.
+
+    Raises what `conversation_client` does.
+    """
 
     async def reach() -> T:
         async with conversation_client(FaceSettings.from_env(), conversation_id) as client:
@@ -53,7 +54,7 @@ def on_conversation(conversation_id: str, act: Callable[[Client], Awaitable[T]])
 
 @asynccontextmanager
 async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
-    """Connect to the cluster that DECKHANDS_URL names, or else to the one that is up in the home directory.
+    """Connect to the cluster that DECKHANDS_URL names, or to the one running from the home directory.
 
     Raises:
         NoCluster: there is neither.
@@ -74,7 +75,7 @@ async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def conversation_client(settings: FaceSettings, conversation_id: str) -> AsyncIterator[Client]:
-    """Connect to the store where a conversation can be spoken to: of the run under way, or of the cluster.
+    """Connect to the store that has a conversation: that of a run in progress, or the cluster's.
 
     Raises:
         UnknownConversation: it is in neither.
@@ -95,12 +96,12 @@ async def conversation_client(settings: FaceSettings, conversation_id: str) -> A
 
 
 class RunIsOver(UnknownConversation):
-    """The conversation was a run of its own, which is not under way."""
+    """The conversation belongs to a run that is not in progress."""
 
     def __init__(self, conversation_id: str) -> None:
         super().__init__(conversation_id)
-        self.message = f"The run {conversation_id} is not under way."
-        self.remedy = f"`deckhands run --resume {conversation_id}` goes on with it."
+        self.message = f"The run {conversation_id} is not in progress."
+        self.remedy = f"`deckhands run --resume {conversation_id}` continues it."
 
 
 async def read_events(settings: FaceSettings, conversation_id: str, *, is_lenient: bool = False) -> list[Event]:
@@ -143,7 +144,7 @@ async def read_summary(settings: FaceSettings, conversation_id: str) -> Summary:
 
 
 async def read_wait_reason(settings: FaceSettings, conversation_id: str) -> str:
-    """Return what a conversation waits for; empty where it does not, or where it is not under way."""
+    """Return what a conversation waits for; empty if it does not wait or is not in progress."""
     try:
         async with conversation_client(settings, conversation_id) as client:
             return (await client.row(conversation_id)).wait_reason
@@ -152,7 +153,7 @@ async def read_wait_reason(settings: FaceSettings, conversation_id: str) -> str:
 
 
 async def _client_of_run(home: Home, conversation_id: str) -> Client | None:
-    """Connect to the private store of a run under way; None when it is not."""
+    """Connect to the private store of a run in progress; None if it is not in progress."""
     if not home.has_run(conversation_id):
         return None
     try:

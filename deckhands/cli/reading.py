@@ -1,4 +1,4 @@
-"""`deckhands ls`, `show`, `logs` and `export`: reading, from a cluster or from what runs have left."""
+"""`deckhands ls`, `show`, `logs` and `export`: read conversations, of a cluster or from the files of runs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from deckhands.cli.reach import (
     read_summary,
     read_wait_reason,
 )
+from deckhands.cli.verbs import options_as
 from deckhands.client.forking import Point
 from deckhands.cluster.home import Home
 from deckhands.openhands.trajectories import trajectory_of
@@ -35,8 +36,16 @@ from deckhands.reading.terminal import clean_line, print_ascii, print_text
 from deckhands.runs.records import RunFolder
 from deckhands.settings import FaceSettings
 
+SECTION = "Read conversations"
+VERBS = {
+    "ls": "List conversations and runs.",
+    "show": "Show the result of a conversation, or its state at any event.",
+    "logs": "Show the events of a conversation; -f follows it.",
+    "export": "Write the events of a conversation, one JSON object per line.",
+}
+
 WAITS = {
-    "newer_worker": "a controller worker of a newer version of Deckhands, which has written in its log (newer_worker)"
+    "newer_worker": "a controller worker of a newer version of Deckhands, which has written to its log (newer_worker)"
 }
 """Reasons to wait that need more than a word."""
 HEAD = ("CONVERSATION", "STATE", "STEPS", "COST", "UPDATED (UTC)", "TITLE")
@@ -63,27 +72,63 @@ class Listed:
         return (self.conversation_id, state, str(self.iterations), cost, moment, self.title)
 
 
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """Options of `ls`."""
+
+    limit: int
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOptions:
+    """Options of `show`; `point` is ID or ID@EVENT."""
+
+    point: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Options of `logs`."""
+
+    conversation_id: str
+    follow: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Options of `export`; `style` is `events` or `openhands`."""
+
+    conversation_id: str
+    output: Path | None
+    style: str
+
+
 @click.command()
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True)
 @json_option
-def ls(*, limit: int, as_json: bool) -> None:
-    """List conversations of the cluster and runs, the newest first."""
-    found, is_whole = asyncio.run(_listed(FaceSettings.from_env(), limit))
-    if as_json:
+@options_as(ListOptions)
+def ls(options: ListOptions) -> None:
+    """List the conversations of the cluster and the runs of this machine, newest first."""
+    found, is_whole = asyncio.run(_listed(FaceSettings.from_env(), options.limit))
+    if options.as_json:
         for listed in found:
             print_json(asdict(listed))
     elif found:
         print_text("\n".join(table(HEAD, [listed.cells() for listed in found])))
     elif is_whole:
-        note("There are no conversations and no runs yet. `deckhands run -t TASK` makes one.")
+        note("There are no conversations and no runs yet. `deckhands run -t TASK` starts one.")
 
 
 @click.command()
 @click.argument("point", metavar="ID[@EVENT]")
 @json_option
-def show(*, point: str, as_json: bool) -> None:
-    """Show what came of a conversation, or with @EVENT how it stood after that event."""
-    settings, asked = FaceSettings.from_env(), Point.parse(point)
+@options_as(ShowOptions)
+def show(options: ShowOptions) -> None:
+    """Show the state and the result of a conversation; with @EVENT, its state after that event."""
+    settings, asked = FaceSettings.from_env(), Point.parse(options.point)
     events: list[Event] = []
     if asked.at is None:
         summary = asyncio.run(read_summary(settings, asked.conversation_id))
@@ -91,7 +136,7 @@ def show(*, point: str, as_json: bool) -> None:
         events = asked.cut(asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True)))
         summary = summarize(events)
     waits_for = asyncio.run(read_wait_reason(settings, asked.conversation_id)) if asked.at is None else ""
-    if as_json:
+    if options.as_json:
         print_json(summary.as_json() | ({"wait_reason": waits_for} if waits_for else {}))
         return
     printer = EventPrinter(as_json=False)
@@ -111,13 +156,14 @@ def show(*, point: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("conversation_id")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the conversation is over.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the conversation until it is over.")
 @json_option
-def logs(*, conversation_id: str, follow: bool, as_json: bool) -> None:
+@options_as(LogOptions)
+def logs(options: LogOptions) -> None:
     """Show the events of a conversation in a readable form."""
-    settings = FaceSettings.from_env()
-    printer = EventPrinter(as_json=as_json)
-    if follow:
+    settings, conversation_id = FaceSettings.from_env(), options.conversation_id
+    printer = EventPrinter(as_json=options.as_json)
+    if options.follow:
         with contextlib.suppress(RunIsOver):
             asyncio.run(_follow(settings, conversation_id, printer))
             return
@@ -127,15 +173,17 @@ def logs(*, conversation_id: str, follow: bool, as_json: bool) -> None:
 
 @click.command()
 @click.argument("conversation_id")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; standard output if none.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; by default standard output.")
 @click.option("--format", "style", type=click.Choice(["events", "openhands"]), default="events", show_default=True)
-def export(*, conversation_id: str, output: Path | None, style: str) -> None:
-    """Write the events of a conversation: id, kind, source, cause_id, timestamp and more, a JSON object a line.
+@options_as(ExportOptions)
+def export(options: ExportOptions) -> None:
+    """Write the events of a conversation, one JSON object per line: id, kind, source, cause_id, timestamp and more.
 
-    With --format openhands: one JSON list, a trajectory as OpenHands V0 saves and reads it.
+    With --format openhands, write one JSON list: a trajectory as OpenHands V0 saves and reads it.
     """
-    events = asyncio.run(read_events(FaceSettings.from_env(), conversation_id, is_lenient=True))
-    if style == "openhands":
+    output = options.output
+    events = asyncio.run(read_events(FaceSettings.from_env(), options.conversation_id, is_lenient=True))
+    if options.style == "openhands":
         text = json.dumps(trajectory_of(events), indent=4) + "\n"
     else:
         text = "".join(event_line(event) + "\n" for event in events)
@@ -146,7 +194,7 @@ def export(*, conversation_id: str, output: Path | None, style: str) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"The file {output} cannot be written: {error.strerror}.", remedy="Name another by -o."
+            f"The file {output} cannot be written: {error.strerror}.", remedy="Name another with -o."
         ) from error
 
 
@@ -164,7 +212,7 @@ async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPr
 
 
 async def _listed(settings: FaceSettings, limit: int) -> tuple[list[Listed], bool]:
-    """Return what there is, the newest first, and whether that is all."""
+    """Return what there is, newest first, and whether that is all."""
     home = Home(settings.home)
     found, is_whole = list(_listed_runs(home, limit)), True
     try:
@@ -203,7 +251,7 @@ def _listed_runs(home: Home, limit: int) -> Iterator[Listed]:
         yield Listed(
             conversation_id=summary.conversation_id,
             state=summary.state,
-            wait_reason="" if folder.is_over else "under way, or killed",
+            wait_reason="" if folder.is_over else "in progress, or killed",
             iterations=summary.iterations,
             cost_usd=summary.cost_usd,
             has_unknown_cost=summary.has_unknown_cost,

@@ -1,4 +1,4 @@
-"""`deckhands replay`: decide a recorded conversation anew, offline, and say where today's decision would differ.
+"""`deckhands replay`: repeat the decisions of a recorded conversation offline, and report the first difference.
 
 The replay itself is `python -m controller_worker.loop.replay`, a process of the package that decides.
 """
@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,27 @@ from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import read_events
+from deckhands.cli.verbs import options_as
 from deckhands.reading.terminal import clean_line, print_text
 from deckhands.settings import FaceSettings
+
+SECTION = "Read conversations"
+VERBS = {"replay": "Repeat the decisions of a recorded conversation offline, and compare."}
 
 SAME, ANOTHER = 0, 1
 LINE_LIMIT = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Options of `replay`; `source` is a conversation, a run, or a file of events."""
+
+    source: str
+    as_json: bool
+
+
 class ReplayFailed(DeckhandsError):
-    """The process that replays did not come to an answer."""
+    """The process that replays ended without an answer."""
 
     code = "replay_failed"
 
@@ -36,14 +49,15 @@ class ReplayFailed(DeckhandsError):
 @click.command()
 @click.argument("source", metavar="ID|FILE")
 @json_option
-def replay(*, source: str, as_json: bool) -> int:
-    """Decide a conversation anew, with no model, and compare byte by byte.
+@options_as(ReplayOptions)
+def replay(options: ReplayOptions) -> int:
+    """Repeat the decisions of a conversation without a model, and compare them byte by byte.
 
-    SOURCE is a conversation, a run, or a file of events as `deckhands export` writes it. The exit code is 0 when every
-    decision is the same, and 1 when one is not: the first of them is shown with what is decided in its place.
+    SOURCE is a conversation, a run, or a file of events that `deckhands export` has written. Exits with 0 if every
+    decision is the same. Otherwise it exits with 1 and shows the first difference.
     """
-    report = _replayed(_lines(FaceSettings.from_env(), source))
-    if as_json:
+    report = _replayed(_lines(FaceSettings.from_env(), options.source))
+    if options.as_json:
         print_json(report)
     else:
         _tell(report)
@@ -74,7 +88,7 @@ def _replayed(lines: Iterable[str]) -> dict[str, Any]:
     try:
         report: dict[str, Any] = json.loads(done.stdout)
     except ValueError as error:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise ReplayFailed(f"The replay ended with {done.returncode}: {last}") from error
     if "error" in report:
         raise UsageError(report["error"], remedy=report["remedy"])
@@ -84,9 +98,9 @@ def _replayed(lines: Iterable[str]) -> dict[str, Any]:
 def _tell(report: dict[str, Any]) -> None:
     name = report["conversation_id"]
     if report["is_same"]:
-        print_text(f"{name}: {report['events']} events, {report['decided']} of them decided anew; all are the same.")
+        print_text(f"{name}: {report['events']} events, {report['decided']} of them decided again; all are the same.")
         if report["is_waiting"]:
-            note("Its log ends where a controller worker would go on at once.")
+            note("Its log ends where a controller worker would continue at once.")
         return
     at = report["divergence"]["event_id"]
     print_text(f"{name}: the first difference is at event {at}; {report['decided']} decisions before it are the same.")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -18,19 +17,12 @@ from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
 from deckhands.cli.confirming import ask_at_terminal
 from deckhands.cli.control import WAYS
-from deckhands.cli.options import (
-    agent_of,
-    given_text,
-    json_option,
-    limits_of,
-    place_of,
-    read_task,
-    task_options,
-    workspace_of,
-)
+from deckhands.cli.options import given_text, json_option, read_task
 from deckhands.cli.output import EventPrinter, note, outliving_reader
 from deckhands.cli.secret import secret_values
 from deckhands.cli.stop_signals import on_stop_signals
+from deckhands.cli.task_options import TaskOptions, agent_of, limits_of, place_of, task_options, workspace_of
+from deckhands.cli.verbs import options_as
 from deckhands.client.named_directory import own_directory
 from deckhands.client.tasks import check_task
 from deckhands.cluster.home import Home
@@ -38,7 +30,22 @@ from deckhands.reading.summary import ExitCode
 from deckhands.runs.headless import Ending, Task, Watcher, run_on_cluster, run_privately
 from deckhands.settings import FaceSettings
 
+SECTION = "Start a conversation"
+VERBS = {"run": "Run one task on a directory, with a private store and workers."}
+
 OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream", "as_json", "recover", "model"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(TaskOptions):
+    """Options of `run`; with `resumed_id`, only those of `OF_A_RESUMED_RUN` may be given."""
+
+    workspace: str
+    timeout: float | None
+    resumed_id: str | None
+    recover: str | None
+    stream: bool
+    as_json: bool
 
 
 @click.command()
@@ -48,56 +55,59 @@ OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream
     "--workspace",
     metavar="DIR|URL|FILE",
     default=".",
-    help="The directory to work on (the current one if not given), git+https://…#REF, or an archive or bundle.",
+    help="The directory to work on (by default the current one), git+https://…#REF, or an archive or bundle.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after so many seconds.")
-@click.option("--resume", "resumed_id", metavar="ID", help="Go on with a run that was killed, stopped or has settled.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after this many seconds.")
+@click.option("--resume", "resumed_id", metavar="ID", help="Continue a run that was killed, stopped or has settled.")
 @click.option(
     "--recover",
     type=click.Choice(list(WAYS)),
-    help="With --resume, after a loop: wait or go on without what was repeated, or stop.",
+    help="With --resume, after a loop: drop what was repeated and wait or continue (go-on), or stop.",
 )
-@click.option("--stream", is_flag=True, help="Show the model's words as they come, on standard error.")
+@click.option("--stream", is_flag=True, help="Print the model's output as it arrives, on standard error.")
 @json_option
-def run(**options: Any) -> int:
+@options_as(RunOptions)
+def run(options: RunOptions) -> int:
     """Run one task on a directory, with a private store and workers, and show what happens.
 
-    The model is that of LLM_MODEL, LLM_API_KEY and LLM_BASE_URL. Exit codes: 0 finished, 1 error, 2 usage,
-    3 rejected by the agent, 4 out of time, 5 needs a person, 6 a limit is used up, 130 interrupted.
+    LLM_MODEL, LLM_API_KEY and LLM_BASE_URL name the model. Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by
+    the agent, 4 out of time, 5 needs a person, 6 a limit was reached, 130 interrupted.
     """
     settings = FaceSettings.from_env()
-    printer = EventPrinter(as_json=options["as_json"])
+    printer = EventPrinter(as_json=options.as_json)
     task = _task(settings, options)
-    ending = asyncio.run(_run(settings, task, printer, is_streamed=options["stream"]))
+    ending = asyncio.run(_run(settings, task, printer, is_streamed=options.stream))
     with outliving_reader():
         printer.summary(ending.summary)
     return int(ending.exit_code)
 
 
-def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
-    if options["resumed_id"] is not None:
-        check_conversation_id(options["resumed_id"])
+def _task(settings: FaceSettings, options: RunOptions) -> Task:
+    if options.resumed_id is not None:
+        check_conversation_id(options.resumed_id)
         _refuse_what_is_settled()
-        text = given_text(options["argument"], options["text"], file=options["file"])
+        text = given_text(options.argument, options.text, file=options.file)
         if text is not None:
             check_task(text)
-        if text is not None and options["recover"]:
-            raise UsageError("A message and --recover are both given.", remedy="Give one: a message ends a loop too.")
+        if text is not None and options.recover:
+            raise UsageError(
+                "A message and --recover cannot be combined.", remedy="Use one of them: a message ends a loop, too."
+            )
         return Task(
             text,
-            resumed_id=options["resumed_id"],
-            recovery=WAYS.get(options["recover"]),
-            model=options["model"],
-            time_limit_seconds=options["timeout"],
+            resumed_id=options.resumed_id,
+            recovery=WAYS[options.recover] if options.recover else None,
+            model=options.model,
+            time_limit_seconds=options.timeout,
         )
-    if options["recover"]:
-        raise UsageError("--recover is for a run that is resumed.", remedy="Name it by --resume ID.")
-    text = read_task(options["argument"], options["text"], file=options["file"])
-    place = place_of(options["workspace"], options)
+    if options.recover:
+        raise UsageError("--recover needs a run to resume.", remedy="Name it with --resume ID.")
+    text = read_task(options.argument, options.text, file=options.file)
+    place = place_of(options.workspace, options)
     if place.path is not None:
         place = replace(place, path=own_directory(place.path, settings.environment))
-    model = options["model"] or settings.model
-    if model is None and not settings.has_profiles and options["agent"] not in AGENTS_WITHOUT_MODEL:
+    model = options.model or settings.model
+    if model is None and not settings.has_profiles and options.agent not in AGENTS_WITHOUT_MODEL:
         raise UsageError(
             "No model is configured.",
             remedy="Set LLM_MODEL and LLM_API_KEY (and LLM_BASE_URL for a server of your own), or pass --model. "
@@ -109,23 +119,23 @@ def _task(settings: FaceSettings, options: dict[str, Any]) -> Task:
         workspace=workspace_of(options, place, settings.sandbox),
         upload=place.content,
         limits=limits_of(options),
-        tools=options["tools"],
-        secrets=secret_values(settings, options["secrets"]),
-        title=options["title"],
-        time_limit_seconds=options["timeout"],
+        tools=options.tools,
+        secrets=secret_values(settings, options.secrets),
+        title=options.title,
+        time_limit_seconds=options.timeout,
     )
 
 
 def _refuse_what_is_settled() -> None:
-    """Make sure that nothing is given which a run that is resumed has had since its beginning."""
+    """Refuse the options that a run gets when it starts and keeps when it is resumed."""
     context = click.get_current_context()
     for parameter in context.command.params:
         name = parameter.name or ""
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_given and name not in OF_A_RESUMED_RUN:
             raise UsageError(
-                f"{parameter.opts[-1]} cannot be given together with --resume.",
-                remedy="A run keeps what it was begun with; submit the task anew to change it.",
+                f"{parameter.opts[-1]} cannot be combined with --resume.",
+                remedy="A run keeps the options it was started with. Start a new run to change them.",
             )
 
 
@@ -143,7 +153,7 @@ async def _run(settings: FaceSettings, task: Task, printer: EventPrinter, *, is_
 
 
 def _show(watcher: Watcher, printer: EventPrinter, event: Event) -> None:
-    """Print an event; stop in order when nobody reads any more."""
+    """Print an event; stop the run in order when the reader has gone."""
     with outliving_reader(watcher.interrupted.set):
         printer.event(event)
 

@@ -1,9 +1,10 @@
-"""`deckhands secret`: what an agent's commands may use, and nobody may read."""
+"""`deckhands secret`: values that an agent's commands may use and nobody can read."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import click
 
@@ -12,41 +13,58 @@ from broker.secrets.secrets import check_secret
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.reach import on_conversation
+from deckhands.cli.verbs import options_as
 from deckhands.client.secret_keeping import keep_secrets
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
+
+SECTION = "Budgets, secrets, notes"
+VERBS = {"secret": "Give commands a secret that nobody can read; list or remove secrets."}
+
+
+@dataclass(frozen=True, slots=True)
+class SecretOptions:
+    """Options of `secret`; without a name, the names are listed."""
+
+    conversation_id: str
+    name: str | None
+    from_env: bool
+    remove: bool
+    as_json: bool
 
 
 @click.command()
 @click.argument("conversation_id")
 @click.argument("name", required=False)
-@click.option("--from-env", is_flag=True, help="Take the value of the variable NAME of this environment.")
-@click.option("--remove", is_flag=True, help="Give it to no command any more. It stays hidden.")
+@click.option("--from-env", is_flag=True, help="Take the value from the environment variable NAME.")
+@click.option("--remove", is_flag=True, help="Stop giving it to commands. Its value stays hidden.")
 @json_option
-def secret(*, conversation_id: str, name: str | None, from_env: bool, remove: bool, as_json: bool) -> None:
-    """Add or replace the secret NAME; its value is read from standard input. Without NAME: list the names."""
+@options_as(SecretOptions)
+def secret(options: SecretOptions) -> None:
+    """Add or replace the secret NAME. Its value is read from standard input. Without NAME, list the names."""
     settings = FaceSettings.from_env()
+    conversation_id, name = options.conversation_id, options.name
     if name is None:
         names = on_conversation(conversation_id, lambda client: client.secrets.names(conversation_id))
-        if as_json:
+        if options.as_json:
             print_json({"names": names})
         else:
             print_text("\n".join(names))
         return
-    if remove:
+    if options.remove:
         on_conversation(conversation_id, lambda client: client.secrets.remove(conversation_id, name))
-        note(f"{name} is given to no command any more.")
+        note(f"Commands no longer get {name}.")
         return
-    value = secret_values(settings, [name])[name] if from_env else sys.stdin.read().rstrip("\n")
+    value = secret_values(settings, [name])[name] if options.from_env else sys.stdin.read().rstrip("\n")
     on_conversation(conversation_id, lambda client: keep_secrets(client.secrets, conversation_id, {name: value}))
     note(f"Commands that name {name} get it.")
 
 
 def secret_values(settings: FaceSettings, given: Iterable[str]) -> dict[str, str]:
-    """Return secrets by name, each given as NAME, a variable of this environment, or as NAME=VALUE.
+    """Return secrets by name. Each is given as NAME, an environment variable, or as NAME=VALUE.
 
     Raises:
-        UsageError: a variable is not set; the text does not contain a value.
+        UsageError: a variable is not set, or a value is empty or cannot be a secret.
     """
     values: dict[str, str] = {}
     for secret_given in given:

@@ -1,4 +1,4 @@
-"""`deckhands up`, `controller` and `tools`: being the cluster, or a part of it."""
+"""`deckhands up`, `controller` and `tools`: run a cluster, or one of its workers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,40 +21,76 @@ from deckhands.cli.options import sandbox_option, workspace_root_option
 from deckhands.cli.output import note
 from deckhands.cli.reach import on_cluster
 from deckhands.cli.stop_signals import on_stop_signals
+from deckhands.cli.verbs import options_as
 from deckhands.cluster.embedded_cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
 from deckhands.cluster.examining import reason_unconfined
 from deckhands.cluster.home import Home, supervising
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
+SECTION = "Operate a cluster"
+VERBS = {
+    "up": "Run a cluster on this machine for other terminals to use.",
+    "controller": "Run one controller worker against DECKHANDS_URL.",
+    "tools": "Run one tool worker against DECKHANDS_URL.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """Options of `up`."""
+
+    controllers: int
+    tool_workers: int
+    port: int | None
+    workspace_roots: tuple[str, ...]
+    sandbox: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerOptions:
+    """Options of `controller`; None leaves the limit to the worker's settings."""
+
+    concurrency: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWorkerOptions:
+    """Options of `tools`; what is None or empty is left to the worker's settings."""
+
+    pools: tuple[str, ...]
+    concurrency: int | None
+    is_list: bool
+    workspace_roots: tuple[str, ...]
+    sandbox: str | None
+
 
 @click.command()
 @click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
-@click.option("--port", type=click.IntRange(1, 65_535), help="Offer the store on this port of 127.0.0.1 too.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="Also offer the store on this port of 127.0.0.1.")
 @workspace_root_option
 @sandbox_option
-def up(
-    *, controllers: int, tool_workers: int, port: int | None, workspace_roots: tuple[str, ...], sandbox: str | None
-) -> None:
-    """Keep a cluster up on this machine: a store, controller workers and tool workers.
+@options_as(UpOptions)
+def up(options: UpOptions) -> None:
+    """Run a cluster on this machine: a store, controller workers and tool workers.
 
-    Other terminals find it by themselves: `deckhands submit`, `ls`, `logs -f`. A worker or a store that dies is
-    started again. Ctrl-C stops it; what it knows is kept for the next time.
+    The commands in other terminals find it: `deckhands submit`, `ls`, `logs -f`. A worker or a store that dies is
+    started again. Ctrl-C stops the cluster; its conversations are kept for the next time.
     """
     settings = FaceSettings.from_env()
     environment = dict(settings.environment)
-    if sandbox is not None:
-        environment["DECKHANDS_SANDBOX"] = sandbox
+    if options.sandbox is not None:
+        environment["DECKHANDS_SANDBOX"] = options.sandbox
     home = Home(settings.home)
     home.prepare(home.cluster)
     spec = ClusterSpec(
         home.cluster,
-        controllers=controllers,
-        tools=tool_workers,
+        controllers=options.controllers,
+        tools=options.tool_workers,
         environment=environment,
-        port=port,
-        workspace_roots=_roots(workspace_roots, environment),
+        port=options.port,
+        workspace_roots=_roots(options.workspace_roots, environment),
         gives_up=False,
     )
     with supervising(home.cluster, "A cluster"):
@@ -74,7 +111,7 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
                 await ready
                 print_text(_greeting(cluster, model))
                 if spec.tools and (reason := await asyncio.to_thread(reason_unconfined, spec.environment)):
-                    note(f"No sandbox works here ({reason}): commands of agents are refused. See `deckhands doctor`.")
+                    note(f"No sandbox works here ({reason}): agents' commands are refused. See `deckhands doctor`.")
             await stopped
             ready.cancel()
     finally:
@@ -88,50 +125,45 @@ def _greeting(cluster: Cluster, model: str | None) -> str:
         f"  store:  {cluster.store.port_url or cluster.url}",
         f"  celery: {cluster.store.celery_url}",
         f"  logs:   {cluster.logs}",
-        f"  model:  {model or 'none by default; name one by `submit --model`, or set LLM_MODEL here'}",
+        f"  model:  {model or 'none by default; use `submit --model`, or set LLM_MODEL here'}",
         "In another terminal: `deckhands submit -t TASK`, `deckhands ls`, `deckhands logs -f ID`. Ctrl-C stops it.",
     ]
     return "\n".join(lines)
 
 
 @click.command()
-@click.option("--concurrency", type=click.IntRange(min=1), help="Conversations held at once.")
-def controller(*, concurrency: int | None) -> NoReturn:
+@click.option("--concurrency", type=click.IntRange(min=1), help="How many conversations it owns at once.")
+@options_as(ControllerOptions)
+def controller(options: ControllerOptions) -> NoReturn:
     """Run one controller worker in the foreground against DECKHANDS_URL."""
-    _become(CONTROLLER, {"DECKHANDS_MAX_CONVERSATIONS": concurrency})
+    _become(CONTROLLER, {"DECKHANDS_MAX_CONVERSATIONS": options.concurrency})
 
 
 @click.command()
-@click.option("--pool", "pools", multiple=True, help="What this host can do; may be given several times.")
-@click.option("--concurrency", type=click.IntRange(min=1), help="Actions run at once.")
-@click.option("--list", "is_list", is_flag=True, help="Show which tools the tool workers offer, and end.")
+@click.option("--pool", "pools", multiple=True, help="A pool that this host serves. May be repeated.")
+@click.option("--concurrency", type=click.IntRange(min=1), help="How many actions it runs at once.")
+@click.option("--list", "is_list", is_flag=True, help="List the tools that tool workers offer, and exit.")
 @workspace_root_option
 @sandbox_option
-def tools(
-    *,
-    pools: tuple[str, ...],
-    concurrency: int | None,
-    workspace_roots: tuple[str, ...],
-    sandbox: str | None,
-    is_list: bool,
-) -> None:
+@options_as(ToolWorkerOptions)
+def tools(options: ToolWorkerOptions) -> None:
     """Run one tool worker in the foreground against DECKHANDS_URL."""
-    if is_list:
+    if options.is_list:
         for key, offer in on_cluster(lambda client: ToolOffers(client.store).all()).items():
             first_line = offer.description.partition("\n")[0]
             print_text(f"{key}\t{offer.pool or '-'}\t{offer.outcome}\t{first_line}")
         return
     chosen = {
-        "DECKHANDS_POOLS": ",".join(pools),
-        "DECKHANDS_CONCURRENCY": concurrency,
-        "DECKHANDS_SANDBOX": sandbox,
-        "DECKHANDS_WORKSPACE_ROOTS": joined_paths(_roots(workspace_roots, FaceSettings.from_env().environment)),
+        "DECKHANDS_POOLS": ",".join(options.pools),
+        "DECKHANDS_CONCURRENCY": options.concurrency,
+        "DECKHANDS_SANDBOX": options.sandbox,
+        "DECKHANDS_WORKSPACE_ROOTS": joined_paths(_roots(options.workspace_roots, FaceSettings.from_env().environment)),
     }
     _become(TOOLS, chosen)
 
 
 def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the workspace roots that are given by the option, or else by the environment.
+    """Return the workspace roots given by the option, or otherwise by the environment.
 
     Raises:
         UsageError: one cannot be used.
@@ -147,7 +179,7 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     if settings.url is None:
         raise UsageError(
             "DECKHANDS_URL is not set.",
-            remedy="Set it to the store, such as redis://host:6379/0; `deckhands up` runs a cluster without one.",
+            remedy="Set it to the store, such as redis://host:6379/0. `deckhands up` runs a cluster without it.",
         )
     asyncio.run(_check_store(settings))
     environment = worker_environment(role, settings.environment) | {

@@ -1,8 +1,9 @@
-"""`deckhands import`: conversations recorded elsewhere, as conversations of ours."""
+"""`deckhands import`: bring conversations recorded elsewhere onto the cluster."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -13,23 +14,37 @@ from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_conversation_id
 from deckhands.cli.output import note
 from deckhands.cli.reach import cluster_client
+from deckhands.cli.verbs import options_as
 from deckhands.client.forking import fork_of
 from deckhands.openhands.sdk_conversation import read_sdk_directory
 from deckhands.openhands.trajectories import read_trajectory
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
+SECTION = "Start a conversation"
+VERBS = {"import": "Import a recorded conversation into the cluster."}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """Options of `import`; with `output`, a file is written instead."""
+
+    path: Path
+    output: Path | None
+
 
 @click.command("import")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a file of events instead.")
-def import_(*, path: Path, output: Path | None) -> None:
-    """Bring a recorded conversation onto the cluster and print its id.
+@options_as(ImportOptions)
+def import_(options: ImportOptions) -> None:
+    """Import a recorded conversation into the cluster and print its id.
 
     PATH is a trajectory of OpenHands (a JSON list of events), a conversation directory of OpenHands' SDK, or a file
-    that `deckhands export` has written (.jsonl). A conversation that was not over is gone on with as soon as a worker
-    finds it.
+    that `deckhands export` has written (.jsonl). A conversation that was not over continues as soon as a worker finds
+    it.
     """
+    path, output = options.path, options.output
     if path.is_dir():
         events, left_out = read_sdk_directory(path, new_conversation_id())
         for what, count in sorted(left_out.items()):
@@ -57,7 +72,7 @@ def _read(path: Path) -> list[Event]:
         raise UsageError(f"The file {path} cannot be read: {error}.", remedy="Name another.") from error
     events = events_from_lines(lines, source=str(path))
     if not events:
-        raise UsageError(f"The file {path} holds no event.", remedy="Name another.")
+        raise UsageError(f"The file {path} holds no events.", remedy="Name another.")
     return [fork_of(events, new_conversation_id()).model_copy(update={"id": 1}), *events[1:]]
 
 

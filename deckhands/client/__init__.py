@@ -1,4 +1,4 @@
-"""The Python client: submit, watch, steer, and carry files.
+"""The Python client: submit, follow and control conversations, and copy files.
 
 May import: reading.
 Start with: client.

@@ -1,6 +1,6 @@
-"""The client: what a person or a producer does with the conversations of a store, over asyncio.
+"""The client: what people and programs do with the conversations of a store, over asyncio.
 
-Holds: everything goes through the log; a call whose reply is lost may be repeated under the same idempotency key.
+Holds: everything goes through the log. A call whose reply is lost can be repeated under the same idempotency key.
 Does not: start workers; `cluster` does.
 """
 
@@ -56,7 +56,7 @@ class Client:
         self.store = store
         self.secrets = secrets_of(store)
         self.log = EventLog(store)
-        self._told = EventLog(store, self.secrets)
+        self._masked = EventLog(store, self.secrets)
         self._conversations = Conversations(store)
 
     @classmethod
@@ -91,19 +91,19 @@ class Client:
         conversation_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> str:
-        """Begin a conversation with a task and return its id.  Idempotent under the same `idempotency_key`.
+        """Start a conversation with a task and return its id. Idempotent under the same `idempotency_key`.
 
         Args:
             task: 1 to 100,000 characters.
             upload: the file that the workspace's `UploadedSource` names.
-            tools: what tool workers offer and the agent may use: keys, or patterns such as `github/*`.
-            output: what the agent has to hand in when it finishes, as a Pydantic model or a JSON Schema; it is in
-                `Summary.outputs` then. None: as `agent.output` says.
-            secrets: what commands may use and nobody may read, by name.
-            headless: nobody is there to be asked.
+            tools: tools that tool workers offer, for the agent to use: keys, or patterns such as `github/*`.
+            output: the form of the output that the agent must return when it finishes, as a Pydantic model or a JSON
+                Schema. The output is then in `Summary.outputs`. None leaves it to `agent.output`.
+            secrets: values by name, which commands may use and nobody may read.
+            headless: True if nobody can be asked.
             tenancy: who it is for: whose budget pays, and who goes first when a quota is short.
             title: for listings; the beginning of the task if empty.
-            conversation_id: the id to give it; a new one, or the one that belongs to `idempotency_key`, if None.
+            conversation_id: its id. None makes a new one, or takes the one that belongs to `idempotency_key`.
             idempotency_key: the same key always means the same conversation, whatever else is passed.
 
         Raises:
@@ -139,7 +139,7 @@ class Client:
         )
         message = MessageAction(content=task, source=EventSource.USER)
         await keep_secrets(self.secrets, conversation_id, secrets or {})
-        await self._told.create(created, [message], key=idempotency_key)
+        await self._masked.create(created, [message], key=idempotency_key)
         return conversation_id
 
     async def fork(
@@ -152,14 +152,14 @@ class Client:
         title: str = "",
         idempotency_key: str | None = None,
     ) -> str:
-        """Begin a conversation with the events of another, go on from there, and return its id.
+        """Start a conversation with the events of another, continue from there, and return its id.
 
         Idempotent under the same `idempotency_key`. What ran in the origin does not run again; see `forking`.
 
         Args:
-            at: the last event to take over; None: all there are.
+            at: the last event to copy; None copies all.
             model: another model; the origin's if None.
-            workspace: where to work, as the origin if None; files are no part of a log, see `forking`.
+            workspace: where to work; the origin's if None. Files are not part of a log, see `forking`.
 
         Raises:
             UsageError: no such conversation or event, or no tool worker takes the directory.
@@ -175,21 +175,21 @@ class Client:
     async def send_message(
         self, conversation_id: str, text: str, *, model: str | None = None, idempotency_key: str | None = None
     ) -> None:
-        """Say something to the agent; it goes on, whatever state it is in. Its secrets are hidden in the text.
+        """Send a message to the agent, which continues whatever its state. Secrets are masked in the text.
 
         Args:
-            model: the profile or model that it goes on with; None: the same as before.
+            model: the profile or model to continue with; None keeps the current one.
 
         Raises:
             UsageError: the text cannot be used, the conversation is unknown or closed.
-            SecretsLocked: it has secrets, and there is no key here that opens them.
+            SecretsLocked: it has secrets, and no key here decrypts them.
         """
         check_task(text, name="message")
         message = MessageAction(content=text, source=EventSource.USER)
-        await self._append(conversation_id, [*_switch_to(model), message], idempotency_key, log=self._told)
+        await self._append(conversation_id, [*_switch_to(model), message], idempotency_key, log=self._masked)
 
     async def pause(self, conversation_id: str) -> None:
-        """Ask for a pause: what runs is finished, nothing new is begun.
+        """Ask for a pause: what runs is finished, nothing new is started.
 
         Raises:
             UsageError: the conversation is unknown, closed or over.
@@ -202,7 +202,7 @@ class Client:
         await self._ask_for(conversation_id, AgentState.PAUSED)
 
     async def resume(self, conversation_id: str, *, model: str | None = None) -> None:
-        """Ask to go on, with another `model` if one is named; one that was stopped or failed may go on too.
+        """Continue a conversation that was paused, was stopped or has failed, with another `model` if one is named.
 
         Raises:
             UsageError: the conversation is unknown or closed.
@@ -210,18 +210,18 @@ class Client:
         await self._ask_for(conversation_id, AgentState.RUNNING, *_switch_to(model))
 
     async def recover(self, conversation_id: str, *, option: int, model: str | None = None) -> None:
-        """Get an agent out of its loop: 1 restart before it and wait, 2 restart and go on, 3 stop.
+        """Get an agent out of its loop: 1 restart before the loop and wait, 2 restart and continue, 3 stop.
 
         Args:
             model: see `send_message`.
 
         Raises:
-            UsageError: the agent is in no loop, or there is no such option.
+            UsageError: the agent is not in a loop, or there is no such option.
         """
         if not (await self._tally(conversation_id)).standing.is_in_loop or option not in RECOVERED_TO:
             raise UsageError(
-                f"The conversation {conversation_id} is in no loop that option {option} leads out of.",
-                remedy="Send it a message to go on with it.",
+                f"The conversation {conversation_id} is not in a loop that option {option} ends.",
+                remedy="Send it a message to continue it.",
             )
         choice = LoopRecoveryAction(option=option, source=EventSource.USER)
         await self._append(conversation_id, [*_switch_to(model), choice], None)
@@ -229,23 +229,23 @@ class Client:
     async def confirm(
         self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
     ) -> None:
-        """Let the action run that the agent asks about.
+        """Run the action that the agent asks about.
 
         Args:
-            action_id: the action that was shown to whoever confirms; None: the one asked about now.
-            edited: fields of the action, such as `command`, that are to run with other values.
+            action_id: the action that was shown to the person; None means the one asked about now.
+            edited: new values for fields of the action, such as `command`.
 
         Raises:
-            UsageError: nothing is asked, or about another action.
+            UsageError: the agent asks about no action, or about another one.
         """
         await self._answer(conversation_id, AgentState.USER_CONFIRMED, action_id, edited)
 
     async def reject(self, conversation_id: str, *, action_id: int | None = None) -> None:
-        """Refuse the action that the agent asks about; it waits for a message then.  Raises what `confirm` does."""
+        """Refuse the action that the agent asks about. It then waits for a message. Raises what `confirm` does."""
         await self._answer(conversation_id, AgentState.USER_REJECTED, action_id, None)
 
     async def close(self, conversation_id: str) -> None:
-        """Refuse every further event and end the workspace's processes; its files go after their time.  Idempotent.
+        """Take no more events, end the workspace's processes, and let its files expire. Idempotent.
 
         Raises:
             UsageError: the conversation is unknown, or it is not over: cancel it first.
@@ -253,16 +253,16 @@ class Client:
         if await self._ended_in(conversation_id) is None:
             state = (await self.row(conversation_id)).state
             raise UsageError(
-                f"The conversation {conversation_id} is {state}; only one that is over is closed.",
+                f"The conversation {conversation_id} is {state}; only one that is over can be closed.",
                 remedy="Cancel it first.",
             )
         await self._conversations.close(conversation_id)
 
     async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
-        """Ask to stop: what runs is ended.  A conversation that is over already is left alone.  Idempotent.
+        """Stop a conversation and what runs in it. One that is over is left alone. Idempotent.
 
         Args:
-            wait_seconds: how long to wait until the agent has stopped; None: not at all.
+            wait_seconds: how long to wait until the agent has stopped; None does not wait.
 
         Returns:
             The summary at the end of the wait.
@@ -282,7 +282,7 @@ class Client:
         except TimeoutError as error:
             raise StoreUnavailable(
                 f"The conversation {conversation_id} has not stopped within {wait_seconds:g} s.",
-                remedy="It stops as soon as a controller worker takes it up; is one running?",
+                remedy="It stops as soon as a controller worker claims it. Check that one is running.",
             ) from error
         return tally.summary()
 
@@ -292,8 +292,8 @@ class Client:
         """Return the events above `after`, in order.
 
         Args:
-            is_whole: with the whole of long texts, of which the log itself holds only head and tail.
-            is_lenient: what a newer version has written comes as `UnknownEvent`; for those who only show it.
+            is_whole: return long texts whole; the log itself holds only their head and tail.
+            is_lenient: return what a newer version has written as `UnknownEvent`, for callers that only show it.
 
         Raises:
             UnknownConversation: no such conversation.
@@ -306,7 +306,7 @@ class Client:
     async def tail(
         self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events above `after`, then each new one as it is appended; never ends by itself.
+        """Yield the events above `after`, then each new one as it is appended. Never ends by itself.
 
         Takes what `events` takes and raises what `lost_tails.followed` does.
         """
@@ -320,7 +320,7 @@ class Client:
         return summarize(await self.log.read(conversation_id))
 
     async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
-        """Wait until nothing more happens until somebody speaks up, and return the summary.
+        """Wait until nothing happens any more without somebody's input, and return the summary.
 
         Raises:
             TimeoutError: not settled after `timeout_seconds`.
@@ -331,11 +331,11 @@ class Client:
                 try:
                     await self._follow(conversation_id, tally, is_enough=lambda standing: standing.is_settled)
                 except EventsLost:
-                    continue  # the log goes on from an older state
+                    continue  # the log continues from an older state
                 return tally.summary()
 
     async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
-        """Return up to `limit` conversations, the newest first."""
+        """Return up to `limit` conversations, newest first."""
         return await self._conversations.recent(limit=limit)
 
     async def row(self, conversation_id: str) -> ConversationRow:
@@ -343,7 +343,7 @@ class Client:
         return await self._conversations.row(conversation_id)
 
     async def _follow(self, conversation_id: str, tally: Tally, *, is_enough: Callable[[Standing], bool]) -> None:
-        """Take in events until the standing will do and the log holds no more."""
+        """Read events until the status is enough and the log has no more."""
         async with contextlib.aclosing(self.tail(conversation_id, after=tally.last_event_id)) as events:
             async for event in events:
                 tally.add(event)
@@ -372,7 +372,7 @@ class Client:
         request = ChangeAgentStateAction(
             agent_state=answer, action_id=asked_id, edited=dict(edited or {}), source=EventSource.USER
         )
-        await self._append(conversation_id, [request], None, log=self._told if edited else self.log)
+        await self._append(conversation_id, [request], None, log=self._masked if edited else self.log)
 
     async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
         request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
@@ -381,7 +381,7 @@ class Client:
     async def _append(
         self, conversation_id: str, events: Sequence[Event], key: str | None, *, log: EventLog | None = None
     ) -> None:
-        """Append events; `log` is the one that hides secrets, for what holds words of a person."""
+        """Append events; pass the `log` that masks secrets for text that a person wrote."""
         outcome = await (log or self.log).append(conversation_id, events, key=key)
         if isinstance(outcome, Closed):
             raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
@@ -392,7 +392,7 @@ def _switch_to(model: str | None) -> tuple[Event, ...]:
 
 
 def conversation_id_of(idempotency_key: str) -> str:
-    """Return the id of the conversation that belongs to an idempotency key, always the same.
+    """Return the id of the conversation that belongs to an idempotency key.
 
     Raises:
         UsageError: the key is empty.

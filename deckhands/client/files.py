@@ -1,6 +1,7 @@
-"""Files of a workspace as a client takes them out and puts them in.
+"""Copying files out of a workspace and into it.
 
-Holds: nothing is written outside of the target, whatever the workspace holds; what leads out is left out and named.
+Holds: nothing is written outside the target, whatever the workspace contains; links that point outside are skipped and
+reported.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ from broker.store.store import Store
 
 if sys.version_info >= (3, 11, 4):
     import tarfile
-else:  # Debian 12's cannot leave out what leads out
+else:  # Debian 12's tarfile has no data filter
     from backports import tarfile  # type: ignore[no-redef]
 
 MAX_UNPACKED_BYTES = 512 * 2**20
 
 
 class Carrier:
-    """Carries files between this machine and the workspaces of a store."""
+    """Copies files between this machine and the workspaces of a store."""
 
     def __init__(self, store: Store) -> None:
         self._transfers = Transfers(store)
 
     async def download(self, conversation_id: str, path: str, target: Path) -> tuple[int, int, list[str]]:
-        """Take a file or a directory out of a workspace.
+        """Copy a file or a directory out of a workspace.
 
         Args:
             path: relative to the workspace.
-            target: a directory that is there, or else the new name of the file or directory.
+            target: an existing directory, or the new name of the file or directory.
 
         Returns:
-            How many entries and bytes were written, and what was left out because it leads out of the target.
+            How many entries and bytes were written, and what was skipped because it points outside the target.
 
         Raises:
             UsageError: the target cannot be written, or the conversation has no workspace yet.
-            TransferFailed: the tool worker could not.
+            TransferFailed: the tool worker failed.
         """
         carried = await self._transfers.ask(conversation_id, TransferRequest(what="download", path=path))
         try:
@@ -52,14 +53,14 @@ class Carrier:
             raise UsageError(f"{target} cannot be written: {error.strerror}.", remedy="Name another target.") from error
 
     async def upload(self, conversation_id: str, source: Path, path: str) -> tuple[int, int]:
-        """Put a file or a directory into a workspace; return how many entries and bytes it has.
+        """Copy a file or a directory into a workspace, and return how many entries and bytes it has.
 
         Args:
-            path: relative to the workspace; a directory that is there, or ends with `/`, takes it in under its name.
+            path: relative to the workspace. An existing directory, or a name ending with `/`, receives it under its name.
 
         Raises:
             UsageError: the source cannot be read or is too large, or the conversation has no workspace yet.
-            TransferFailed: the tool worker could not.
+            TransferFailed: the tool worker failed.
         """
         try:
             content = await asyncio.to_thread(_pack, source)
@@ -79,11 +80,11 @@ class Carrier:
         return (await self._transfers.ask(conversation_id, TransferRequest(what="diff"))).content
 
     async def checkpoint(self, conversation_id: str) -> tuple[int, int]:
-        """Have a workspace saved now; return how many entries and bytes it has.  Idempotent.
+        """Save a workspace now, and return how many entries and bytes it has. Idempotent.
 
         Raises:
             UsageError: the conversation has no workspace yet.
-            TransferFailed: its node saves none, the directory is the user's own, or it is too large.
+            TransferFailed: its node saves no workspaces, the directory is the user's own, or it is too large.
         """
         answer = (await self._transfers.ask(conversation_id, TransferRequest(what="checkpoint"))).answer
         return answer.files, answer.size_bytes
@@ -102,7 +103,7 @@ def _pack(source: Path) -> bytes:
         zstandard.ZstdCompressor(level=3).stream_writer(target, closefd=False) as stream,
         tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
     ):
-        # A link that is named itself is meant for what it leads to.
+        # A link that is named itself stands for its target.
         archive.add(source.resolve(strict=True), arcname=source.resolve().name or "root", filter=checked)
     check_size(target.tell(), f"{source}, packed,")
     return target.getvalue()

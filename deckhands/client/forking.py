@@ -1,8 +1,8 @@
-"""A conversation begun with the first events of another: time travel that leaves the original as it is.
+"""A fork: a conversation that starts with the first events of another, which stays as it is.
 
 Holds: what ran in the origin does not run again in a fork; an action that had no result by then runs in the fork.
-Does not: bring the files of a workspace along. They are no part of a log: a fork works where it is told to, or tool
-workers restore what was last saved of them.
+Does not: copy the files of a workspace, which are not part of a log. A fork works in the directory it is given, or tool
+workers restore the last checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker.runtime.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A conversation, as far as one of its events; `at` is None for its end."""
+    """A conversation up to one of its events; `at` is None for its end."""
 
     conversation_id: str
     at: int | None = None
@@ -26,12 +26,12 @@ class Point:
         """Read `ID` or `ID@EVENT`.
 
         Raises:
-            UsageError: what stands behind the @ is no event id.
+            UsageError: the text after the @ is not an event id.
         """
         conversation_id, mark, at = text.partition("@")
         if mark and not (at.isascii() and at.isdigit() and int(at) > 0):
             raise UsageError(
-                f"{at!r} is no event.", remedy="Write ID@EVENT with a number from 1; `logs ID` shows them."
+                f"{at!r} is not an event.", remedy="Write ID@EVENT with a number from 1; `logs ID` shows them."
             )
         return cls(conversation_id, int(at) if mark else None)
 
@@ -62,9 +62,9 @@ def fork_of(
     Args:
         events: those of the origin that the fork takes over, the first included.
         conversation_id: of the fork.
-        model: another model, for whoever carries a plan out too; the origin's if None.
-        workspace: another place to work; as the origin's if None: a directory that it shares, or one of its own.
-        title: the origin's, with the event's number, if empty.
+        model: another model, also for the agent that carries out a plan; the origin's if None.
+        workspace: where to work. None: the directory that was named for the origin, or otherwise a new one.
+        title: if empty, the origin's with the number of the event.
     """
     created = events[0]
     assert isinstance(created, ConversationCreated)
@@ -80,13 +80,13 @@ def fork_of(
         "workspace": workspace or created.workspace,
         "title": title or f"{created.title} @{len(events)}".strip(),
         "forked_from": f"{created.conversation_id}@{len(events)}",
-        "parent": None,  # a fork of a delegate answers to nobody
+        "parent": None,  # a fork of a delegate reports to no parent
     }
     return created.model_copy(update=changes)
 
 
 def taken_over(events: Sequence[Event], *, model: str | None = None) -> list[Event]:
-    """Return the events behind the first as the fork has them: a switch of model does not take back the fork's own."""
+    """Return the events after the first as the fork has them. A switch of model keeps the model of the fork."""
     return [
         event.model_copy(update={"model": model}) if model is not None and isinstance(event, ModelSwitched) else event
         for event in events[1:]

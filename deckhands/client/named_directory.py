@@ -1,6 +1,6 @@
-"""A directory that somebody names as a workspace, looked at before anything is queued.
+"""A directory named as a workspace, checked before anything is queued.
 
-Does not: protect anything; a tool worker looks again, at whatever a producer names.
+Does not: protect anything. A tool worker checks again whatever it is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker.runtime.settings import BrokerSettings, split_paths
 from broker.secrets.private_directories import fault, name_fault, private_paths
 from broker.store.store import Store
 
-NAME_ANOTHER = "Name another by -w."
+NAME_ANOTHER = "Name another with -w."
 
 
 def own_directory(path: Path, environment: Mapping[str, str]) -> Path:
@@ -26,7 +26,7 @@ def own_directory(path: Path, environment: Mapping[str, str]) -> Path:
         environment: of the tool worker that is to work there.
 
     Raises:
-        UsageError: there is no such directory, it cannot be written, or it may be no workspace.
+        UsageError: there is no such directory, it cannot be written, or it may not be a workspace.
     """
     absolute = path.absolute()
     if reason := name_fault(str(absolute)):
@@ -40,17 +40,17 @@ def own_directory(path: Path, environment: Mapping[str, str]) -> Path:
         raise UsageError(f"The directory {absolute} cannot be used: {error}.", remedy=NAME_ANOTHER) from error
     if not is_directory:
         what = "is not a directory" if is_there else "does not exist"
-        raise UsageError(f"The directory {absolute} {what}.", remedy="Name an existing directory by -w.")
+        raise UsageError(f"The directory {absolute} {what}.", remedy="Name an existing directory with -w.")
     refuse_unfit(resolved, environment)
     if not os.access(resolved, os.R_OK | os.W_OK | os.X_OK):
         raise UsageError(
-            f"The directory {absolute} cannot be written.", remedy="Make it writable, or name another by -w."
+            f"The directory {absolute} cannot be written.", remedy="Make it writable, or name another with -w."
         )
     return resolved
 
 
 def refuse_unfit(directory: Path, environment: Mapping[str, str]) -> None:
-    """Refuse a directory that no workspace may have; one that is not there may be named.
+    """Refuse a directory that must not be a workspace. It need not exist.
 
     Raises:
         UsageError: see `broker.secrets.private_directories.fault`.
@@ -62,15 +62,15 @@ def refuse_unfit(directory: Path, environment: Mapping[str, str]) -> None:
     if reason:
         raise UsageError(
             f"The directory {directory} may not be a workspace: {reason}.",
-            remedy="Name the directory of a project by -w, or call this from there.",
+            remedy="Name the directory of a project with -w, or run the command from there.",
         )
 
 
 async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
-    """Refuse a directory that none of the tool workers that are up would take.
+    """Refuse a directory that none of the running tool workers would take.
 
     Raises:
-        UsageError: there are tool workers for it, and each has other workspace roots, or none.
+        UsageError: tool workers are running, but the directory is below none of their workspace roots.
     """
     if workspace.path is None:
         return
@@ -79,8 +79,8 @@ async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
         raise UsageError(
             f"No tool worker takes the directory {ascii(workspace.path)[1:-1][:300]}: it is below none of their "
             "workspace roots.",
-            remedy="Start `deckhands up` or `deckhands tools` with --workspace-root DIR, which names it or one around "
-            "it; or leave -w out, and work in an empty directory.",
+            remedy="Start `deckhands up` or `deckhands tools` with --workspace-root DIR, where DIR is this directory "
+            "or one above it. Or leave -w out to work in an empty directory.",
         )
 
 

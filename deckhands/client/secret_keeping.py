@@ -1,7 +1,7 @@
-"""The secrets of conversations, as producers see them: kept before a task is queued, hidden in what people write.
+"""The secrets of conversations in the client: stored before a task is queued, masked in what people write.
 
-Holds: the key is looked for when it is first needed, so a client whose conversations have no secrets needs none; a key
-is made only when a secret is kept.
+Holds: the key is read when it is first needed, so a client whose conversations have no secrets needs none. A key is
+made only when a secret is stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def secrets_of(store: Store) -> Secrets:
 
 
 async def keep_secrets(secrets: Secrets, conversation_id: str, values: Mapping[str, str]) -> None:
-    """Keep secrets for a conversation, which need not have begun.
+    """Store secrets for a conversation, which need not have started.
 
     Raises:
         UsageError: a name or a value cannot be used.

@@ -1,4 +1,4 @@
-"""Tasks as people give them: what can be one, what it is called, and the form of what has to come of it."""
+"""Tasks as people give them: which texts are valid, their titles, and the form of their output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_TITLE_CHARS = 80
 
 
 def output_of(output: type[BaseModel] | Mapping[str, Any]) -> OutputSpec:
-    """Return what an agent has to hand in, given as a Pydantic model or a JSON Schema.
+    """Return the specification of an output, given as a Pydantic model or a JSON Schema.
 
     Raises:
         UsageError: the schema cannot be used.
@@ -36,11 +36,11 @@ def check_task(task: str, *, name: str = "task") -> None:
         UsageError: it is empty or longer than 100,000 characters.
     """
     if not task.strip():
-        raise UsageError(f"The {name} is empty.", remedy="Say what is to be done.")
+        raise UsageError(f"The {name} is empty.", remedy="Say what the agent should do.")
     if len(task) > MAX_TASK_CHARS:
         raise UsageError(
             f"The {name} has {len(task):,} characters; the limit is {MAX_TASK_CHARS:,}.",
-            remedy="Put what is long into a file of the workspace and name the file.",
+            remedy="Put the long part into a file of the workspace, and name the file.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Clusters on this machine: a private store and workers, kept up; the demo.
+"""Clusters on this machine: a private store and workers that are restarted when they die; the demo.
 
 May import: client, reading.
 Start with: embedded_cluster.

@@ -1,7 +1,7 @@
-"""The demo: many agents at once mend real projects while their workers are killed with SIGKILL and replaced.
+"""The demo: many agents repair real projects at once while their workers are killed with SIGKILL and replaced.
 
-Holds: nothing in it is pretended. The workers are processes, the projects are on disk, the tests are really run, and
-the logs are checked event by event against what was seen while they were written. Only the model follows a script.
+Holds: nothing but the model is simulated. The workers are processes, the projects are on disk, the tests really run,
+and the logs are compared event by event with what was seen while they were written.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ END_LIMIT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class DemoSpec:
-    """What the demo shall do.
+    """What the demo does.
 
     Attributes:
         directory: an empty directory for the store, the logs and the projects.
         kills: how many workers are killed, controllers and tool workers in turn.
-        seed: decides which of them, and when.
+        seed: determines which of them, and when.
     """
 
     directory: Path
@@ -72,10 +72,10 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """What came of the demo.
+    """The result of the demo.
 
     Attributes:
-        violations: what a log breaks that every log holds.
+        violations: invariants that a log breaks.
         failures: one line for each project whose tests fail.
     """
 
@@ -108,7 +108,7 @@ class DemoReport:
 
 @dataclass(slots=True)
 class Progress:
-    """How far it is, for whoever looks on."""
+    """How far the demo is."""
 
     conversations: int
     replies_expected: int
@@ -159,7 +159,7 @@ class Demo:
         self.progress = Progress(spec.conversations, sum(turns[case.example.name] for case in self._cases))
         self._moved = asyncio.Condition()
         self._kills: list[Kill] = []
-        # The face decides which model is used and the example scripts need no key: settings of the user's own stay out.
+        # The demo chooses the model and its scripts need no key, so the user's settings are left out.
         environment = {
             name: value for name, value in spec.environment.items() if not name.startswith(("LLM_", "LITELLM_"))
         }
@@ -199,7 +199,7 @@ class Demo:
             await self.cluster.stop()
 
     async def _follow_all(self, client: Client) -> None:
-        """Let every conversation come to its end, and kill workers meanwhile."""
+        """Follow every conversation to its end, and kill workers meanwhile."""
         broken = asyncio.ensure_future(self.cluster.until_broken())
         killing = asyncio.ensure_future(self._kill_workers())
         following = asyncio.gather(*(self._follow(client, case) for case in self._cases))

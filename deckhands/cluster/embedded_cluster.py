@@ -1,4 +1,4 @@
-"""An embedded cluster: a private store and worker processes on this machine, kept up.
+"""An embedded cluster: a private store and worker processes on this machine, restarted when they die.
 
 Holds: a worker or a store that dies is replaced within a second, but for a worker whose store was emptied; nothing it
 starts outlives it, except workspace hosts in which something runs or whose conversation has not ended.
@@ -44,7 +44,7 @@ Notice = Callable[[str], None]
 
 
 class WorkerKeepsFailing(DeckhandsError):
-    """A worker ends again and again right after its start."""
+    """A worker keeps ending right after its start."""
 
     code = "worker_keeps_failing"
 
@@ -54,7 +54,7 @@ class Worker:
     """A place in the cluster that a process fills.
 
     Attributes:
-        replaced: how often it was filled anew.
+        replaced: how often its process was replaced.
         quick_ends: how often in a row its process ended right after its start.
     """
 
@@ -74,10 +74,10 @@ class ClusterSpec:
 
     Attributes:
         directory: where its store, logs and workspaces live.
-        environment: what its workers get besides what this module sets: `LLM_…`, `PATH`, …
+        environment: what its workers get in addition to what this module sets: `LLM_…`, `PATH`, …
         port: also offer the store on this port of 127.0.0.1.
         workspace_roots: the directories below which conversations may name one to work in.
-        gives_up: whether a worker that keeps failing ends the cluster, or is tried for ever.
+        gives_up: whether a worker that keeps failing ends the cluster; otherwise it is retried forever.
         commands: how a worker of each role is started.
     """
 
@@ -89,7 +89,7 @@ class ClusterSpec:
     workspace_roots: tuple[Path, ...] = ()
     gives_up: bool = True
     commands: Mapping[str, Sequence[str]] = field(
-        # -P: a folder of the user's named like a package of ours must not be imported in its place.
+        # -P: a folder of the user with the name of one of our packages must not be imported instead.
         default_factory=lambda: {role: (sys.executable, "-P", "-m", module) for role, module in MODULES.items()}
     )
 
@@ -133,7 +133,7 @@ class Cluster:
         ]
 
     async def stop(self) -> None:
-        """Stop the workers in order, then the store.  Idempotent."""
+        """Stop the workers in order, then the store. Idempotent."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
@@ -150,10 +150,10 @@ class Cluster:
                 worker.child.send(signal.SIGKILL)
 
     async def until_broken(self) -> None:
-        """Wait until the cluster cannot be kept up, and say why.
+        """Wait until the cluster has failed for good.
 
         Raises:
-            WorkerKeepsFailing: a worker ends again and again.
+            WorkerKeepsFailing: a worker keeps ending.
             StoreError: the disk is full, or the store cannot be started again.
         """
         await self._failed.wait()
@@ -165,7 +165,7 @@ class Cluster:
 
         Raises:
             WorkerKeepsFailing: one cannot be started.
-            DeckhandsError: they have not within a minute; names the logs.
+            DeckhandsError: they have not reported within a minute; names the logs.
         """
         store = await open_store(self.url)
         try:
@@ -182,7 +182,7 @@ class Cluster:
             await store.aclose()
 
     async def _count_alive(self, store: Store) -> int:
-        """Count the workers whose heartbeat has not lapsed; those of an earlier cluster may not be buried yet."""
+        """Count the workers whose heartbeat has not lapsed; those of an earlier cluster may not have been swept yet."""
         return sum(member.left_seconds > 0 for member in await members(store))
 
     def _places(self) -> list[Worker]:
@@ -227,7 +227,7 @@ class Cluster:
                 worker.replaced += 1
 
     def _stays_down(self, worker: Worker) -> None:
-        """Tell of a worker that found another store than before: to start it again would begin conversations anew."""
+        """Report a worker whose store was replaced. A restart would run its conversations from the beginning."""
         error = StoreReplaced(
             f"The worker {worker.name} stopped and stays down: the store was emptied or replaced while it worked.",
             remedy=f"Restore its append-only file in {self.spec.directory}, or start the cluster again without it.",
@@ -253,7 +253,7 @@ class Cluster:
                 await self._pause(failures + 1)
 
     async def _watch_disk(self) -> None:
-        """Tell of a full disk before it shows in a store that refuses writes and in workers that wait for it."""
+        """Report a full disk before the store refuses writes and workers wait for it."""
         was_full = False
         while True:
             is_full = shutil.disk_usage(self.spec.directory).free < SPACE_FOR_LOG_BYTES

@@ -1,4 +1,4 @@
-"""What this machine can do for workspaces, asked of the package that would serve them, in a process of its own."""
+"""What this machine can do for workspaces, as `tool_worker` reports it from a separate process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: its name, whether it is as it should be, whether it has to be, and one line."""
+    """One thing that was checked: its name, whether it is good, whether it has to be, and a line of detail."""
 
     name: str
     is_good: bool
@@ -33,7 +33,7 @@ class Finding:
 
 
 def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
-    """Look at this machine as a tool worker with this environment would; takes about a second.  Blocks."""
+    """Examine this machine as a tool worker with this environment would. Blocks for about a second."""
     command = [sys.executable, "-P", "-m", "tool_worker.worker.examination"]
     try:
         ended = subprocess.run(  # noqa: S603  (our own interpreter and our own program)

@@ -1,6 +1,6 @@
-"""The example projects that come with Deckhands: each a small program with a failing test, and a script that mends it.
+"""The example projects that come with Deckhands: each a small program with a failing test, and a script that fixes it.
 
-They are the folder `examples/` of the repository, which is a part of the installed package too.
+They are the folder `examples/` of the repository, which is part of the installed package, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from broker.runtime.errors import DeckhandsError
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
-TASK = "A test of this project fails. Find out why, mend the program, and make sure that all tests pass."
+TASK = "A test of this project fails. Find out why, fix the program, and make sure that all tests pass."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,5 +50,5 @@ def examples() -> list[Example]:
     found = [Example(script.stem, FOLDER / "projects" / script.stem, script) for script in scripts]
     found = [example for example in found if example.project.is_dir()]
     if not found:
-        raise DeckhandsError(f"There are no examples in {FOLDER}.", remedy="Install Deckhands anew.")
+        raise DeckhandsError(f"There are no examples in {FOLDER}.", remedy="Install Deckhands again.")
     return found

@@ -32,14 +32,14 @@ class Home:
         self._url = self.cluster / "url"
 
     def run_folder(self, conversation_id: str) -> Path:
-        """Return where the run of a conversation is kept, whether there is one or not."""
+        """Return the folder of a conversation's run, which need not exist."""
         return self.runs / conversation_id
 
     def has_run(self, conversation_id: str) -> bool:
         """Say whether there is a run of a conversation.
 
         Raises:
-            UsageError: the home cannot be looked into.
+            UsageError: the home directory cannot be read.
         """
         try:
             return self.run_folder(conversation_id).is_dir()
@@ -47,10 +47,10 @@ class Home:
             raise self._unusable(self.path, error) from error
 
     def run_folders(self) -> list[Path]:
-        """Return the folders of all runs, the newest first.
+        """Return the folders of all runs, newest first.
 
         Raises:
-            UsageError: the home cannot be looked into.
+            UsageError: the home directory cannot be read.
         """
         try:
             return sorted(self.runs.iterdir(), key=lambda path: path.name, reverse=True)
@@ -67,7 +67,7 @@ class Home:
             StoreUnavailable: the disk is full.
         """
         try:
-            with _told_when_full(folder):
+            with _reporting_full_disk(folder):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -77,10 +77,10 @@ class Home:
 
     @property
     def cluster_url(self) -> str | None:
-        """The URL of the cluster that `deckhands up` keeps here; None when none was left by it.
+        """The URL of the cluster that `deckhands up` keeps here; None if none is running.
 
         Raises:
-            UsageError: the home cannot be looked into.
+            UsageError: the home directory cannot be read.
         """
         try:
             return self._url.read_text(encoding="utf-8").strip()
@@ -91,7 +91,7 @@ class Home:
 
     @contextmanager
     def announced(self, url: str) -> Iterator[None]:
-        """Tell other terminals where the cluster is, as long as the block lasts."""
+        """Let other terminals find the cluster while the block runs."""
         with os.fdopen(os.open(self._url, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(url + "\n")
         try:
@@ -101,7 +101,7 @@ class Home:
 
     @property
     def has_had_cluster(self) -> bool:
-        """Whether `deckhands up` has kept a cluster here, be it up or not."""
+        """Whether `deckhands up` has ever run a cluster here."""
         return (self.cluster / "valkey").is_dir()
 
     def run_url(self, conversation_id: str) -> str:
@@ -112,7 +112,7 @@ class Home:
     def _unusable(folder: Path, error: OSError) -> UsageError:
         return UsageError(
             f"The directory {folder} cannot be used: {error.strerror}.",
-            remedy="Make it writable, or choose another one by DECKHANDS_HOME.",
+            remedy="Make it writable, or set DECKHANDS_HOME to another directory.",
         )
 
 
@@ -120,19 +120,19 @@ def disk_full(folder: Path) -> StoreUnavailable:
     """Return the error of a folder to which nothing can be added."""
     return StoreUnavailable(
         f"The disk is full: nothing can be written in {folder}.",
-        remedy="Free some space there, or choose another directory by DECKHANDS_HOME.",
+        remedy="Free some space there, or set DECKHANDS_HOME to another directory.",
     )
 
 
 @contextmanager
 def supervising(folder: Path, what: str) -> Iterator[None]:
-    """Be the only supervisor of a folder as long as the block lasts; the kernel lets go of it if we die.
+    """Be the only supervisor of a folder while the block runs. The kernel releases the lock if this process dies.
 
     Raises:
         UsageError: another one is at work; names its pid.
         StoreUnavailable: the disk is full.
     """
-    with _told_when_full(folder):
+    with _reporting_full_disk(folder):
         lock = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -140,10 +140,10 @@ def supervising(folder: Path, what: str) -> Iterator[None]:
         except BlockingIOError as error:
             pid = os.pread(lock, 16, 0).decode().strip()
             raise UsageError(
-                f"{what} is at work in {folder} already (pid {pid}).",
-                remedy=f"Stop it with `kill {pid}`, or choose another directory by DECKHANDS_HOME.",
+                f"{what} is already running in {folder} (pid {pid}).",
+                remedy=f"Stop it with `kill {pid}`, or set DECKHANDS_HOME to another directory.",
             ) from error
-        with _told_when_full(folder):
+        with _reporting_full_disk(folder):
             os.pwrite(lock, f"{os.getpid()}\n".encode().ljust(16), 0)
         yield
     finally:
@@ -151,7 +151,7 @@ def supervising(folder: Path, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _told_when_full(folder: Path) -> Iterator[None]:
+def _reporting_full_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

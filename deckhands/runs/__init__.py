@@ -1,4 +1,4 @@
-"""One task from its beginning to its end, and the files a run leaves.
+"""One task from start to end, and the files that a run leaves.
 
 May import: client, cluster, reading.
 Start with: headless.

@@ -1,7 +1,7 @@
-"""One task carried to its end: what `deckhands run` does, with its own cluster or on one that is running.
+"""One task from start to end: what `deckhands run` does, with a private cluster or on one that is running.
 
-Holds: the run ends when the conversation settles, when its time is up, or when somebody interrupts it; in every case
-the conversation is stopped in order first, and its summary and events are on disk if the store was the run's own.
+Holds: a run ends when the conversation settles, when its time is up, or when somebody interrupts it. In every case the
+conversation is stopped in order first. With a private store, its summary and events are on disk afterwards.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from deckhands.reading.summary import ExitCode, Summary, Tally
 from deckhands.runs.records import RunFolder
 
 STOP_LIMIT_SECONDS = 15.0
-"""How long an interrupted conversation may take to stop before it is left as it is."""
+"""How long an interrupted conversation may take to stop."""
 END_LIMIT_SECONDS = 5.0
-"""How long the end of a workspace's processes may take before they are left to their time to live."""
+"""How long a workspace's processes may take to end. After that, their time to live ends them."""
 PATIENCE_SECONDS = 10.0
-"""How long the store may be silent; a private one is started anew in far less."""
+"""How long the store may be silent. A private one is restarted in far less."""
 
 _HOPELESS = frozenset({"sandbox_unavailable", "sandbox_unsafe", "workspace_refused"})
-"""What a tool worker's errors are called when no command can ever run."""
+"""Codes of a tool worker's errors after which no command can ever run."""
 
-_GOES_ON_WHEN_ASKED = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
+_RESUMABLE = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
 
 OnEvent = Callable[[Event], None]
 OnPiece = Callable[[Piece], None]
@@ -56,15 +56,15 @@ OnStart = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be done, and by whom.
+    """A task, and how to run it.
 
     Attributes:
-        text: the task; for a run that is resumed, what to say to it, or None to say nothing.
+        text: the task. For a run that is resumed, a message to it, or None.
         tools, upload, secrets: see `Client.submit`.
-        resumed_id: the conversation to go on with; None for a new one.
-        recovery: the way out of the loop that a resumed run is in, see `Client.recover`; None: none was chosen.
-        model: what a resumed run goes on with; None: the same model as before.
-        time_limit_seconds: None: no limit.
+        resumed_id: the conversation to continue; None starts a new one.
+        recovery: how to end the loop that a resumed run is in, see `Client.recover`.
+        model: the model with which to resume; None keeps the current one.
+        time_limit_seconds: None means no limit.
     """
 
     text: str | None
@@ -91,13 +91,13 @@ class Ending:
 
 @dataclass(slots=True)
 class Watcher:
-    """Who looks on, and may interrupt.
+    """What is called while a task runs, and how to interrupt it.
 
     Attributes:
-        ask: says whether an action may run; None: nobody is there, and the run ends where one is asked about.
+        ask: says whether an action may run. With None nobody can be asked, and the run ends at the first question.
         interrupted: set it to stop the conversation in order.
-        on_piece: gets the pieces of replies on their way, now and then one too few; None: they are not asked for.
-        at_once: replaced by what ends every process at once.
+        on_piece: gets parts of replies while they are written, and may miss some. With None there is no streaming.
+        at_once: ends every process at once; the run sets it.
     """
 
     on_start: OnStart = lambda _: None
@@ -110,14 +110,14 @@ class Watcher:
 
 
 def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Let the private tool worker clone the repository of this machine that the task names, and no other."""
+    """Let the private tool worker clone the local repository that the task names, and no other."""
     name = "DECKHANDS_REPOSITORY_ROOTS"
     parts = urlsplit(workspace.source.url) if isinstance(workspace.source, GitSource) else None
     return {name: parts.path} if parts and parts.scheme == "file" and not environment.get(name) else {}
 
 
 async def run_privately(home: Home, task: Task, environment: Mapping[str, str], watcher: Watcher) -> Ending:
-    """Run a task with a store, a controller worker and a tool worker of its own.
+    """Run a task with a private store, controller worker and tool worker.
 
     Raises:
         UsageError: the task, the directory or the run to resume cannot be used.
@@ -129,7 +129,7 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         raise UnknownConversation(conversation_id)
     home.prepare(folder.path)
     with supervising(folder.path, "A run"):
-        # The private tool worker demands what the conversation asks for: nobody else is there to be protected.
+        # The private tool worker demands what the conversation asks for, because it serves no other one.
         created = _begun_with(folder) if task.resumed_id else None
         workspace = created.workspace if created else task.workspace
         pools = ",".join(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), workspace.pool]))
@@ -170,17 +170,17 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
 
 
 def _require_a_place(conversation_id: str, event: Event) -> None:
-    """End a run on a machine where the agent can do nothing: the model would only try in vain, and cost.
+    """End a run on a machine where no command can run, because the model would only try in vain and cost money.
 
     Raises:
-        DeckhandsError: the tool worker has no sandbox that works, or does not take the directory, and said so.
+        DeckhandsError: the tool worker reports that no sandbox works, or that it does not take the directory.
     """
     if isinstance(event, ErrorObservation) and event.error_id in _HOPELESS:
-        raise DeckhandsError(event.content, remedy=f"Then go on by `deckhands run --resume {conversation_id}`.")
+        raise DeckhandsError(event.content, remedy=f"Then continue with `deckhands run --resume {conversation_id}`.")
 
 
 async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
-    """Run a task on a cluster that is running; raises what `run_privately` does."""
+    """Run a task on a running cluster. Raises what `run_privately` does."""
     conversation_id = task.resumed_id or new_conversation_id()
     async with await Client.connect(url, patience_seconds=PATIENCE_SECONDS) as client:
         seen_id = await _begin(client, task, conversation_id, watcher)
@@ -195,10 +195,10 @@ async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
 
 
 async def tell_of_silence(client: Client, on_notice: Notice) -> None:
-    """Say which kind of worker a cluster lacks, if any, because nothing happens until there is one."""
-    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):  # it is in the log all the same
+    """Report which kind of worker a cluster lacks, because nothing happens until there is one."""
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):  # the task is in the log all the same
         if lacking := await silent_roles(client.store):
-            on_notice(f"No {' and no '.join(lacking)} worker is up; the conversation waits.")
+            on_notice(f"No {' and no '.join(lacking)} worker is running; the conversation waits.")
 
 
 async def carry_out(
@@ -214,7 +214,7 @@ async def carry_out(
 
     Args:
         on_event: gets every event, from the first one on.
-        broken: raises when the cluster cannot be kept up.
+        broken: raises when the private cluster keeps failing.
     """
     tally = Tally()
     following = asyncio.ensure_future(_follow(client, conversation_id, tally, on_event, ask=watcher.ask))
@@ -247,7 +247,7 @@ async def carry_out(
 
 
 async def _show(live: LiveText, on_piece: OnPiece | None) -> None:
-    """Pass pieces on until cancelled; without the store there are none."""
+    """Pass on parts of replies until cancelled."""
     if on_piece is None:
         return
     with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
@@ -257,7 +257,7 @@ async def _show(live: LiveText, on_piece: OnPiece | None) -> None:
 
 
 async def _show_rest(live: LiveText, showing: asyncio.Future[None], on_piece: OnPiece | None) -> None:
-    """Pass on what `_show` has not come to."""
+    """Pass on the parts that `_show` has not reached."""
     if on_piece is None:
         return
     showing.cancel()
@@ -268,13 +268,13 @@ async def _show_rest(live: LiveText, showing: asyncio.Future[None], on_piece: On
 
 
 def _begun_with(folder: RunFolder) -> ConversationCreated | None:
-    """Return what a run has been from its beginning; None when it was killed before it had one."""
+    """Return the first event of a run; None if the run was killed before it was written."""
     created = folder.events()[0] if folder.has_events else None
     return created if isinstance(created, ConversationCreated) else None
 
 
 async def _lend_notebook(client: Client, home: Home, memory: MemorySpec | None) -> NotebookFile | None:
-    """Put the notebook of a run into its store; return it, None if the run keeps no notes."""
+    """Copy the notebook of a run into its store and return it; None if the run keeps no notes."""
     if memory is None:
         return None
     file = NotebookFile(home.notes, memory)
@@ -285,7 +285,7 @@ async def _lend_notebook(client: Client, home: Home, memory: MemorySpec | None) 
 def _keep_notes(notebook: NotebookFile, event: Event, watcher: Watcher) -> None:
     try:
         notebook.take_in(event)
-    except UsageError as error:  # the run has written to its own notebook already, and goes on
+    except UsageError as error:  # the note is already in the notebook of the run's store, and the run continues
         watcher.on_notice(f"{error.message} A note of this run is lost.")
 
 
@@ -310,7 +310,7 @@ async def _follow(client: Client, conversation_id: str, tally: Tally, on_event: 
 
 
 async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watcher) -> int:
-    """Begin or resume the conversation; return the id of the last event that is old news."""
+    """Start or resume the conversation. Return the id of the last event that was there before."""
     if watcher.on_piece is not None:  # before the first call, which would not be streamed otherwise
         await LiveText(client.store, conversation_id).announce()
     if task.resumed_id is None:
@@ -335,10 +335,10 @@ async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watc
     elif _is_to_be_asked(tally.standing, task):
         await client.resume(conversation_id, model=task.model)
     elif tally.standing.is_settled:
-        watcher.on_notice(f"This run has settled ({tally.standing.state}); say by -t what it is to do next.")
+        watcher.on_notice(f"This run has settled ({tally.standing.state}); say with -t what it should do next.")
     return tally.last_event_id
 
 
 def _is_to_be_asked(standing: Standing, task: Task) -> bool:
-    """Say whether a resumed run is to be asked to go on: one that rests, or one that goes on with another model."""
-    return standing.state in _GOES_ON_WHEN_ASKED if standing.is_settled else task.model is not None
+    """Say whether to ask a resumed run to continue: if it rests, or if it gets another model."""
+    return standing.state in _RESUMABLE if standing.is_settled else task.model is not None

@@ -1,4 +1,4 @@
-"""What a run leaves behind: `events.jsonl`, one event a line, and `summary.json`.
+"""The files of a run: `events.jsonl`, one event per line, and `summary.json`.
 
 Holds: events are written as they happen, so a run that is killed leaves all but its last line; both files can be read
 without a server.
@@ -38,7 +38,7 @@ class RunFolder:
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        """Write the run's events from the first one on, in the place of what an earlier attempt wrote."""
+        """Write the run's events from the first one on, and replace what an earlier attempt wrote."""
         self.summary_file.unlink(missing_ok=True)
         with self.events_file.open("w", encoding="utf-8") as file:
             yield Recording(file)
@@ -66,10 +66,10 @@ class RunFolder:
         Raises:
             CorruptEntry: a line is damaged; names it.
         """
-        # Bytes that are no UTF-8 come through, so that their line can be named.
+        # Invalid UTF-8 is kept, so that the error can name its line.
         lines = self.events_file.read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]
         if not lines:
-            raise CorruptEntry(f"{self.events_file} holds no event.", remedy="Go on with the run by --resume.")
+            raise CorruptEntry(f"{self.events_file} holds no events.", remedy="Continue the run with --resume.")
         return [_event(line, number, self.events_file) for number, line in enumerate(lines, 1)]
 
 

@@ -10,7 +10,7 @@ from tests.broker_parts import CID, act, begin, enter, lapse, output, queue, tak
 
 
 async def attempts(store: Store, acting: list[bool]) -> list[int]:
-    """Let a worker die for each item, with the action acting or only waiting, and return what each next one is told."""
+    """Let a worker die for each item, with the action acting or only waiting, and return what each next one gets."""
     await begin(store)
     await enter(store, "w1")
     undertaker = await enter(store, "t0", node="n1")

@@ -1,4 +1,4 @@
-"""A node that is given up: its conversations go on at another, unless they work in a directory that only it has."""
+"""A node that is given up: its conversations continue at another, unless they work in a directory that only it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heartbeats, sweeps and burials: what a worker had comes back, whoever it was and whatever it does afterwards."""
+"""Heartbeats, sweeps and burials: what a worker had comes back, whichever worker it was and whatever it does afterwards."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ async def test_a_buried_tool_worker_claims_nothing(store: Store) -> None:
 
 
 async def test_a_zombie_that_reads_on_does_not_keep_what_it_was_handed(store: Store) -> None:
-    """A server goes on serving the blocked read of a process that is stopped."""
+    """A server keeps serving the blocked read of a process that is stopped."""
     await begin(store)
     names = store.all_shards[0]
     await enter(store, "w1")

@@ -1,4 +1,4 @@
-"""An action that wants a pool of its own: it goes there wherever the workspace is, and moves nothing."""
+"""An action that wants its own pool: it goes there wherever the workspace is, and moves nothing."""
 
 from __future__ import annotations
 

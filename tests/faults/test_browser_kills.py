@@ -1,4 +1,4 @@
-"""A tool worker killed while the browser acts: the browser goes on, and what it showed is collected once."""
+"""A tool worker killed while the browser acts: the browser continues, and what it showed is collected once."""
 
 from __future__ import annotations
 

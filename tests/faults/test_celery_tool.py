@@ -103,7 +103,7 @@ async def test_the_task_of_a_worker_that_was_killed_is_waited_for_and_not_sent_a
     await cluster.until(lambda: trace(environment) == ["refund 99"], what="the task")
     cluster.kill("victim")
     cluster.start_tool("survivor", **environment)
-    gate.write_text("go on\n")
+    gate.write_text("continue\n")
     await cluster.settle([conversation_id])
     answer = await answer_of(cluster, conversation_id)
     assert isinstance(answer, ToolCallObservation)

@@ -1,4 +1,4 @@
-"""A controller worker killed at every boundary: another goes on, nothing is lost or done twice."""
+"""A controller worker killed at every boundary: another continues, nothing is lost or done twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A parent and three delegates on different workers, each killed once: every result is told once, nothing runs twice."""
+"""A parent and three delegates on different workers, each killed once: every result is reported once, nothing runs twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def delegate_call(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 def part(cluster: FaultCluster, name: str, *, count: int, seconds: float) -> AgentSpec:
-    """An agent that leaves traces of its own in the shared workspace, then reports its name."""
+    """An agent that leaves its own traces in the shared workspace, then reports its name."""
     turns: list[dict[str, Any]] = []
     for n in range(count):
         command = f"echo begin-{name}-{n} >> effects; sleep {seconds}; echo end-{name}-{n} >> effects"
@@ -65,7 +65,7 @@ async def taken_over(cluster: FaultCluster) -> dict[str, str]:
 
 
 async def kill_owner(cluster: FaultCluster, conversation_id: str) -> None:
-    """Kill whoever owns a conversation, put another worker in its place, and wait for the takeover."""
+    """Kill the owner of a conversation, put another worker in its place, and wait for the takeover."""
     pids = {str(worker.pid): name for name, worker in cluster.workers.items()}
     victim: list[str] = []
 
@@ -106,7 +106,7 @@ async def test_parent_and_three_delegates_each_killed_once(cluster: FaultCluster
 
 
 async def check_results(cluster: FaultCluster, cid: str, *, count: int) -> None:
-    """Each delegate reported once, and was told of once, as the answer to its action."""
+    """Each delegate reported once, and its report is in the log once, as the answer to its action."""
     events = await cluster.client.events(cid)
     results = [event for event in events if isinstance(event, AgentDelegateObservation)]
     assert sorted(str(one.outputs["result"]) for one in results) == [f"part {name} is done" for name in "abc"[:count]]

@@ -1,4 +1,4 @@
-"""A tool worker killed while its command runs in a container: the container goes on, and the next worker collects."""
+"""A tool worker killed while its command runs in a container: the container continues, and the next worker collects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tool worker killed while a cell runs: the cell goes on, and its result is collected once."""
+"""A tool worker killed while a cell runs: the cell continues, and its result is collected once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_running_cell_is_collected_by_the_next_worker(cluster: FaultClus
     await cluster.until(trace.exists, what="the cell", limit=60.0)
     cluster.kill("victim")
     cluster.start_tool("survivor", **POOLS)
-    gate.write_text("go on\n")
+    gate.write_text("continue\n")
     await cluster.settle([conversation_id])
     assert await answers(cluster, conversation_id) == ["out", "42"]
     assert trace.read_text() == "in\n"

@@ -1,4 +1,4 @@
-"""A node dies for good: the conversation goes on at another, with its files from the checkpoint."""
+"""A node dies for good: the conversation continues at another, with its files from the checkpoint."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def test_a_call_that_was_under_way_is_unknown_and_not_made_again(cluster: 
     (conversation_id,) = await cluster.submit(turns, tools=["example/count"])
     await cluster.until(trace.exists, what="the call")
     cluster.kill("victim")
-    gate.write_text("go on\n")  # lets the program end, which nobody else would
+    gate.write_text("continue\n")  # lets the program end, which nobody else would
     cluster.start_tool("survivor", **environment)
     await cluster.settle([conversation_id])
     answer = await answer_of(cluster, conversation_id)

@@ -18,7 +18,7 @@ FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
     "boundary", ["controller.after_append@3", pytest.param("controller.before_append@4", marks=pytest.mark.slow)]
 )
 async def test_a_worker_dies_before_and_after_the_notebook_is_written(cluster: FaultCluster, boundary: str) -> None:
-    """Its appends are the greeting, the recall, the turn with the note, and what came of the note."""
+    """Its appends are the greeting, the recall, the turn with the note, and the result of the note."""
     name, _, hit = boundary.partition("@")
     cluster.start_controller("victim", DECKHANDS_FAILPOINTS=f"{name}:kill@{hit}")
     (cid,) = await cluster.submit(

@@ -24,7 +24,7 @@ TOOLS = {"DECKHANDS_TOOLS": "tests.example_tools:linger,tests.example_tools:grin
 
 
 def sleeping() -> set[str]:
-    """Return what the machine's live `sleep` programs were told."""
+    """Return the arguments of the machine's live `sleep` programs."""
     commands = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
     return {command[1] for command in commands if command[:1] == ["sleep"]}
 

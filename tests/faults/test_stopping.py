@@ -1,4 +1,4 @@
-"""Workers are told to stop while store and queue are gone: they end by themselves, and what they had goes on later.
+"""Workers are stopped while store and queue are gone: they end by themselves, and what they had continues later.
 
 One server is both here. Killed, it refuses; stopped, it says nothing, as one does whose machine is gone.
 """

@@ -1,4 +1,4 @@
-"""Hundreds of workspaces on one node whose tool worker is killed: all of them go on, and none outlives its end."""
+"""Hundreds of workspaces on one node whose tool worker is killed: all of them continue, and none outlives its end."""
 
 from __future__ import annotations
 

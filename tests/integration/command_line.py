@@ -1,4 +1,4 @@
-"""The command line for tests: called in this process, or started as one of its own; and a cluster kept up by it."""
+"""The command line for tests: called in this process, or started as a process; and a cluster kept up by it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def deckhands(*arguments: str | Path, env: Mapping[str, str], stdin: io.TextIOBa
 
 @contextmanager
 def started(*arguments: str | Path, env: Mapping[str, str], before: str = "") -> Iterator[subprocess.Popen[str]]:
-    """Start the command as a process of its own; it is interrupted at the end of the block if it still runs.
+    """Start the command as a separate process; it is interrupted at the end of the block if it still runs.
 
     Args:
         before: what is to start it, such as `nohup`.

@@ -22,7 +22,7 @@ REQUEST = ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w")
 
 
 async def answer(server: RunningModelServer, settings: dict[str, Any], request: ModelRequest = REQUEST) -> Completion:
-    """Send one request by a client of its own; afterwards the server has seen nothing else."""
+    """Send one request with a new client; afterwards the server has seen nothing else."""
     server.clear()
     llm = create_llm(LLMConfig.create(**settings))
     try:

@@ -115,7 +115,7 @@ async def test_calls_of_many_conversations_go_in_few_batches(evaluation: Evaluat
     await evaluation.everything_closed()
     account = await ledger.account("tenant:acme")
     assert (account.reserved_usd, account.lost_usd, nano(account.spent_usd)) == (0.0, 0.0, nano(24 * CALL_USD))
-    assert evaluation.provider.counts()["received"] == 0  # nothing by a call of its own
+    assert evaluation.provider.counts()["received"] == 0  # no separate call was made
     await evaluation.settle(await evaluation.begin(1, headless=False))  # a person is answered at once
     assert evaluation.provider.counts()["answered"] == 2
     assert len(evaluation.provider.batches()) == len(batches)

@@ -36,7 +36,7 @@ def of_kind(node: Path, kind: str) -> list[psutil.Process]:
 
 
 async def _serve_page(surf: Surfer) -> None:
-    """Have a page served in the workspace by a program of its own."""
+    """Have a page served in the workspace by a separate program."""
     await surf.bash("echo '<h1>Mine</h1>' > mine.html; python3 -m http.server 8000 > /dev/null 2>&1 &")
     await surf.bash("until (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null; do :; done")
 

@@ -73,7 +73,7 @@ async def test_a_conversation_goes_on_with_other_models_and_backends(
     client = cluster.client
     cid = await client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model="claude")))
     await cluster.settle([cid])
-    await client.send_message(cid, "Go on.", model="gpt")
+    await client.send_message(cid, "Continue.", model="gpt")
     await cluster.settle([cid])
     await client.send_message(cid, "And on.", model="lite")
     await cluster.settle([cid])

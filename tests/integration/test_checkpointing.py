@@ -1,4 +1,4 @@
-"""Workspaces on a node that does not have them: restored or said to be lost, and never an empty directory unawares."""
+"""Workspaces on a node that does not have them: restored or said to be lost, and never silently an empty directory."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_while_the_place_cannot_be_reached_nothing_is_given_up(log: EventL
         await one.run("echo first > file")
     manifests = place / "checkpoints"
     away = manifests.rename(tmp_path / "away")
-    manifests.symlink_to(manifests)  # whoever follows it is told ELOOP
+    manifests.symlink_to(manifests)  # following it fails with ELOOP
     async with node(log, tmp_path / "two", place, every=1) as two:
         told = await two.run("touch effect")
         assert isinstance(told, ErrorObservation)

@@ -87,7 +87,7 @@ def limited(kind: int, limit: int) -> Iterator[None]:
 
 
 class Moody(MemoryFileSystem):
-    """A place whose client raises errors of its own."""
+    """A place whose client raises its own errors."""
 
     protocol = "moody"
     moods: ClassVar[set[str]] = set()

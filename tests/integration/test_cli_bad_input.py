@@ -46,11 +46,11 @@ def refused(done, code: int, *texts: str) -> None:
 
 class TestTask:
     def test_none(self, env):
-        refused(deckhands("run", env=env, stdin=Terminal()), 2, "No task is given.", "-t TEXT, by -f FILE")
+        refused(deckhands("run", env=env, stdin=Terminal()), 2, "No task is given.", "-t TEXT, with -f FILE")
 
     @pytest.mark.parametrize("arguments", [["-t", ""], ["-t", " \n "], []])
     def test_empty(self, env, arguments):
-        refused(deckhands("run", *arguments, env=env), 2, "The task is empty.", "Say what is to be done.")
+        refused(deckhands("run", *arguments, env=env), 2, "The task is empty.", "Say what the agent should do.")
 
     def test_too_long(self, env):
         done = deckhands("run", env=env, stdin="x" * 100_001)
@@ -58,17 +58,17 @@ class TestTask:
 
     def test_given_twice(self, env, tmp_path):
         for twice in (["-t", "x", "-f", tmp_path / "t"], ["x", "-t", "x"]):
-            refused(deckhands("run", *twice, env=env), 2, "given more than once", "as an argument, by -t or by -f")
+            refused(deckhands("run", *twice, env=env), 2, "given more than once", "as an argument, with -t or with -f")
 
     def test_on_a_standard_input_that_is_no_text(self, env):
         stdin = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")
-        refused(deckhands("run", env=env, stdin=stdin), 2, "What standard input holds is not text in UTF-8.")
+        refused(deckhands("run", env=env, stdin=stdin), 2, "Standard input is not text in UTF-8.")
 
     def test_bytes_that_are_no_text_pass_in_no_locale(self, env):
         done = subprocess.run(
             [*COMMAND, "run"], env={**env, "LC_ALL": "C"}, input=b"\xff", capture_output=True, check=False
         )
-        refused(Done(done.returncode, "", done.stderr.decode()), 2, "What standard input holds is not text in UTF-8.")
+        refused(Done(done.returncode, "", done.stderr.decode()), 2, "Standard input is not text in UTF-8.")
 
     def test_an_empty_idempotency_key(self, tmp_path, store):
         env = environment(tmp_path, DECKHANDS_URL=store.url)
@@ -113,7 +113,7 @@ class TestTask:
 def test_a_directory_where_a_file_of_the_home_belongs(env, tmp_path, name, arguments):
     (path := tmp_path / "home" / name).mkdir(parents=True)
     told = f"deckhands: {path} cannot be used: Is a directory."
-    refused(deckhands(*arguments, env=env), 1, told, "Move it away, or choose another home by DECKHANDS_HOME.")
+    refused(deckhands(*arguments, env=env), 1, told, "Move it away, or set DECKHANDS_HOME to another directory.")
 
 
 class TestWorkspace:
@@ -246,7 +246,7 @@ class TestStore:
         (tmp_path / "work").mkdir()
         arguments = [tmp_path / word if word == "work" else word for word in verb[1:]]
         done = deckhands(verb[0], "-t", "x", *arguments, env=env)
-        assert "No controller and no tool worker is up; the conversation waits." in done.err.splitlines()
+        assert "No controller and no tool worker is running; the conversation waits." in done.err.splitlines()
         assert done.code == (0 if verb == ["submit"] else 4)
 
     @pytest.mark.parametrize("verb", [["submit", "-t", "x"], ["ls"], ["show", "abc"], ["controller"], ["tools"]])
@@ -310,11 +310,13 @@ class TestRuns:
     def test_changing_what_a_run_was_begun_with(self, env, option):
         name = {"-i": "--max-iterations", "-w": "--workspace"}.get(option[0], option[0])
         done = deckhands("run", "--resume", "abc", *option, env=env)
-        refused(done, 2, f"{name} cannot be given together with --resume.", "keeps what it was begun with")
+        refused(done, 2, f"{name} cannot be combined with --resume.", "keeps the options it was started with")
 
     def test_speaking_to_a_run_that_is_over(self, env, tmp_path):
         leave_a_run(tmp_path / "home" / "runs" / "abc")
-        refused(deckhands("pause", "abc", env=env), 2, "The run abc is not under way.", "`deckhands run --resume abc`")
+        refused(
+            deckhands("pause", "abc", env=env), 2, "The run abc is not in progress.", "`deckhands run --resume abc`"
+        )
 
     @pytest.mark.parametrize("line", [b"{}", b'"\xff"', b"[" * 100_000], ids=["fields", "bytes", "depth"])
     def test_a_damaged_line(self, env, tmp_path, line):
@@ -384,5 +386,5 @@ def leave_a_run(path) -> RunFolder:
 
 
 async def in_thread(*arguments, env):
-    """Call the command in a thread, where it can have an event loop of its own."""
+    """Call the command in a thread, where it can have its own event loop."""
     return await asyncio.to_thread(deckhands, *arguments, env=env)

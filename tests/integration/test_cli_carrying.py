@@ -40,7 +40,7 @@ def cli(home: Path) -> Cli:
 
 
 def called(home: Path, *arguments: str) -> Done:
-    """Call the command in a process of its own."""
+    """Call the command in a separate process."""
     with started(*arguments, env=environment(home)) as running:
         return finished(running)
 
@@ -79,7 +79,7 @@ def test_a_repository_is_worked_on_and_compared(cli: Cli, home: Path, project: P
 
     taken = cli("cp", f"{conversation_id}:out", tmp_path / "taken")
     assert taken.code == 0, taken.err
-    assert "out/link leads out of the directory" in taken.err
+    assert "out/link points outside the directory" in taken.err
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["file"]
     (tmp_path / "taken" / "file").write_text("other\n")
     assert cli("cp", tmp_path / "taken", f"{conversation_id}:deep/er/").code == 0
@@ -108,7 +108,7 @@ def test_an_archive_is_uploaded_and_forked(cli: Cli, home: Path, tmp_path: Path)
     taken_over = finish("taken over"), finish("taken over")
     again = script(tmp_path / "f.json", *taken_over, command("ls"), command("cat src/main.py"), finish("done"))
     last = cli("show", "--json", conversation_id).json[0]["last_event_id"]
-    forked = cli("fork", f"{conversation_id}@{last}", "--model", again, "-m", "go on")
+    forked = cli("fork", f"{conversation_id}@{last}", "--model", again, "-m", "continue")
     assert forked.code == 0, forked.err
     fork_id = forked.out.strip()
     assert settled(home, fork_id)["state"] == "finished"

@@ -54,7 +54,7 @@ def env(home):
 
 @pytest.fixture
 def on_cluster(home):
-    """An environment where `run` uses the cluster too, in the place of a store of its own."""
+    """An environment where `run` uses the cluster too, instead of a private store."""
     url = (home / "cluster" / "url").read_text().strip()
     return environment(home, DECKHANDS_URL=url)
 
@@ -227,7 +227,7 @@ def test_a_second_cluster_in_the_same_home_is_refused(home, env):
     pid = (home / "cluster" / "supervisor.lock").read_text().strip()
     done = deckhands("up", env=env)
     assert done.code == 2
-    assert f"A cluster is at work in {home}/cluster already (pid {pid})." in done.err
+    assert f"A cluster is already running in {home}/cluster (pid {pid})." in done.err
     assert f"`kill {pid}`" in done.err
 
 

@@ -18,7 +18,7 @@ from tests.stores import RealServer, emptied
 async def in_a_loop(url: str) -> str:
     """Begin a conversation and end it as a controller would when its agent repeats itself."""
     async with await Client.connect(url) as client:
-        conversation_id = await client.submit("Mend it")
+        conversation_id = await client.submit("Fix it")
         for state, code in (("running", ""), ("error", STUCK_CODE)):
             await client.log.append(conversation_id, [AgentStateChangedObservation(agent_state=state, code=code)])
         return conversation_id
@@ -44,9 +44,9 @@ def test_what_cannot_be_chosen(tmp_path: Path, valkey_server: RealServer) -> Non
     env = environment(tmp_path / "home", DECKHANDS_URL=url, LLM_MODEL="scripted/none")
     conversation_id = deckhands("submit", "-t", "x", env=env).out.strip()
     for arguments, text in (
-        (("recover", conversation_id, "go-on"), "is in no loop"),
+        (("recover", conversation_id, "go-on"), "is not in a loop"),
         (("recover", conversation_id, "away"), "'away' is not one of"),
-        (("run", "-t", "x", "--recover", "wait"), "--recover is for a run that is resumed."),
+        (("run", "-t", "x", "--recover", "wait"), "--recover needs a run to resume."),
         (("run", "--resume", conversation_id, "-t", "x", "--recover", "wait"), "both given"),
     ):
         done = deckhands(*arguments, env=env)

@@ -15,7 +15,7 @@ ID = "01m80qagsabx2dtbh5p8gzsgzh"
 def test_a_file_is_replayed(tmp_path: Path) -> None:
     done = deckhands("replay", GOLDEN, env=environment(tmp_path))
     assert (done.code, done.err) == (0, "")
-    assert done.out == f"{ID}: 24 events, 13 of them decided anew; all are the same.\n"
+    assert done.out == f"{ID}: 24 events, 13 of them decided again; all are the same.\n"
 
 
 def test_a_run_is_replayed_by_its_id_and_by_its_folder(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`deckhands run` with a store and workers of its own: what it leaves, and how it is interrupted and gone on with."""
+"""`deckhands run` with a private store and workers: what it leaves, and how it is interrupted and continued."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_a_run_leaves(env, home, workspace, tmp_path):
 
     told_again = deckhands("run", "--resume", cid, "--json", env=env)
     assert (told_again.code, told_again.json) == (0, [summary])
-    assert "This run has settled (finished); say by -t what it is to do next." in told_again.err
+    assert "This run has settled (finished); say with -t what it should do next." in told_again.err
     other = script(tmp_path / "other.json", {}, {}, finish("Done by another."))
     again = deckhands("run", "--resume", cid, "-t", "Once more.", "--model", other, env=env)
     assert (again.code, again.out.splitlines()[:2]) == (0, [f"The model is now {other}", "You: Once more."])
@@ -153,7 +153,7 @@ def test_a_run_that_was_killed_can_be_gone_on_with(env, home, workspace, tmp_pat
     asyncio.run(until(lambda: not running_below(home / "runs" / cid / "valkey"), limit=10, what="end of the store"))
     assert not (home / "runs" / cid / "summary.json").exists()
     (listed,) = deckhands("ls", "--json", env=env).json
-    assert (listed["state"], listed["wait_reason"]) == ("running", "under way, or killed")
+    assert (listed["state"], listed["wait_reason"]) == ("running", "in progress, or killed")
     seen = deckhands("export", cid, env=env).json
 
     go.write_text("")

@@ -33,26 +33,26 @@ async def settle(client: Client, cid: str, name: str) -> None:
 
 async def test_a_task_begins_a_conversation(client):
     agent = AgentSpec(llm=LLMSpec(model="acme/large"))
-    cid = await client.submit("Mend it.\nPlease.", agent=agent, workspace=WorkspaceSpec(path="/srv/p"))
+    cid = await client.submit("Fix it.\nPlease.", agent=agent, workspace=WorkspaceSpec(path="/srv/p"))
     created, message = await client.events(cid)
-    assert (created.conversation_id, created.title, created.agent, created.headless) == (cid, "Mend it.", agent, True)
-    assert (message.content, message.source) == ("Mend it.\nPlease.", "user")
+    assert (created.conversation_id, created.title, created.agent, created.headless) == (cid, "Fix it.", agent, True)
+    assert (message.content, message.source) == ("Fix it.\nPlease.", "user")
     assert [row.conversation_id for row in await client.recent()] == [cid]
 
 
 async def test_the_same_key_is_the_same_conversation(client):
-    first = await client.submit("Mend it.", idempotency_key="ticket 17")
+    first = await client.submit("Fix it.", idempotency_key="ticket 17")
     assert (
         await client.submit("Something else.", idempotency_key="ticket 17") == first == conversation_id_of("ticket 17")
     )
-    assert await client.submit("Mend it.", idempotency_key="ticket 18") != first
+    assert await client.submit("Fix it.", idempotency_key="ticket 18") != first
     assert len(await client.events(first)) == 2
 
 
 async def test_an_id_that_is_taken_is_refused(client):
-    await client.submit("Mend it.", conversation_id="mine")
+    await client.submit("Fix it.", conversation_id="mine")
     with pytest.raises(UsageError, match="'mine'"):
-        await client.submit("Mend it.", conversation_id="mine")
+        await client.submit("Fix it.", conversation_id="mine")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ async def test_a_task_that_cannot_be_used(client, task, message):
 
 
 async def test_a_message_is_appended_once_under_its_key(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     for _ in range(2):
         await client.send_message(cid, "Faster.", idempotency_key="m1")
     assert [event.content for event in await client.events(cid, after=2)] == ["Faster."]
@@ -73,7 +73,7 @@ async def test_a_message_is_appended_once_under_its_key(client):
 
 async def test_an_empty_message_is_refused(client):
     with pytest.raises(UsageError, match="The message is empty"):
-        await client.send_message(await client.submit("Mend it."), "")
+        await client.send_message(await client.submit("Fix it."), "")
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "cancel", "summary", "events", "row"])
@@ -83,7 +83,7 @@ async def test_an_unknown_conversation_is_named(client, verb):
 
 
 async def test_pausing_and_resuming_ask_the_agent(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     await client.pause(cid)
     await client.resume(cid)
     asked = await client.events(cid, after=2)
@@ -94,7 +94,7 @@ async def test_pausing_and_resuming_ask_the_agent(client):
 
 
 async def test_what_is_over_cannot_be_paused(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     await settle(client, cid, "finished")
     with pytest.raises(UsageError, match="is finished; it cannot be paused"):
         await client.pause(cid)
@@ -132,7 +132,7 @@ async def test_nothing_can_be_confirmed_where_nothing_is_asked(client):
 
 
 async def test_cancelling_waits_until_the_agent_has_stopped(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     await client.log.append(cid, [state("running")])
     cancelling = asyncio.ensure_future(client.cancel(cid, wait_seconds=10))
     async for event in client.tail(cid, after=3):
@@ -144,33 +144,33 @@ async def test_cancelling_waits_until_the_agent_has_stopped(client):
 
 
 async def test_cancelling_without_waiting_only_asks(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     assert (await client.cancel(cid)).state == "loading"
     assert [event.kind for event in await client.events(cid, after=2)] == ["action.change_agent_state"]
 
 
 async def test_cancelling_what_is_over_changes_nothing(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     await settle(client, cid, "finished")
     assert (await client.cancel(cid, wait_seconds=10)).state == "finished"
     assert len(await client.events(cid)) == 4
 
 
 async def test_cancelling_says_when_nobody_listens(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     with pytest.raises(StoreUnavailable, match=r"has not stopped within 0\.05 s\..*controller worker"):
         await client.cancel(cid, wait_seconds=0.05)
 
 
 async def test_a_closed_conversation_takes_no_messages(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     await Conversations(client.store).close(cid)
     with pytest.raises(UsageError, match="is closed"):
         await client.send_message(cid, "Hello?")
 
 
 async def test_waiting_until_it_settles(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     waiting = asyncio.ensure_future(client.wait_until_settled(cid, timeout_seconds=10))
     await client.log.append(cid, [state("running"), reply(), command("make"), output(5)])
     await settle(client, cid, "finished")
@@ -179,7 +179,7 @@ async def test_waiting_until_it_settles(client):
 
 
 async def test_a_message_on_the_heels_of_the_end_is_waited_for(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     await client.log.append(
         cid, [state("running"), state("finished"), MessageAction(content="And that.", source="user")]
     )
@@ -188,7 +188,7 @@ async def test_a_message_on_the_heels_of_the_end_is_waited_for(client):
 
 
 async def test_long_texts_are_whole_when_asked_for(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     text = "0123456789" * 10_000
     await client.log.append(cid, [MessageAction(content=text, source="agent")])
     (short,) = await client.events(cid, after=2)
@@ -200,5 +200,5 @@ async def test_long_texts_are_whole_when_asked_for(client):
 
 
 def test_titles_are_one_line():
-    assert title_of("\n  Mend it.  \nNow.") == "Mend it."
+    assert title_of("\n  Fix it.  \nNow.") == "Fix it."
     assert title_of("x" * 100) == "x" * 79 + "…"

@@ -1,4 +1,4 @@
-"""What compose.yaml says, read as text; `test_compose_trial` is what comes of it."""
+"""What compose.yaml says, read as text; `test_compose_trial` starts it."""
 
 from __future__ import annotations
 

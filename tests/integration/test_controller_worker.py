@@ -106,7 +106,7 @@ class Bench(FaultCluster):
 
     @asynccontextmanager
     async def sweeping(self) -> AsyncIterator[None]:
-        """Play another worker, which buries whoever has fallen silent."""
+        """Play another worker, which buries those that have fallen silent."""
         watcher = Membership(self.client.store, "controller-watching", "controller", ttl_seconds=3600.0)
         await watcher.register()
 
@@ -396,7 +396,7 @@ async def test_a_conversation_that_kills_its_workers_is_parked_and_its_neighbour
     assert row.fields["last_error"] == "DeckhandsError: The conversation crashed its worker 3 times in a row."
     for cid in neighbours:
         assert (await bench.client.row(cid)).state == "finished"
-    # A person who asks to go on gives it another chance.
+    # A person who asks to continue gives it another chance.
     await Conversations(bench.client.store).requeue(poison)
     await bench.client.resume(poison)
     await bench.until_state(poison, "finished")

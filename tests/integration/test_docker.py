@@ -217,12 +217,12 @@ async def test_only_images_of_the_operators_are_run(tmp_path: Path) -> None:
 def test_a_server_of_mcp_gets_its_variables_in_a_container(tmp_path: Path, containers: Containers) -> None:
     launch = SandboxedLaunch("docker", tmp_path, containers=containers)
     spec = McpServerSpec(
-        name="printer", command="sh", args=("-c", "read x; echo $x $KEY; id -u"), env={"KEY": "of its own"}
+        name="printer", command="sh", args=("-c", "read x; echo $x $KEY; id -u"), env={"KEY": "from its variable"}
     )
     started = launch(spec)
-    assert "of its own" not in " ".join(started.command)
+    assert "from its variable" not in " ".join(started.command)
     done = subprocess.run(started.command, env=started.environment, input=b"hello\n", capture_output=True, check=True)
-    assert done.stdout.decode().split("\n")[:2] == ["hello of its own", str(os.getuid() or 1000)]
+    assert done.stdout.decode().split("\n")[:2] == ["hello from its variable", str(os.getuid() or 1000)]
 
 
 def test_an_engine_that_does_not_answer_is_named(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_it_follows_its_list_without_a_model_and_finishes_when_a_person_goes_on(
     assert steps(done.json) == STEPS
     summary = done.json[-1]
     assert (summary["state"], summary["iterations"], summary["cost_usd"]) == ("rejected", 6, 0)
-    again = deckhands("run", "--resume", summary["conversation_id"], "-t", "Go on", "--json", env=env)
+    again = deckhands("run", "--resume", summary["conversation_id"], "-t", "Continue", "--json", env=env)
     assert again.code == 0, again
     assert steps(again.json) == [("action.finish", "")]
     checked = deckhands("replay", summary["conversation_id"], "--json", env=env)

@@ -1,4 +1,4 @@
-"""A list of allowed hosts at work: commands, sessions and servers reach what is on it, and are told what is not."""
+"""A list of allowed hosts at work: commands, sessions and servers reach what is on it, and learn what is not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FETCH = "import urllib.request as web; print(web.urlopen('http://{}/').read().de
 
 
 class Site:
-    """A web server that says hello, and can be told to wait before it does."""
+    """A web server that says hello, after a wait if that is asked for."""
 
     def __init__(self) -> None:
         self.host = ""

@@ -1,4 +1,4 @@
-"""The example projects are broken, and the scripts beside them mend them, with a real shell and the real editor."""
+"""The example projects are broken, and the scripts beside them repair them, with a real shell and the real editor."""
 
 from __future__ import annotations
 

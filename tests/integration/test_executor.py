@@ -249,7 +249,7 @@ class Events:
         self._executor = executor
 
     async def observed(self, action: Action) -> Observation:
-        """Return what comes of an action."""
+        """Return the outcome of an action."""
         await self._log.append("conversation", [action])
         action_id = await self._log.last_id("conversation")
         await self._executor.execute(await delivery_of(self._log, action_id), ActionClaimed(1))

@@ -1,4 +1,4 @@
-"""Hooks of a controller worker: what they are told, what a veto leads to, and what becomes of those that fail."""
+"""Hooks of a controller worker: what they receive, what a veto leads to, and what becomes of those that fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
 
 
 class Told:
-    """A hook that keeps what it is told and answers from a list, then None."""
+    """A hook that keeps what it receives and answers from a list, then None."""
 
     def __init__(self, *answers: str | None) -> None:
         self.calls: list[Mapping[str, Any]] = []

@@ -205,7 +205,7 @@ async def test_a_cancelled_call_closes_its_socket(
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await asyncio.to_thread(server.wait, disconnected=before + 1)  # by itself the server would go on for ever
+    await asyncio.to_thread(server.wait, disconnected=before + 1)  # by itself the server would never stop
     assert (await llm.complete(REQUEST)).text == "Step 1."
 
 

@@ -1,4 +1,4 @@
-"""A whole run with a model that writes its calls as text: one is wrong, is told so, and is mended."""
+"""A whole run with a model that writes its calls as text: one is wrong, and the model corrects it when it reads so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.integration.command_line import COMMAND, environment
 
 BAD = "I try.\n<function=execute_bash>\n<parameter=comand>echo hello > a</parameter>\n</function>"
-GOOD = """I mend it.
+GOOD = """I fix it.
 <function=execute_bash>
 <parameter=command>
 echo hello > a &&
@@ -34,4 +34,4 @@ def test_a_run_in_text(tmp_path: Path) -> None:
     (error,) = (event for event in events if event["kind"] == "observation.error")
     assert error["content"].startswith("Parameter 'comand' is not allowed for function 'execute_bash'.")
     (run,) = (event for event in events if event["kind"] == "action.run")
-    assert (run["command"], run["thought"]) == ("echo hello > a &&\ncat a", "I mend it.")
+    assert (run["command"], run["thought"]) == ("echo hello > a &&\ncat a", "I fix it.")

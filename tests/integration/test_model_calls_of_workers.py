@@ -74,7 +74,7 @@ async def test_a_stop_closes_the_connection(
     cid = await cluster.client.submit("Begin.", agent=AgentSpec(llm=LLMSpec(model=model)))
     await asyncio.to_thread(server.wait, in_flight=1)
     summary = await cluster.client.cancel(cid, wait_seconds=100.0)
-    await asyncio.to_thread(server.wait, disconnected=1)  # by itself the server would go on for ever
+    await asyncio.to_thread(server.wait, disconnected=1)  # by itself the server would never stop
     assert summary.state == "stopped"
     assert server.counts()["received"] == 1
 

@@ -154,7 +154,7 @@ async def test_a_repository_at_a_ref(
     assert opened.commit[:12] in opened.text
     assert int(git(world.workspace, "rev-list", "--count", "HEAD")) == commits
     assert world.left() == {"workspace", "base.git", "opened.json"}
-    assert await world.open(GitSource(url="file:///nowhere")) == opened  # once, whoever asks how often
+    assert await world.open(GitSource(url="file:///nowhere")) == opened  # once, however often it is asked for
 
 
 async def test_a_repository_at_a_commit(world: World, project: Path) -> None:

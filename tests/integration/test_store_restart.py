@@ -1,4 +1,4 @@
-"""A store whose server is restarted or killed: everybody goes on, nothing acknowledged is missing."""
+"""A store whose server is restarted or killed: everybody continues, nothing acknowledged is missing."""
 
 from __future__ import annotations
 

@@ -97,14 +97,14 @@ class Gate:
         return os.read(self._descriptor, 4096).decode().strip()
 
     def open(self) -> None:
-        """Let a command go on that reads (`read x < gate`)."""
+        """Let a command continue that reads (`read x < gate`)."""
         os.write(self._descriptor, b"go\n")
 
 
 def client(
     root: Path, sandbox: str, conversation_id: str, action_id: int, command: str, *, image: str = ""
 ) -> subprocess.Popen[str]:
-    """Start a session of its own that runs one command as a tool worker would, and prints the result as JSON."""
+    """Start a new session that runs one command as a tool worker would, and prints the result as JSON."""
     return subprocess.Popen(
         [sys.executable, "-m", __name__, str(root), sandbox, conversation_id, str(action_id), command, image],
         stdout=subprocess.PIPE,
@@ -140,7 +140,7 @@ def alive(found: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def sleeping(root: Path, conversation_id: str) -> list[str]:
-    """Return what the live `sleep` processes of a workspace were told, sorted."""
+    """Return the arguments of the live `sleep` processes of a workspace, sorted."""
     found = []
     for process in processes(root, conversation_id):
         with suppress(psutil.NoSuchProcess):

@@ -176,7 +176,7 @@ class BatchShelf:
         return shown
 
     def _results(self, batch: ProviderBatch) -> list[dict[str, Any]]:
-        """Return what came of each item, in another order; made once."""
+        """Return the result of each item, in another order; made once."""
         if batch.results is None:
             wire = messages_format if batch.kind == "messages" else chat_format
             batch.results = []

@@ -1,4 +1,4 @@
-"""A model server in a process of its own, started from here and ended by its id."""
+"""A model server in a separate process, started from here and ended by its id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTROL_LIMIT_SECONDS = 160.0
 
 
 class RunningModelServer:
-    """A model server in a process of its own.
+    """A model server in a separate process.
 
     Attributes:
         url: for Anthropic's client; OpenAI's wants `url + "/v1"`.

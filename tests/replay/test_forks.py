@@ -1,4 +1,4 @@
-"""A conversation can be forked at any of its events, and goes on from there."""
+"""A conversation can be forked at any of its events, and continues from there."""
 
 from __future__ import annotations
 

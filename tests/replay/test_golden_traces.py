@@ -1,8 +1,8 @@
 """The original's golden traces (OpenHands appendix A), from the real core.
 
 Each test has the trace's number. What differs throughout, on purpose (docs/parity.md): ids begin with 1; the
-conversation's creation is the first event and the task stands before the system message; a model's reply is an event
-of its own before the actions it led to. Observations carry the source of their action, as in the original.
+conversation's creation is the first event and the task stands before the system message; a model's reply is a
+separate event before the actions it led to. Observations carry the source of their action, as in the original.
 """
 
 from __future__ import annotations

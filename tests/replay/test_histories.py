@@ -156,7 +156,7 @@ class History(RuleBasedStateMachine):
     # What must hold
 
     def check_rest(self, effect: Effect) -> None:
-        """Whoever looks at the log alone agrees with the core, and nobody is left without an answer."""
+        """A reader of the log alone agrees with the core, and nobody is left without an answer."""
         core = self.core
         stands = standing(core.events)
         assert (stands.state, stands.is_unanswered) == (core.state.lifecycle.agent_state, False)
@@ -255,7 +255,7 @@ class History(RuleBasedStateMachine):
         return isinstance(effect, AwaitTools | Park)
 
     def check_replay(self) -> None:
-        """Deciding the log anew leads to the same log."""
+        """Deciding the log again leads to the same log."""
         found = replay(self.core.events)
         assert found.divergence is None, found.divergence.lines()
 

@@ -1,4 +1,4 @@
-"""A log decided anew, offline: recorded conversations come out the same to the byte, and a difference is named."""
+"""A log decided again, offline: recorded conversations come out the same to the byte, and a difference is named."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Attempts to get out of a sandbox: run inside it as `python escape_probes.py settings.json`.
 
-Each probe runs in a process of its own and returns what it reached, or None. On standard output: one JSON object of
+Each probe runs in a separate process and returns what it reached, or None. On standard output: one JSON object of
 probe name to that. A probe that succeeds leaves the machine as it was: it opens without writing, or asks a system call
 for something that it refuses only after it has looked at the caller's rights.
 
@@ -334,7 +334,7 @@ def _linked(file: int) -> None:
 
 
 def set_user_id(name: str, _: dict[str, str]) -> str | None:
-    """Leave a file that runs as its owner, whoever starts it: outside, too."""
+    """Leave a file that runs as its owner, no matter who starts it: outside, too."""
     os.umask(0)
     Path("marked").touch(0o644)
     file = os.open("marked", os.O_RDONLY)
@@ -377,7 +377,7 @@ def probes() -> dict[str, Probe]:
 
 
 def attempt(probe: Probe, settings: dict[str, str]) -> str | None:
-    """Run a probe in a process of its own."""
+    """Run a probe in a separate process."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:

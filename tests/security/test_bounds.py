@@ -1,4 +1,4 @@
-"""Programs that take all they can get: of processes, memory, descriptors and disk. The workspace goes on."""
+"""Programs that take all they can get: of processes, memory, descriptors and disk. The workspace continues."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ async def test_no_repository_of_this_machine_unless_its_operator_names_it(
     said = await node.refusal(url)
     assert said == f"{url} cannot be cloned: this node clones no repository from there."
     nowhere = f"file://{tmp_path}/nowhere"
-    assert await node.refusal(nowhere) == said.replace(url, nowhere)  # what is there is not told
+    assert await node.refusal(nowhere) == said.replace(url, nowhere)  # it does not say what is there
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ async def test_a_redirect_leads_nowhere(node: Node, confined: bool) -> None:
 
 async def test_objects_that_are_said_to_be_elsewhere_are_not_fetched_from_there(node: Node) -> None:
     with service() as forbidden, service(ALLOWED) as allowed:
-        # A repository without a program of its own ("dumb"): its files are fetched one by one, also those of others.
+        # A repository without its own program ("dumb"): its files are fetched one by one, also those of others.
         allowed.status, allowed.headers = 200, {"Content-Type": "text/plain"}
         allowed.body = f"http://{FORBIDDEN}:{forbidden.port}/x.git/objects\n".encode()
         await node.refusal(f"http://{ALLOWED}:{allowed.port}/x.git", ref="1" * 40, gate=GATE)

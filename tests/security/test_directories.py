@@ -116,7 +116,7 @@ def is_clear(error: DeckhandsError) -> bool:
 
 
 async def outcome(made: World, workspaces: Workspaces, conversation_id: str, path: str) -> str:
-    """Ask for a directory as a conversation does, and say what comes of it."""
+    """Ask for a directory as a conversation does, and return the outcome."""
     try:
         run = Terminal(await workspaces.open(conversation_id, WorkspaceSpec(path=path)))
         own = Path(path).resolve() if Path(path).is_absolute() else None
@@ -131,7 +131,7 @@ async def outcome(made: World, workspaces: Workspaces, conversation_id: str, pat
 
 @pytest.fixture(scope="module")
 def outcomes() -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Return what was expected of each directory, and what came of it, on a node with roots."""
+    """Return what was expected of each directory, and what happened, on a node with roots."""
     with world() as made, ExitStack() as closing:
         if IS_ROOT:
             closing.enter_context(mounted(made))

@@ -134,7 +134,7 @@ def through_allowed(port: int, forbidden: int, unlisted: int) -> dict[str, str]:
 
 
 def passed_on(port: int, forbidden: int) -> dict[str, str]:
-    """Return requests that are carried out, but not as whoever wrote them may have meant."""
+    """Return requests that are carried out, but not as their author may have meant."""
     allowed = f"{ALLOWED}:{port}"
     return {
         "plain": get(f"http://{allowed}/plain"),

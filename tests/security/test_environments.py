@@ -1,4 +1,4 @@
-"""What processes know of the environment of whoever started Deckhands: what is listed, whatever a secret is called."""
+"""What processes know of the environment in which Deckhands was started: what is listed, whatever a secret is called."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ concurrency = 100
 
 
 class Crew:
-    """Two workers of each kind, and whoever can write to their store."""
+    """Two workers of each kind, and somebody who can write to their store."""
 
     def __init__(self, cluster: FaultCluster) -> None:
         self.cluster = cluster

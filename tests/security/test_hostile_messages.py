@@ -32,7 +32,7 @@ SEED = 20261123
 
 
 class Crew:
-    """One worker of each kind, and whoever can write to their broker."""
+    """One worker of each kind, and somebody who can write to their broker."""
 
     def __init__(self, cluster: FaultCluster, broker: RealServer) -> None:
         self.cluster = cluster

@@ -35,7 +35,7 @@ def test_a_directory_that_holds_our_home_or_lies_in_it_is_refused_at_once(person
     assert "key-canary" not in done.out
     assert (done.code, done.out) == (2, "")
     assert re.search(rf"may not be a workspace: it (holds|is a part of) {person}/.deckhands", done.err)
-    assert "Name the directory of a project by -w" in done.err
+    assert "Name the directory of a project with -w" in done.err
 
 
 def test_a_project_beside_our_home_is_worked_in(person: Path) -> None:

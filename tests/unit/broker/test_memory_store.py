@@ -39,7 +39,7 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 async def go_on(seconds: float) -> None:
-    """Let the scene's clock, not anybody's, go on."""
+    """Advance the clock of the scene, and no other."""
     later = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, later.set)
     await later.wait()

@@ -15,8 +15,8 @@ def note(number: int, text: str = "", *keywords: str) -> Note:
 
 def test_at_the_beginning_those_without_keywords_count_in_the_order_in_which_they_were_written() -> None:
     notes = (note(3), note(1), note(2, "", "deploy"))
-    assert recalled_notes(notes, "Mend it", is_first=True) == (note(1), note(3))
-    assert recalled_notes(notes, "Mend it", is_first=False) == ()
+    assert recalled_notes(notes, "Fix it", is_first=True) == (note(1), note(3))
+    assert recalled_notes(notes, "Fix it", is_first=False) == ()
 
 
 def test_those_with_keywords_count_whenever_one_is_mentioned() -> None:

@@ -1,4 +1,4 @@
-"""BrowsingAgent and VisualBrowsingAgent: what their replies lead to, and what they are told."""
+"""BrowsingAgent and VisualBrowsingAgent: what their replies lead to, and what they are shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def events(text: str) -> list[Event]:
 
 
 def told(text: str) -> str:
-    """What the person is told by a reply that says something and nothing else."""
+    """What the person reads after a reply that says something and nothing else."""
     message, finish = events(text)
     assert isinstance(message, MessageAction)
     assert isinstance(finish, AgentFinishAction)

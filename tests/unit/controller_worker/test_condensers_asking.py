@@ -177,11 +177,11 @@ def test_the_form() -> None:
 def test_a_filled_form_becomes_the_summary() -> None:
     inquiry, _ = asked(StructuredSummaryCondenserSpec(keep_first=1, max_size=6), actions(7))
     assert inquiry.tools == (CREATE_STATE_SUMMARY,)
-    form = call("create_state_summary", '{"user_context": "Mend it.", "branch_name": "fix", "pr_status": ""}')
+    form = call("create_state_summary", '{"user_context": "Fix it.", "branch_name": "fix", "pr_status": ""}')
     assert inquiry.conclude(ModelReply(tool_calls=(form,))) == CondensationAction(
         forgotten_events_start_id=2,
         forgotten_events_end_id=6,
-        summary="# State Summary\n\n## Core Information\n**User Context**: Mend it.\n\n"
+        summary="# State Summary\n\n## Core Information\n**User Context**: Fix it.\n\n"
         "## Version Control\n**Branch Name**: fix",
         summary_offset=1,
     )

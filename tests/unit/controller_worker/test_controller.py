@@ -262,7 +262,7 @@ def test_a_message_while_a_command_runs_abandons_nothing() -> None:
 def test_a_message_takes_back_the_end_of_a_turn_that_waits_for_its_calls() -> None:
     core = started()
     core.reply(finish(), bash())
-    core.say("no, go on")
+    core.say("no, continue")
     assert core.run() == AwaitTools((9,))
     assert core.observe(9) == CallModel(2, 1)
 

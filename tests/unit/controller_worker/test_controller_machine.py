@@ -48,7 +48,7 @@ class Model:
         self.has_spoken_since = False
 
     def person_speaks(self) -> None:
-        """A message: work goes on, whatever was planned before."""
+        """A message: work continues, whatever was planned before."""
         self.ending = ""
         self.waits = False
         self.has_spoken_since = True
@@ -73,12 +73,12 @@ class Model:
         self.waits = False
         self.settle()
 
-    def replies(self, ending: str, calls: list[int], *, check_journal: bool) -> None:
+    def replies(self, ending: str, calls: list[int], *, is_outdated: bool) -> None:
         """A reply uses up a step; what it wants run is outstanding, and its end counts if it knew all that was said."""
         self.used += 1
         self.waits, self.gate = False, ""
         self.outstanding += calls
-        if ending and not check_journal:
+        if ending and not is_outdated:
             self.ending = ending
         self.settle()
 
@@ -152,7 +152,7 @@ work = happening(
     commands=st.integers(0, 3),
     thinks=st.booleans(),
     end=st.sampled_from(["", "question", "finish", "finish"]),
-    check_journal=st.sampled_from([False, False, True]),
+    is_outdated=st.sampled_from([False, False, True]),
     interrupted=st.sampled_from(["", "", "message", "paused", "stopped", "too late"]),
 )
 happenings = st.one_of(
@@ -216,13 +216,13 @@ class ControllerMachine(RuleBasedStateMachine):
         self.core.run()
         {"running": self.model.go_on, "paused": self.model.pauses, "stopped": self.model.stops}[wanted]()
 
-    def work_goes_on(self, commands: int, thinks: bool, end: str, check_journal: bool, interrupted: str) -> None:
-        """What the conversation waits for comes, or a person begins it anew.
+    def work_goes_on(self, commands: int, thinks: bool, end: str, is_outdated: bool, interrupted: str) -> None:
+        """What the conversation waits for comes, or a person starts it again.
 
-        A person may speak before a reply comes, and may stop what it has begun, to have the conversation go on then.
+        A person may speak before a reply comes, and may stop what it has begun, to have the conversation continue then.
         """
         if self.seen_id is not None:
-            if check_journal:
+            if is_outdated:
                 self.a_person_speaks()
             self.the_model_answers(commands, thinks, end)
             match interrupted:
@@ -260,7 +260,7 @@ class ControllerMachine(RuleBasedStateMachine):
         first_id = self.core.state.version + 2
         self.core.reply(*calls, text=f"I say {self.next_number()}.", seen_id=self.seen_id)
         ids = list(range(first_id, first_id + (0 if end == "question" else commands)))
-        self.model.replies(ENDS.get(end, ""), ids, check_journal=self.model.has_spoken_since)
+        self.model.replies(ENDS.get(end, ""), ids, is_outdated=self.model.has_spoken_since)
         self.seen_id = None
 
     def the_call_has_to_wait(self, gate: str) -> None:

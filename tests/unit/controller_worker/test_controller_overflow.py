@@ -1,4 +1,4 @@
-"""A prompt that does not fit the model: condense and go on, as the core decides it."""
+"""A prompt that does not fit the model: condense and continue, as the core decides it."""
 
 from __future__ import annotations
 

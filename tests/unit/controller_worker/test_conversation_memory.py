@@ -68,11 +68,11 @@ def shown(core: Core) -> list[tuple[str, str]]:
 
 
 def test_the_prompt_begins_with_the_system_message_though_the_log_begins_with_the_task() -> None:
-    core = Core("Mend it.")
+    core = Core("Fix it.")
     core.run()
     assert spoken(remember(core.events)) == [
         ("system", core.agent.system_prompt(core.state.setup.workspace)),
-        ("user", "Mend it."),
+        ("user", "Fix it."),
         ("user", "\n\nThe workspace is /srv/project.\nToday is 2026-03-01 (UTC)."),
     ]
 

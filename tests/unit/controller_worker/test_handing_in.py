@@ -1,4 +1,4 @@
-"""An output that a finish has to bring: it fits, it is mended, it never fits."""
+"""An output that a finish has to bring: it fits, it is corrected, it never fits."""
 
 from __future__ import annotations
 

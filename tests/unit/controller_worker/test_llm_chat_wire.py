@@ -85,7 +85,7 @@ TWO_CALLS = (
     Message("assistant", tool_calls=(ToolCall("t1", "browser", "{}"), ToolCall("t2", "execute_bash", "{}"))),
     Message("tool", (TextPart("a page"), PICTURE), tool_call_id="t1", name="browser"),
     Message("tool", (TextPart("a.txt"),), tool_call_id="t2", name="execute_bash"),
-    Message("user", (TextPart("Go on."),)),
+    Message("user", (TextPart("Continue."),)),
 )
 
 
@@ -100,7 +100,7 @@ def test_pictures_of_tools_stand_behind_all_results_because_no_other_place_takes
             {"type": "image_url", "image_url": {"url": PICTURE.url}},
         ],
     }
-    assert message == {"role": "user", "content": "Go on."}
+    assert message == {"role": "user", "content": "Continue."}
 
 
 def test_a_result_that_is_only_a_picture_says_so() -> None:

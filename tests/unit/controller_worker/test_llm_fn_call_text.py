@@ -191,7 +191,7 @@ def test_values_get_their_types(name: str, value: str, typed: Any) -> None:
     assert read(text)[1] == [("insert", {name: typed})]
 
 
-# What the model is told
+# What the model reads
 
 NOT_CLOSED = (
     "The call of function 'execute_bash' is cut off: parameter 'command' has no </parameter>. "

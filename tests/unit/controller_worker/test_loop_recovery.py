@@ -136,7 +136,7 @@ def test_a_message_begins_the_policy_anew() -> None:
     assert repeat(core) == CallModel(9, 1)
 
 
-# When detection begins anew
+# When detection starts again
 
 
 def test_headless_a_message_after_the_error_changes_nothing() -> None:
@@ -298,7 +298,7 @@ def test_a_restart_waits_for_what_runs() -> None:
 def test_what_a_person_said_is_never_taken_out() -> None:
     core = core_with("park")
     repeat(core, 2)
-    core.say("go on")
+    core.say("continue")
     core.run()
     repeat(core, 4)
     message_id = core.state.inbox.last_message_id

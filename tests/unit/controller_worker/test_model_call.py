@@ -126,7 +126,7 @@ async def test_the_same_settings_share_one_client_even_when_asked_for_at_once(tm
 
 
 async def test_a_client_is_made_beside_the_loop(tmp_path: Path) -> None:
-    """Reads its script from a pipe nobody has written to: the loop must go on meanwhile."""
+    """Reads its script from a pipe nobody has written to: the loop must continue meanwhile."""
     pipe = tmp_path / "pipe.json"
     os.mkfifo(pipe)
     making = asyncio.create_task(Models({"LLM_MODEL": f"scripted/{pipe}"}).of(LLMSpec()))

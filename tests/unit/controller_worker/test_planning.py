@@ -1,4 +1,4 @@
-"""Planning first: what a plan waits for, who goes on when it is accepted, and what the model is then shown."""
+"""Planning first: what a plan waits for, who continues when it is accepted, and what the model is then shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started
 
-PLAN = "1. Mend till.py"
+PLAN = "1. Fix till.py"
 
 
 def propose(plan: str = PLAN) -> ModelToolCall:
@@ -97,8 +97,8 @@ def test_a_plan_waits_for_a_person_and_is_carried_out_when_confirmed() -> None:
 def test_a_plan_that_a_person_has_changed_is_told_as_it_is_now() -> None:
     core = planning()
     core.reply(propose())
-    answer_with(core, "user_confirmed", plan="1. Mend shop.py")
-    assert accepted(core).content.endswith("as it reads here:\n\n1. Mend shop.py")
+    answer_with(core, "user_confirmed", plan="1. Fix shop.py")
+    assert accepted(core).content.endswith("as it reads here:\n\n1. Fix shop.py")
     assert is_sound(core)
 
 
@@ -110,7 +110,7 @@ def test_a_rejection_sends_the_planner_back_to_work() -> None:
     core.say("Smaller, please")
     assert core.run() == CallModel(2, 1)
     assert core.state.setup.agent.name == "PlanningAgent"
-    core.reply(propose("1. Mend one line"))
+    core.reply(propose("1. Fix one line"))
     assert answer_with(core, "user_confirmed") == CallModel(3, 1)
     assert core.state.setup.agent.name == "CodeActAgent"
     assert core.state.plan == Plan()
@@ -132,7 +132,7 @@ def test_a_plan_that_was_stopped_is_not_accepted_later() -> None:
     core.ask("stopped")
     core.run()
     assert core.state.lifecycle.agent_state is AgentState.STOPPED
-    core.say("Go on")
+    core.say("Continue")
     assert core.run() == CallModel(2, 1)
     assert (core.state.setup.agent.name, core.state.plan) == ("PlanningAgent", Plan())
     assert is_sound(core)

@@ -60,7 +60,7 @@ FULL = State(
     ),
     greeting=Greeting(is_said=True),
     inbox=Inbox(
-        UnansweredMessage(40, "go on", datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC), is_first=True),
+        UnansweredMessage(40, "continue", datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC), is_first=True),
         last_message_id=40,
         is_reply_outdated=True,
     ),

@@ -90,7 +90,7 @@ async def test_while_the_files_are_read_others_have_their_turn(tmp_path: Path) -
     assert await skills_read(ErrorObservation(content=answer.content)) == NO_SKILLS
 
 
-def asked(task: str = "Mend it.", **spec: object) -> Core:
+def asked(task: str = "Fix it.", **spec: object) -> Core:
     """A conversation whose workspace was asked, and has not answered."""
     core = Core(task, surveys=True, agent=AgentSpec.model_validate(spec))
     assert core.run() == AwaitTools((4,))

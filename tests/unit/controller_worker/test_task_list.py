@@ -15,7 +15,7 @@ from controller_worker.core.controller import fold
 from controller_worker.core.state import State
 from tests.controller_parts import started
 
-LIST = (TaskItem(id="1", title="Look", status="done"), TaskItem(id="2", title="Mend", notes="carefully"))
+LIST = (TaskItem(id="1", title="Look", status="done"), TaskItem(id="2", title="Fix", notes="carefully"))
 
 
 def tracked(*calls: dict[str, Any], task_list: tuple[TaskItem, ...] = ()) -> list[Event]:
@@ -37,7 +37,7 @@ def test_a_plan_is_noted_and_answered_at_once() -> None:
 def test_a_view_shows_the_list() -> None:
     _, answer = tracked({"command": "view"}, task_list=LIST)
     assert isinstance(answer, TaskTrackingObservation)
-    assert answer.content == "# Task List\n\n1. ✅ Look\n\n2. ⏳ Mend\ncarefully\n"
+    assert answer.content == "# Task List\n\n1. ✅ Look\n\n2. ⏳ Fix\ncarefully\n"
     _, nothing = tracked({"command": "view"})
     assert isinstance(nothing, TaskTrackingObservation)
     assert nothing.content == 'No task list found. Use the "plan" command to create one.'

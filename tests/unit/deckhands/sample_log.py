@@ -33,7 +33,7 @@ def state(name: str, reason: str = "") -> AgentStateChangedObservation:
 
 def created(**fields: object) -> ConversationCreated:
     return ConversationCreated.model_validate(
-        {"conversation_id": CONVERSATION_ID, "title": "Mend it", "workspace": {"path": "/srv/project"}, **fields}
+        {"conversation_id": CONVERSATION_ID, "title": "Fix it", "workspace": {"path": "/srv/project"}, **fields}
     )
 
 
@@ -60,8 +60,8 @@ def finished_log() -> list[Event]:
     """Return the log of a conversation that ran one command and finished: 11 events."""
     return numbered(
         created(),
-        user("Mend it, please."),
-        RecallAction(recall_type=RecallType.WORKSPACE_CONTEXT, query="Mend it, please."),
+        user("Fix it, please."),
+        RecallAction(recall_type=RecallType.WORKSPACE_CONTEXT, query="Fix it, please."),
         state("running"),
         NullObservation(cause=3),
         reply(),

@@ -18,7 +18,7 @@ def test_a_point_is_a_conversation_and_perhaps_an_event() -> None:
 
 @pytest.mark.parametrize("text", ["abc@", "abc@0", "abc@x", "abc@-1", "abc@1.5", "abc@٣"])
 def test_what_is_no_event_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no event"):
+    with pytest.raises(UsageError, match="is not an event"):
         Point.parse(text)
 
 
@@ -33,11 +33,11 @@ def test_a_point_behind_the_end_is_refused() -> None:
 def test_a_fork_is_as_its_origin_but_for_what_is_asked() -> None:
     agent = AgentSpec(llm=LLMSpec(model="acme/small", temperature=0.5), tool_concurrency=3)
     created = ConversationCreated(
-        conversation_id="abc", agent=agent, title="Mend it", workspace=WorkspaceSpec(path="/a")
+        conversation_id="abc", agent=agent, title="Fix it", workspace=WorkspaceSpec(path="/a")
     )
     events = [with_id(created, 1), with_id(said("a"), 2)]
     plain = fork_of(events, "new")
-    assert (plain.conversation_id, plain.forked_from, plain.title) == ("new", "abc@2", "Mend it @2")
+    assert (plain.conversation_id, plain.forked_from, plain.title) == ("new", "abc@2", "Fix it @2")
     assert (plain.agent, plain.workspace) == (agent, created.workspace)
     other = fork_of(events[:1], "new", model="acme/large", workspace=WorkspaceSpec(), title="Another try")
     assert (other.agent.llm, other.agent.tool_concurrency) == (LLMSpec(model="acme/large"), 3)

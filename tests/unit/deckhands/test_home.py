@@ -42,7 +42,7 @@ def test_a_folder_has_one_supervisor_at_a_time_known_by_its_pid(tmp_path):
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        message = rf"A cluster is at work in .* already \(pid {other.pid}\)\. Stop it with `kill {other.pid}`"
+        message = rf"A cluster is already running in .* \(pid {other.pid}\)\. Stop it with `kill {other.pid}`"
         with pytest.raises(UsageError, match=message), supervising(tmp_path, "A cluster"):
             pass
         other.kill()

@@ -24,7 +24,7 @@ COLOURED = Renderer(is_coloured=True)
 
 def test_a_conversation_reads_like_this():
     lines = [line for event in finished_log() for line in PLAIN.lines(event)]
-    assert lines == ["You: Mend it, please.", "$ make test", "  1 passed", "All tests pass."]
+    assert lines == ["You: Fix it, please.", "$ make test", "  1 passed", "All tests pass."]
 
 
 def test_what_else_there_is_to_see():

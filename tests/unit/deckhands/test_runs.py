@@ -81,7 +81,7 @@ def test_a_damaged_line_is_named(folder):
 
 def test_a_run_that_has_written_nothing(folder):
     folder.events_file.write_text("")
-    with pytest.raises(CorruptEntry, match="holds no event"):
+    with pytest.raises(CorruptEntry, match="holds no events"):
         folder.events()
 
 

@@ -80,7 +80,7 @@ def test_a_real_conversation_carries_over() -> None:
     created, output = events[0], events[9]
     assert isinstance(created, ConversationCreated)
     assert (created.agent.llm.model, created.workspace.path) == ("test-model", "/srv/project")
-    assert (created.title, created.limits.max_iterations) == ("Mend the till", 500)
+    assert (created.title, created.limits.max_iterations) == ("Fix the till", 500)
     assert isinstance(output, CmdOutputObservation)
     assert (output.cause, output.content, output.exit_code, output.metadata.working_dir) == (
         8,
@@ -95,7 +95,7 @@ def test_a_real_conversation_carries_over() -> None:
         (),
         None,
     )
-    assert [task.title for task in state.tasks.items] == ["Mend"]
+    assert [task.title for task in state.tasks.items] == ["Fix"]
     summary = summarize(events)
     assert (summary.message, summary.iterations, summary.exit_code) == ("Done.", 8, 0)
 

@@ -35,7 +35,7 @@ def test_a_finished_conversation_in_numbers():
         "duration_seconds": 10.0,
         "last_event_id": 11,
         "has_unknown_cost": False,
-        "title": "Mend it",
+        "title": "Fix it",
         "agent": "CodeActAgent",
         "model": "acme/large",
         "workspace": "/srv/project",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 import pytest
 from click.testing import CliRunner
 
 from broker.contract.events import AgentSpec, WorkspaceSpec
-from deckhands.cli.options import Place, agent_of, task_options, workspace_of
+from deckhands.cli.task_options import Place, TaskOptions, agent_of, task_options, workspace_of
+from deckhands.cli.verbs import options_as
 
 
 def made_of(*arguments: str) -> tuple[AgentSpec, WorkspaceSpec]:
@@ -17,7 +16,8 @@ def made_of(*arguments: str) -> tuple[AgentSpec, WorkspaceSpec]:
 
     @click.command()
     @task_options
-    def command(**options: Any) -> None:
+    @options_as(TaskOptions)
+    def command(options: TaskOptions) -> None:
         made.append((agent_of(options, None), workspace_of(options, Place(), "auto")))
 
     done = CliRunner().invoke(command, arguments)

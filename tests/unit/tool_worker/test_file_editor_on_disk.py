@@ -1,4 +1,4 @@
-"""What the file editor keeps of a file, and what it makes of a file system that will not do as it is told."""
+"""What the file editor keeps of a file, and what it makes of a file system that refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom tools: what the model is told of them, how they are called, and how often after a worker died."""
+"""Custom tools: what the model reads about them, how they are called, and how often after a worker died."""
 
 from __future__ import annotations
 

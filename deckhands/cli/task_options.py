@@ -1,0 +1,315 @@
+"""The options that describe a task, the agent that does it, and the workspace it is done in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import click
+
+from broker.contract.allowed_hosts import host_rules
+from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
+from broker.contract.skills import skills_in
+from broker.contract.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill
+from broker.contract.tool_specs import MAX_SCHEMA_CHARS
+from broker.contract.workspace_sources import GitSource, UploadedSource, format_of, git_source
+from broker.coordination.stored_files import check_size, content_name
+from broker.runtime.errors import UsageError
+from deckhands.cli.options import memory_of, sandbox_option
+from deckhands.client.tasks import output_of
+
+BROWSER_POOL = "browser"
+BROWSING_AGENTS = ("BrowsingAgent", "VisualBrowsingAgent")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What `task_options` adds to a verb: a field for each option, under the name that click gives it.
+
+    Attributes:
+        argument: the task as the argument; `text` and `file` are the options that give it.
+        critic: None if there is none; "" is a critic without instructions.
+        memory: the project whose notes are kept; None keeps none.
+    """
+
+    argument: str | None
+    text: str | None
+    file: Path | None
+    title: str
+    agent: str
+    plan: str | None
+    model: str | None
+    max_iterations: int
+    max_budget: float | None
+    max_tokens: int | None
+    max_seconds: float | None
+    tools: tuple[str, ...]
+    output_schema: Path | None
+    secrets: tuple[str, ...] = field(repr=False)
+    check: str | None
+    critic: str | None
+    critic_model: str | None
+    max_refusals: int
+    memory: str | None
+    user: str
+    confirm: Literal["never", "always", "risky"]
+    clone_depth: int | None
+    clone_secret: str
+    browser: bool
+    browser_delegate: bool
+    sandbox: str | None
+    image: str
+    network: bool
+    allow: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to work. With neither a path nor a source, it is an empty directory.
+
+    Attributes:
+        content: the bytes of the file to upload.
+    """
+
+    path: Path | None = None
+    source: GitSource | UploadedSource | None = None
+    content: bytes | None = None
+
+
+_OPTIONS = (
+    click.argument("argument", metavar="[TASK]", required=False),
+    click.option("-t", "--task", "text", help="The task. Without one, standard input is read."),
+    click.option(
+        "-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task; - is standard input."
+    ),
+    click.option("--title", default="", help="A name for listings; by default the first line of the task."),
+    click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does it."),
+    click.option(
+        "--plan",
+        type=click.Choice(["ask", "auto"]),
+        help="Plan first and change nothing; --agent then carries out the plan, at once (auto) or when a person "
+        "agrees (ask).",
+    ),
+    click.option("--model", help="The model it uses; LLM_MODEL by default."),
+    click.option(
+        "-i",
+        "--max-iterations",
+        type=click.IntRange(min=1),
+        default=500,
+        show_default=True,
+        help="The most iterations.",
+    ),
+    click.option(
+        "-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="The most it may spend, in USD."
+    ),
+    click.option("--max-tokens", type=click.IntRange(min=1), help="The most tokens of all model calls, in and out."),
+    click.option(
+        "--max-seconds",
+        type=click.FloatRange(min=0, min_open=True),
+        help="How long the agent may work, in seconds.",
+    ),
+    click.option(
+        "--tool",
+        "tools",
+        multiple=True,
+        metavar="KEY",
+        help="A tool that tool workers offer, such as weather or github/*. May be repeated.",
+    ),
+    click.option(
+        "--output-schema",
+        type=click.Path(path_type=Path),
+        help="A file with a JSON Schema for the output that the agent must return when it finishes.",
+    ),
+    click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="Give a secret to commands that name it, and hide its value everywhere. NAME alone takes the value from "
+        "the environment and keeps it out of the process list. May be repeated.",
+    ),
+    click.option("--check", metavar="COMMAND", help="A command that must exit with 0 for a finish to count."),
+    click.option(
+        "--critic", metavar="TEXT", help="Let a model judge each finish by these instructions, which may be ''."
+    ),
+    click.option("--critic-model", help="The model that judges; by default the agent's."),
+    click.option(
+        "--max-refusals",
+        type=click.IntRange(min=0),
+        default=3,
+        show_default=True,
+        help="How often --check and --critic may refuse a finish.",
+    ),
+    click.option("--memory", metavar="PROJECT", help="Let the agent keep notes under this name, and recall them."),
+    click.option("--user", default="", help="Whose notes they are; by default everybody's."),
+    click.option(
+        "--confirm",
+        type=click.Choice(["never", "risky", "always"]),
+        default="never",
+        show_default=True,
+        help="Which actions a person must confirm before they run.",
+    ),
+    click.option("--clone-depth", type=click.IntRange(min=1), help="How many commits to clone."),
+    click.option("--clone-secret", default="", metavar="NAME", help="The secret that a git+… URL needs."),
+    click.option(
+        "--browser", is_flag=True, help="Let it use a web browser. Needs tool workers that serve the pool browser."
+    ),
+    click.option("--browser-delegate", is_flag=True, help="Let it delegate what needs a web browser to BrowsingAgent."),
+    sandbox_option,
+    click.option("--image", default="", help="The image of the container, for --sandbox docker."),
+    click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
+    click.option(
+        "--allow",
+        multiple=True,
+        metavar="HOST",
+        help="A host that commands may reach without --network, such as example.com or *.example.com:443. May be "
+        "repeated.",
+    ),
+)
+
+
+def task_options(command: F) -> F:
+    """Add the options that describe a task and the agent that does it; `TaskOptions` has a field for each."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def place_of(text: str | None, options: TaskOptions) -> Place:
+    """Return where to work: a directory, `git+https://…#ref`, or an archive or bundle that is uploaded.
+
+    Raises:
+        UsageError: the address cannot be used, or the file cannot be read or is too large.
+    """
+    if text is None:
+        return Place()
+    if not text.strip():  # an unset variable, which must not mean the current directory
+        raise UsageError("No workspace is named by -w.", remedy="Name one, or leave -w out.")
+    source = git_source(text, depth=options.clone_depth, secret=options.clone_secret)
+    if source is not None:
+        return Place(source=source)
+    name, _, ref = text.partition("#")
+    form = format_of(name)
+    if form is None or Path(text).is_dir():
+        return Place(path=Path(text))
+    try:
+        check_size(Path(name).stat().st_size, f"The file {name}")
+        content = Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"The file {name} cannot be read: {error.strerror}.", remedy="Name another with -w."
+        ) from error
+    parcel = content_name(content)
+    if ref and form != "bundle":
+        raise UsageError(
+            f"{name} is not a bundle, so it has no {ref!r}.", remedy="Leave out the # and what follows it."
+        )
+    try:
+        uploaded = UploadedSource(name=Path(name).name, format=form, parcel=parcel, ref=ref)
+    except ValueError as error:
+        raise UsageError(f"{ref!r} is not a branch, tag or commit.", remedy="Name one after the #.") from error
+    return Place(source=uploaded, content=content)
+
+
+def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceSpec:
+    """Return the workspace that the options describe.
+
+    Args:
+        sandbox: the default.
+
+    Raises:
+        UsageError: the options about the network or the image contradict each other.
+    """
+    try:
+        host_rules(options.allow)
+    except ValueError as error:
+        raise UsageError(f"--allow: {error}.", remedy="Write example.com or *.example.com:8443.") from error
+    if options.network and options.allow:
+        raise UsageError("--network already allows every host, so --allow has no effect.", remedy="Use one of them.")
+    chosen = options.sandbox or sandbox
+    if options.image and chosen != "docker":
+        raise UsageError("--image is for containers.", remedy="Add --sandbox docker.")
+    return WorkspaceSpec.model_validate(
+        {
+            "path": str(place.path) if place.path is not None else None,
+            "source": place.source,
+            "sandbox": chosen,
+            "image": options.image,
+            "network": options.network,
+            "allow": options.allow,
+            "pool": BROWSER_POOL if _needs_browser(options) else "bash",
+        }
+    )
+
+
+def _needs_browser(options: TaskOptions) -> bool:
+    return options.browser or options.browser_delegate or options.agent in BROWSING_AGENTS
+
+
+def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
+    """Return the agent that the options describe."""
+    policy = ConfirmationPolicy(mode=options.confirm)
+    plan = PlanSpec(executor=options.agent, needs_approval=options.plan == "ask") if options.plan else None
+    return AgentSpec(
+        name="PlanningAgent" if plan else options.agent,
+        plan=plan,
+        llm=LLMSpec(model=model),
+        goal=_goal_of(options),
+        output=_output_in(options.output_schema) if options.output_schema else None,
+        memory=None if options.memory is None else memory_of(options.memory, options.user),
+        confirmation=policy,
+        skills=_skills_of_person(),
+        enable_workspace_skills=True,
+        enable_browsing=options.browser,
+        enable_browsing_delegate=options.browser_delegate,
+    )
+
+
+def _skills_of_person() -> tuple[Skill, ...]:
+    try:
+        return skills_in(Path.home())
+    except RuntimeError:  # a user without a home
+        return ()
+
+
+def _goal_of(options: TaskOptions) -> GoalSpec | None:
+    check, instructions, model = options.check, options.critic, options.critic_model
+    has_critic = instructions is not None or model is not None
+    if not check and not has_critic:
+        return None
+    if len(instructions or "") > MAX_SCHEMA_CHARS:
+        raise UsageError(
+            f"The critic's instructions have more than {MAX_SCHEMA_CHARS:,} characters.", remedy="Shorten them."
+        )
+    critic = CriticSpec(llm=LLMSpec(model=model) if model else None, instructions=instructions or "")
+    return GoalSpec(check=check or None, critic=critic if has_critic else None, max_refusals=options.max_refusals)
+
+
+def _output_in(file: Path) -> OutputSpec:
+    try:
+        schema = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"The file {file} cannot be read: {error.strerror}.", remedy="Name another with --output-schema."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"The file {file} is not JSON: {error}.", remedy="Write a JSON Schema into it.") from error
+    if not isinstance(schema, dict):
+        raise UsageError(f"The file {file} holds no object.", remedy="Write a JSON Schema into it.")
+    return output_of(schema)
+
+
+def limits_of(options: TaskOptions) -> Limits:
+    """Return the limits that the options describe."""
+    return Limits(
+        max_iterations=options.max_iterations,
+        max_budget_usd=options.max_budget,
+        max_tokens=options.max_tokens,
+        max_seconds=options.max_seconds,
+    )

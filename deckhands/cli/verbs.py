@@ -1,0 +1,122 @@
+"""The verbs of the command line, found without importing the modules that define them.
+
+A module of this folder defines a verb by three things at its top level: the `SECTION` of `deckhands --help`, an entry
+in `VERBS` (the verb and what it does in one line), and a click command named after the verb. There is no other list.
+
+Holds: `--help` reads the modules' text and imports none of them; calling a verb imports one module.
+Does not: evaluate anything. Both names are literals, and a test compares them with what an import yields.
+"""
+
+from __future__ import annotations
+
+import re
+from ast import literal_eval
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, wraps
+from importlib import import_module
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+SECTIONS = (
+    "Start a conversation",
+    "Read conversations",
+    "Control a conversation",
+    "Files of a workspace",
+    "Budgets, secrets, notes",
+    "Operate a cluster",
+)
+"""The sections of `--help`, in order; one that is not listed comes last."""
+
+_SECTION = re.compile(r'^SECTION = (".*")$', re.MULTILINE)
+_VERBS = re.compile(r"^VERBS = (\{[^\n]*\}|\{\n.*?^\})$", re.MULTILINE | re.DOTALL)
+
+Options = TypeVar("Options")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb: where its command is, and how `--help` lists it."""
+
+    name: str
+    module: str
+    section: str
+    summary: str
+
+    def command(self) -> click.Command:
+        """Import the module and return the command."""
+        name = f"{self.name}_" if iskeyword(self.name) else self.name
+        found: click.Command = getattr(import_module(self.module), name)
+        return found
+
+
+@cache
+def verbs() -> dict[str, Verb]:
+    """Return the verbs by name, in the order of `--help`."""
+    found: list[Verb] = []
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        found += verbs_of(f"deckhands.cli.{file.stem}", file.read_text(encoding="utf-8"))
+    found.sort(key=lambda verb: SECTIONS.index(verb.section) if verb.section in SECTIONS else len(SECTIONS))
+    return {verb.name: verb for verb in found}
+
+
+def verbs_of(module: str, text: str) -> list[Verb]:
+    """Return the verbs that the text of a module declares."""
+    section, declared = _SECTION.search(text), _VERBS.search(text)
+    if section is None or declared is None:
+        return []
+    summaries: dict[str, str] = literal_eval(declared[1])
+    return [Verb(name, module, literal_eval(section[1]), summary) for name, summary in summaries.items()]
+
+
+def options_as(kind: type[Options]) -> Callable[[Callable[[Options], Result]], Callable[..., Result]]:
+    """Call a verb with one value that holds its options, a dataclass with a field for each parameter of the command.
+
+    This is the only place where options of the command line become a value.
+    """
+
+    def decorate(verb: Callable[[Options], Result]) -> Callable[..., Result]:
+        @wraps(verb)
+        def call(**values: Any) -> Result:
+            return verb(kind(**values))
+
+        return call
+
+    return decorate
+
+
+class VerbGroup(click.Group):
+    """The verbs as a click group. Each is imported when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
+        """Return the names of the verbs in the order of `--help`."""
+        return list(verbs())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import a verb; None if there is no such verb."""
+        verb = verbs().get(cmd_name)
+        return verb.command() if verb else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb that is meant, or name the nearest one."""
+        if args[0] not in verbs() and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], verbs(), n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else "`deckhands --help` lists the verbs."
+            raise click.UsageError(f"No such verb: {args[0]!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the verbs by section, without importing them."""
+        width = max(map(len, verbs()))
+        for section in dict.fromkeys(verb.section for verb in verbs().values()):
+            with formatter.section(section):
+                rows = [(verb.name.ljust(width), verb.summary) for verb in verbs().values() if verb.section == section]
+                formatter.write_dl(rows)

@@ -1,0 +1,65 @@
+"""The pages agree with the tree: links lead somewhere, and the map of the architecture shows every room."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.house_rules import MAY_IMPORT
+from tests.source_code import ROOT, tracked_sources
+
+PAGES = [source.path for source in tracked_sources() if source.path.endswith(".md")]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+ROW = re.compile(r"^\| `(\w+/\w+)` \| .+ \| `([\w/.]+)` \|$", re.MULTILINE)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links_of(page: Path) -> list[str]:
+    """Return the targets of a page's links that lead into the tree."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text)
+    return [target for target in found if not re.match(r"\w+:", target)]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_link_of_a_page_leads_somewhere(path: str) -> None:
+    page = ROOT / path
+    broken = []
+    for target in links_of(page):
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        if not linked.exists() or (anchor and anchor not in anchors_of(linked)):
+            broken.append(target)
+    assert not broken, f"{path} links to what is not there: {broken}"
+
+
+def rooms() -> dict[str, str]:
+    """Return every room of the packages, and the file that its docstring names to start with."""
+    found = {}
+    for package in MAY_IMPORT:
+        for entrance in sorted((ROOT / package).glob("*/__init__.py")):
+            docstring = ast.get_docstring(ast.parse(entrance.read_text(encoding="utf-8"))) or ""
+            start = re.search(r"^Start with: (\w+)\.$", docstring, re.MULTILINE)
+            room = f"{package}/{entrance.parent.name}"
+            found[room] = f"{room}/{start[1]}.py" if start else ""
+    return found
+
+
+def test_the_map_shows_every_room_and_where_to_start() -> None:
+    """Adapt the tables of docs/architecture.md when a room is added, removed or renamed."""
+    assert dict(ROW.findall(ARCHITECTURE.read_text(encoding="utf-8"))) == rooms()
+
+
+def test_every_file_that_the_page_names_exists() -> None:
+    named = re.findall(r"`([\w.-]+(?:/[\w.-]+)+)`", ARCHITECTURE.read_text(encoding="utf-8"))
+    missing = sorted({path for path in named if not (ROOT / path).exists()})
+    assert not missing, f"docs/architecture.md names what is not there: {missing}"

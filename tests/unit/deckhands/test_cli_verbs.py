@@ -1,0 +1,99 @@
+"""Verbs are found without being imported, and each gets its options as one value."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
+from importlib import import_module
+from inspect import signature
+from typing import get_type_hints
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from deckhands.cli.verbs import SECTIONS, Verb, options_as, verbs, verbs_of
+
+NEW_VERB = '''"""`deckhands hello`: greet."""
+
+SECTION = "Start a conversation"
+VERBS = {
+    "hello": "Greet.",
+    "good-bye": "Leave {politely}.",
+}
+
+OTHER = {"a": 1}
+'''
+
+
+def commands_below(command: click.Command) -> Iterator[click.Command]:
+    """Yield the command, or what is in it if it is a group."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            yield from commands_below(inner)
+    else:
+        yield command
+
+
+COMMANDS = [
+    pytest.param(command, id=f"{verb.name}-{command.name}")
+    for verb in verbs().values()
+    for command in commands_below(verb.command())
+]
+
+
+def test_what_a_module_declares_is_found_in_its_text() -> None:
+    assert verbs_of("deckhands.cli.hello", NEW_VERB) == [
+        Verb("hello", "deckhands.cli.hello", "Start a conversation", "Greet."),
+        Verb("good-bye", "deckhands.cli.hello", "Start a conversation", "Leave {politely}."),
+    ]
+    assert verbs_of("deckhands.cli.options", '"""No verbs."""\n') == []
+
+
+@pytest.mark.parametrize("verb", verbs().values(), ids=verbs())
+def test_text_and_import_agree(verb: Verb) -> None:
+    module = import_module(verb.module)
+    assert module.VERBS[verb.name] == verb.summary
+    assert verb.section == module.SECTION
+    assert verb.section in SECTIONS
+    assert verb.command().name == verb.name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_parameter_is_a_field_of_the_verbs_options(command: click.Command) -> None:
+    assert command.callback is not None
+    (parameter,) = signature(command.callback).parameters
+    options = get_type_hints(command.callback)[parameter]
+    assert is_dataclass(options)
+    assert {field.name for field in fields(options)} == {one.name for one in command.params}
+
+
+def test_options_are_frozen() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        name: str
+
+    given = []
+
+    @click.command()
+    @click.argument("name")
+    @options_as(Options)
+    def hello(options: Options) -> None:
+        """Greet."""
+        given.append(options)
+
+    assert CliRunner().invoke(hello, ["Ada"]).exit_code == 0
+    assert given == [Options("Ada")]
+    with pytest.raises(FrozenInstanceError):
+        given[0].name = "Bob"  # type: ignore[misc]
+
+
+def test_help_imports_no_verb() -> None:
+    program = (
+        "import sys\nfrom deckhands.cli.main import call\ncall(['--help'])\n"
+        "print(sorted(name for name in sys.modules if name.startswith('deckhands.cli.') or name == 'pydantic'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "['deckhands.cli.main', 'deckhands.cli.verbs']"
