@@ -67,7 +67,7 @@ class HostFolder:
         try:
             fields = json.loads(self._binding.read_text())
             return Binding(**{**fields, "allow": tuple(fields.get("allow", ()))})
-        except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, AttributeError):
             return None
 
     def write_binding(self, binding: Binding) -> None:
