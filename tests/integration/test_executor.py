@@ -62,8 +62,8 @@ async def test_after_a_reboot_what_another_worker_may_have_run_is_not_run_again(
     else:
         assert isinstance(observation, OutcomeUnknownObservation)
         assert observation.content == (
-            "The machine was restarted since this action was handed out, and the record of what ran may have lost its "
-            "end. It may have taken effect, wholly or in part: check before you repeat it."
+            "The machine was restarted after this action was assigned, and the record of what ran may be incomplete. "
+            "end. The action may have taken effect, wholly or in part. Check before you repeat it."
         )
         assert not effects.exists()
 
@@ -168,7 +168,7 @@ async def test_a_lost_actions_result_does_not_answer_the_one_that_has_its_number
     assert "event 2 was another one before" in gap.content
     assert isinstance(answer, OutcomeUnknownObservation)
     assert answer.cause == 2
-    assert "was not carried out" in answer.content
+    assert "was not run" in answer.content
     assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
 
 

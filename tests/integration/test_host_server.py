@@ -68,6 +68,16 @@ async def test_a_host_with_a_running_action_and_no_client_outlives_its_time_to_l
         assert (again.is_unknown, again.value["content"]) == (False, "done")
 
 
+async def test_a_host_with_a_client_and_no_action_outlives_its_time_to_live(tmp_path: Path, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    async with opened(tmp_path, ttl_seconds=0.3) as workspaces:
+        host = await workspaces.open(CONVERSATION)
+        await host.run(1, "bash", {"command": "KEPT=1; (sleep 1; echo over > gate) &"})
+        async with asyncio.timeout(10):
+            assert await gate.wait() == "over"
+        assert (await host.run(2, "bash", {"command": "echo $KEPT"})).value["content"].strip() == "1"
+
+
 async def test_beyond_its_limit_of_clients_a_host_takes_none(tmp_path: Path) -> None:
     loop, folder = asyncio.get_running_loop(), HostFolder(tmp_path, CONVERSATION)
     async with opened(tmp_path) as workspaces:
@@ -114,9 +124,9 @@ async def test_a_client_that_reads_nothing_is_disconnected_before_it_costs_the_h
         requests = b"".join(b'{"op":"status","request":%d,"action_id":1}\n' % n for n in range(asked))
         async with asyncio.timeout(60):
             await loop.sock_sendall(lazy, requests)
-            # Served in order: when this answer is here, the host has read some of the others.
-            while (await host.connection.ping()).running:
-                await asyncio.sleep(0)
+            # The first may be served before the requests, the second comes after all of them.
+            await host.connection.ping()
+            await host.connection.ping()
             got = 0
             while chunk := await received(lazy):
                 got += len(chunk)

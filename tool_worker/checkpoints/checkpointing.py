@@ -37,21 +37,18 @@ REMEMBERED_WORKSPACES = 500
 MOVES, SAVING = "moves", "saving.lock"
 
 RESTORED = (
-    "The files of this workspace are those of the last checkpoint{of_whom}: what was changed since is gone, and so are "
-    "the shell's variables and everything that was running. The action was not carried out here."
+    "The files of this workspace were restored from the last checkpoint{of_whom}. Later changes, shell variables and "
+    "running programs are lost. The action was not run."
 )
 REOPENED = (
-    "The files of this workspace were gone, and there is no checkpoint of them. It holds again what it began with: "
-    "what was changed since is gone, and so are the shell's variables and everything that was running. The action was "
-    "not carried out here."
+    "The files of this workspace were lost, and there is no checkpoint of them. The workspace was set up again from "
+    "its original source. Later changes, shell variables and running programs are lost. The action was not run."
 )
 LOST = (
-    "The files of this workspace are gone, and there is no checkpoint of them. The workspace is empty now. "
-    "The action was not carried out here."
+    "The files of this workspace are lost, and there is no checkpoint of them. The workspace is empty now. "
+    "The action was not run."
 )
-OUT_OF_REACH = (
-    "The files of this workspace cannot be brought back now ({error}). The action was not carried out: try again."
-)
+OUT_OF_REACH = "The files of this workspace cannot be restored now ({error}). The action was not run: try again."
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +146,7 @@ class Checkpointing:
         self, conversation_id: str, asked: tuple[int, str], told: Path, source: GitSource | UploadedSource | None
     ) -> str | None:
         source_id = await self._forked_from(conversation_id)
-        restored = RESTORED.format(of_whom=" of the conversation that this one is a fork of" if source_id else "")
+        restored = RESTORED.format(of_whom=" of the conversation that this one was forked from" if source_id else "")
         # What is to be said is noted before anything is there: whoever takes the action over after a crash says it too.
         _note(told, asked, restored)
         try:

@@ -185,7 +185,7 @@ class SessionProgram:
             self._writer.write(protocol.encode(message))
 
     def _too_late(self) -> None:
-        self._lost("did not stop in time and was ended")
+        self._lost("did not stop in time and was killed")
 
     def _exited(self, pid: int) -> None:
         if pid != self._pid:
@@ -199,9 +199,9 @@ class SessionProgram:
     def _lost(self, how: str) -> None:
         self._end_program()
         if self._call is not None:
-            self._answer(f"ERROR: {self._name} {how}. What it held is lost; the next call gets a new one.")
+            self._answer(f"ERROR: {self._name} {how}. Its state is lost; the next call starts a new one.")
         else:
-            self._notice = f"[{self._name} had ended; this is a new one.]\n"
+            self._notice = f"[{self._name} had ended. This is a new one; the old state is lost.]\n"
         self._begin_next()
 
     def _end_program(self) -> None:

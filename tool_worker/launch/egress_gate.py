@@ -54,14 +54,14 @@ class EgressGate:
         allow = tuple(allow)
         if allow and not is_confined:
             raise EgressRefused(
-                "A list of allowed hosts means nothing without a sandbox.",
+                "A list of allowed hosts has no effect without a sandbox.",
                 remedy="Ask for a sandbox, or leave the list out.",
             )
         if self.ceiling is None or not is_confined:
             return
         if has_network:
             raise EgressRefused(
-                "This node gives no workspace the whole network (DECKHANDS_EGRESS).",
+                "This node does not allow workspaces the whole network (DECKHANDS_EGRESS).",
                 remedy="Name the hosts that are needed (`allow`).",
             )
         try:
@@ -71,7 +71,7 @@ class EgressGate:
         for text, rule in zip(allow, rules, strict=True):
             if not any(wider.covers(rule) for wider in self.ceiling):
                 raise EgressRefused(
-                    f"This node gives no workspace the host {text} (DECKHANDS_EGRESS).",
+                    f"This node does not allow workspaces the host {text} (DECKHANDS_EGRESS).",
                     remedy="Leave it out, or let the operator add it.",
                 )
 

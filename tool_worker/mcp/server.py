@@ -204,7 +204,7 @@ class _Connection:
         except Exception as error:
             self.notifications.set()
             why = _first_cause(error)
-            raise ToolFailed(f"The MCP server {name} does not tell its tools: {type(why).__name__}: {why}") from error
+            raise ToolFailed(f"The MCP server {name} did not list its tools: {type(why).__name__}: {why}") from error
 
     async def is_alive(self) -> bool:
         """Say whether the session still answers; one that has rested for a while is asked."""

@@ -127,8 +127,9 @@ async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: di
     present = next((found for found in await server.tools() if found.name == tool.name), None)
     if present is None or _differs(server, present, offer):
         raise ToolFailed(
-            f"The MCP server {server.spec.name} has changed its tool {tool.name} since; it was not called.",
-            remedy="Go on without it, or tell the person.",
+            f"The MCP server {server.spec.name} has changed its tool {tool.name} since this conversation began. "
+            "The tool was not called.",
+            remedy="Continue without it, or tell the user.",
         )
     try:
         result = await server.call(tool.name, arguments)

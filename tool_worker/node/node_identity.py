@@ -53,7 +53,7 @@ async def only_here(store: Store, node: str, identity: str) -> None:
         if waited >= PATIENCE_SECONDS:
             raise UsageError(
                 f"The node {node!r} is served from another directory, by {other.worker_id}.",
-                remedy="Give this worker a DECKHANDS_NODE of its own, or the same DECKHANDS_NODE_DIR.",
+                remedy="Give this worker another DECKHANDS_NODE, or the same DECKHANDS_NODE_DIR.",
             )
         await asyncio.sleep(HEARTBEAT_SECONDS)
         waited += HEARTBEAT_SECONDS

@@ -25,8 +25,8 @@ TERMINALS, WATCHERS = 64, 32
 REMEMBERED_NOTICES = 1_000
 
 ENDED = (
-    "[Programs of this workspace held {held}, and a workspace may hold {bound}. What held most was ended: {count} of "
-    "them.]"
+    "[Programs in this workspace held {held}; the limit is {bound}. The programs that held the most were killed: "
+    "{count}.]"
 )
 
 _log = logging.getLogger(__name__)

@@ -193,7 +193,7 @@ class Repositories:
             environment = {"BASE": "" if base is None else str(base), "TREE": str(directory)}
             ran = await self._script(_COMPARE, enclosure, environment, scratch=scratch, output_limit_bytes=limit_bytes)
         if ran.code != 0:
-            raise SourceUnusable(f"What was changed cannot be told: {_reason(ran)}")
+            raise SourceUnusable(f"The changes cannot be determined: {_reason(ran)}")
         return ran.output
 
     async def _script(

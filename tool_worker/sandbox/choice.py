@@ -42,10 +42,10 @@ def best_sandbox(files: Path, containers: Containers | None = None) -> Sandbox:
         if reason is None:
             return sandbox
         reasons.append(reason)
-    mend = "Install bubblewrap" if any("bwrap is not installed" in reason for reason in reasons) else "Mend that"
+    advice = "Install bubblewrap" if any("bwrap is not installed" in reason for reason in reasons) else "Fix this"
     raise SandboxUnavailable(
         f"No sandbox works on this machine: {'; '.join(reasons)}.",
-        remedy=f"{mend}, or set DECKHANDS_SANDBOX=none to run without a sandbox.",
+        remedy=f"{advice}, or set DECKHANDS_SANDBOX=none to run without a sandbox.",
     )
 
 

@@ -75,7 +75,7 @@ class Containers:
         """
         image = image or next(iter(self.images), "")
         if image and not is_image_name(image):
-            raise WorkspaceRefused(f"{image!r} is no name of an image.", remedy="Write one such as team/build:7.")
+            raise WorkspaceRefused(f"{image!r} is not the name of an image.", remedy="Write one such as team/build:7.")
         if image in self.images[:1] or any(fnmatchcase(image, pattern) for pattern in self.images):
             return image
         raise WorkspaceRefused(
@@ -230,7 +230,8 @@ def _owner(enclosure: Enclosure) -> tuple[int, int]:
         return found.st_uid, found.st_gid
     if not enclosure.is_own:
         raise WorkspaceRefused(
-            f"{directory} belongs to root, whom no program in a container may be.", remedy="Give it to another user."
+            f"{directory} belongs to root, and no program in a container may run as root.",
+            remedy="Give it to another user.",
         )
     for folder, _, files in os.walk(directory):
         for name in files:

@@ -216,13 +216,13 @@ class IPythonSession:
         self._interrupted = False
         if code.strip() == RESTART:
             await self._end()
-            return {"content": "[The kernel was restarted; its variables are gone.]", "image_urls": []}
+            return {"content": "[The kernel was restarted; its variables are lost.]", "image_urls": []}
         try:
             kernel = await self._ready(shell_dir, arguments.get("kernel_init_code") or "")
             note = await self._run_within(kernel, code, output, seconds)
         except KernelDied:
             await self._end()
-            note = "[The kernel has died, and its variables with it. The next cell gets a new one.]"
+            note = "[The kernel died, and its variables are lost. The next cell starts a new one.]"
         content = output.text.rstrip("\n") + (f"\n{note}" if note else "")
         if arguments.get("include_extra", True) and self._kernel is not None:
             content += f"\n[Jupyter current working directory: {self._kernel.working_dir}]"
@@ -260,7 +260,9 @@ class IPythonSession:
                 done, _ = await asyncio.wait({cell}, timeout=INTERRUPT_LIMIT_SECONDS)
                 if not done:
                     await self._end()
-                    return f"[Execution timed out ({seconds:g} seconds). The kernel was ended; its variables are gone.]"
+                    return (
+                        f"[Execution timed out ({seconds:g} seconds). The kernel was killed; its variables are lost.]"
+                    )
                 await cell
                 return f"[Execution timed out ({seconds:g} seconds).]"
             await cell

@@ -34,8 +34,8 @@ from tool_worker.tools.own_thread import in_own_thread
 
 ENTRY_POINTS = "deckhands.tools"
 UNKNOWN_TEXT = (
-    "The worker that carried this call out ended before its result was recorded. "
-    "It may have taken effect: check before you repeat it."
+    "The worker that ran this call ended before the result was recorded. "
+    "The call may have taken effect. Check before you repeat it."
 )
 
 EXPECTED_LIMIT_SECONDS = 60.0
@@ -87,12 +87,12 @@ class OfferedTools:
         context = context or ToolContext(conversation_id, action.id)
         tool = await self._found(action.tool or action.name)
         if tool is None:
-            text = f"This worker has no tool {action.tool or action.name!r}. Go on without it, or tell the person."
+            text = f"This worker has no tool {action.tool or action.name!r}. Continue without it, or tell the user."
             return ErrorObservation(content=text, error_id="no_such_tool")
         if action.fingerprint and action.fingerprint != tool.offer.fingerprint:
             text = (
-                f"The tool {action.name} was changed since this conversation began, and was not called. "
-                "Go on without it, or tell the person."
+                f"The tool {action.name} has changed since this conversation began and was not called. "
+                "Continue without it, or tell the user."
             )
             return ErrorObservation(content=text, error_id="tool_changed")
         try:

@@ -17,9 +17,9 @@ from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.workspace.open_workspace import OpenWorkspace
 
 NOT_CARRIED_OUT = (
-    "This action was not carried out. It was decided without knowing that the store had lost events of this "
-    "conversation: other actions were carried out in this workspace since, and what they did may be there. "
-    "Look at how things stand, then decide again."
+    "This action was not run. It was decided before it was known that the store had lost events of this conversation: "
+    "other actions have run in this workspace since, and their effects may be present. "
+    "Check the current state, then decide again."
 )
 
 
