@@ -1,9 +1,9 @@
 """When workspaces are saved, and how they come back on a node that does not have them.
 
 Holds:
-    - A workspace that is not on this node is restored, or said to be lost: the first action that needs it is not run
-      but answered with what became of it. Nothing runs in an empty directory, or an older one, unawares.
-    - One workspace is saved by one at a time; saving blocks no other conversation.
+    - A workspace that is not on this node is restored, or reported as lost. The first action that needs it is not run;
+      its answer says what happened to the files. Nothing runs in an empty or outdated directory without that notice.
+    - One workspace is saved by one worker at a time; saving blocks no other conversation.
 Does not: save directories that somebody gave us by their path; they are not ours to copy.
 """
 
@@ -70,7 +70,7 @@ class Checkpointing:
         checkpoints: None: nothing is saved, and what is not here is lost.
         every: after how many actions that may change files a workspace is saved.
         bases: where what workspaces began with is saved; None: nowhere.
-        opener: opens anew what nobody has saved; None: nothing is.
+        opener: sets up again what was never saved; None: nothing is set up again.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Checkpointing:
     ) -> str | None:
         source_id = await self._forked_from(conversation_id)
         restored = RESTORED.format(of_whom=" of the conversation that this one was forked from" if source_id else "")
-        # What is to be said is noted before anything is there: whoever takes the action over after a crash says it too.
+        # The notice is kept before any file is there: a worker that takes the action over after a crash gives it too.
         _note(told, asked, restored)
         try:
             if await self._restore(conversation_id, source_id):

@@ -52,7 +52,7 @@ class McpServers:
         await asyncio.gather(*(self._offer(server, publish) for server in self._servers))
 
     async def follow(self, publish: Publish) -> None:
-        """Publish the tools anew whenever a server has others; never returns."""
+        """Publish the tools again whenever a server changes them; never returns."""
         await asyncio.gather(*(self._follow(server, publish) for server in self._servers))
 
     async def aclose(self) -> None:
@@ -62,7 +62,7 @@ class McpServers:
     async def _follow(self, server: McpServer, publish: Publish) -> None:
         while True:
             await server.changed.wait()
-            await asyncio.sleep(FIRST_PAUSE_SECONDS)  # who says so all the time is not asked all the time
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)  # a server that changes all the time is not asked all the time
             server.changed.clear()
             await self._offer(server, publish)
 

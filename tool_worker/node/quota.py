@@ -61,7 +61,7 @@ class Quota:
         self._measurements: OrderedDict[str, _Measurement] = OrderedDict()
 
     async def notice(self, conversation_id: str) -> str:
-        """Return what the model is to be told after an action that may have written; empty: all is well."""
+        """Return the notice for the model after an action that may have written; empty: within the limits."""
         last = self._measurements.get(conversation_id)
         now = asyncio.get_running_loop().time()
         if last is None or self._is_over(last) or now - last.at >= self._pause_factor * last.took:

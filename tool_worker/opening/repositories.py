@@ -69,7 +69,7 @@ _ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "none",
     "HOME": "/nonexistent",  # where curl would look for passwords
 }
-# What git says of a server in words of its own; the rest may be the server's.
+# What git itself says about a server; other lines may quote the server.
 _OF_A_SERVER = re.compile(
     r"fatal: (unable to access '.*': .*|repository '.*' not found|Authentication failed for '.*'"
     r"|could not read (Username|Password) for '.*'|Remote branch .* not found in upstream .*"

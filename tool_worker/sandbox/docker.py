@@ -4,7 +4,7 @@ Nothing is inherited by what an engine starts. So a host comes to its descriptor
 `ENTRANCE`, answers one caller, and leads nowhere afterwards (see `launch/descriptor_handover`).
 
 Holds:
-    - A container has no network of its own unless it was asked for, no capability and no way to gain one, a read-only
+    - A container has no network unless one was asked for, no capability and no way to gain one, a read-only
       root, bounds for memory, processes and CPU, and runs as the owner of its workspace, who is not root.
     - Its labels name its workspace; by them it is found and removed when its host is gone.
 Does not: fetch images, or keep out who can talk to the engine, which is root's equal.

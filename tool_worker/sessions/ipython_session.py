@@ -1,7 +1,7 @@
 """The session program of IPython: a real kernel, its cells, its pictures (OpenHands 10.5).
 
-Holds: variables live from cell to cell and die only with the kernel, and then the model is told; a cell that exceeds
-its time is interrupted, and its kernel killed only if that does not help.
+Holds: variables are kept from cell to cell and lost only with the kernel, which the model then reads; a cell that
+exceeds its time is interrupted, and its kernel is killed only if that does not help.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
-if __name__ == "__main__":  # started by its path, as a program of its own
+if __name__ == "__main__":  # started by its path, as a separate program
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tool_worker.sessions.session_wire import Result, serve

@@ -3,7 +3,7 @@ r"""The tool `bash`: what a call does to the persistent shell, and what the mode
 States, limits and most of the wording follow OpenHands' BashSession (0.62), without a terminal multiplexer and without
 polling.
 
-Holds: each call is answered exactly once, whatever becomes of the shell; the shell outlives a command that timed out,
+Holds: each call is answered exactly once, whatever happens to the shell; the shell outlives a command that timed out,
 and the next call can wait for it, type for it or interrupt it.
 Does not: run two commands at once.
 """
@@ -248,7 +248,7 @@ class BashSession:
         self._conclude(facts, suffix + note)
 
     def _conclude(self, facts: dict[str, object], suffix: str) -> None:
-        """Tell whoever waits, or asks next, that the command is over."""
+        """Answer the call that waits, or else the next one, with the end of the command."""
         self._escalation.set(None)
         suffix += "\n[The command was cancelled.]" * self._is_cancelled
         if self._finish is not None:

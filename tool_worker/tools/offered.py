@@ -1,7 +1,7 @@
 """The tools that this worker offers besides those of the workspace: found, published, called.
 
 Holds: a call is answered by exactly one observation whatever the tool does; a call whose worker died is run again only
-as its outcome policy says; a tool that is no longer what the model was told refuses the call.
+as its outcome policy says; a tool that has changed since it was offered refuses the call.
 Does not: touch a workspace. A tool acts where its own code acts, with the rights of the tool worker.
 """
 
@@ -77,12 +77,12 @@ class OfferedTools:
         conversation_id: str,
         context: ToolContext | None = None,
     ) -> Observation:
-        """Carry a call out, or find out what came of it; never raises for what the tool does.
+        """Run a call, or find out its outcome; never raises for what the tool does.
 
         Idempotent: as far as the tool's outcome policy says.
 
         Args:
-            context: What the tool is told of its call; by it, it learns that it is to stop.
+            context: Identifies the call to the tool, and tells it to stop.
         """
         context = context or ToolContext(conversation_id, action.id)
         tool = await self._found(action.tool or action.name)

@@ -1,10 +1,10 @@
 """Runs one action and appends exactly one observation for it.
 
 The order is: claimed in the store, run by the workspace host (which journals begin and result by action id), appended
-under the action's id. Whichever of them was the last to happen when a worker died, the next worker goes on from there.
+under the action's id. When a worker dies, the next one continues after the last of these steps that happened.
 
 Holds: nothing that ran is run again unless its outcome policy allows it; no failure of a tool or a workspace leaves an
-action without an observation; what is not known is said to be unknown.
+action without an observation; an unknown outcome is reported as unknown.
 """
 
 from __future__ import annotations

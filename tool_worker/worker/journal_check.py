@@ -24,7 +24,9 @@ NOT_CARRIED_OUT = (
 
 
 async def check_journal(log: EventLog, host: OpenWorkspace, action: Action, fingerprint: str) -> bool:
-    """Say whether an action was decided before its log named a gap and has not been begun.
+    """Compare the host's journal with the log, and return whether an action is outdated.
+
+    An action is outdated if it was decided before its log named a gap and has not been begun.
 
     Raises:
         HostLost: the host does not answer.
@@ -42,7 +44,7 @@ async def check_journal(log: EventLog, host: OpenWorkspace, action: Action, fing
 
 
 async def log_reused_number(log: EventLog, action: Action, conversation_id: str) -> None:
-    """Say in the log that the number of an action was another one's before."""
+    """Record in the log that the number of an action belonged to another one before."""
     lost = EventsLost(conversation_id, action.id, action.id, OTHER)
     await name_gap(log, lost, noticed_by="a workspace host")
 

@@ -1,7 +1,7 @@
-"""The transfer_service carries files in and out of workspaces, for people, and saves workspaces when they ask for it.
+"""Transfers files in and out of workspaces for people, and saves workspaces on request.
 
-Holds: no path and no link leads out of the workspace, whatever its programs do meanwhile; what is carried is bounded,
-packed and unpacked; whoever asks gets an answer, be it why not.
+Holds: no path and no link leads out of the workspace, whatever its programs do meanwhile; the size of a transfer is
+bounded, packed and unpacked; every request gets an answer, also a refused one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.workspace.bindings import Bindings
 
 LIMITS = TreeLimits(files=100_000, bytes=512 * 2**20)
-"""What is carried at once, unpacked."""
+"""The limits of one transfer, unpacked."""
 TOO_LARGE = f"It has more than {MAX_STORED_FILE_BYTES:,} bytes when packed, which is the limit of one transfer."
 IN_PARTS = "Transfer a part of it."
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class TransferService:
-    """Carries files of one node's workspaces.
+    """Transfers files of one node's workspaces.
 
     Args:
         root: Directory of the node's workspaces.
@@ -65,10 +65,10 @@ class TransferService:
         self._bindings = bindings
 
     async def transfer(self, conversation_id: str, token: str) -> None:
-        """Do what is asked, and answer.  Idempotent."""
+        """Serve one request, and answer it.  Idempotent."""
         request = await self._transfers.request(conversation_id, token)
         if request is None:
-            self._noted(conversation_id, token).unlink(missing_ok=True)  # answered by one who died then
+            self._noted(conversation_id, token).unlink(missing_ok=True)  # answered by a worker that died afterwards
             return
         content: bytes | None = None
         try:
@@ -86,7 +86,7 @@ class TransferService:
         self._noted(conversation_id, token).unlink(missing_ok=True)
 
     def _noted(self, conversation_id: str, token: str) -> Path:
-        """Return where it is noted how an upload was begun, for who takes it over."""
+        """Return the note of how an upload was begun, for a worker that takes it over."""
         name = hashlib.sha256(token.encode()).hexdigest()[:16]
         return self._root / conversation_id / f".upload-{name}"
 
