@@ -2,8 +2,8 @@
 
 Holds:
     - A name is looked up here, once, and the proxy connects to the exact address that it has checked.
-    - One request for each connection. Requests and answers are parsed and written again by `h11`, never forwarded as they
-      came, so the other side cannot read a second request in one. Encrypted traffic is forwarded as it is.
+    - One request for each connection. Requests and answers are parsed and written again by `h11`, never forwarded as
+      they came, so the other side cannot read a second request in one. Encrypted traffic is forwarded as it is.
     - Connections, their silence and their bytes are bounded. Silent connections make room for others: of those that
       have sent no request yet, and of those that transfer nothing, the oldest ends first.
 Does not: look into encrypted connections: a host on the list that serves others' content may be reached for that too.

@@ -96,8 +96,8 @@ def bound_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: 
 async def bounding(bound: Callable[[], None]) -> AsyncIterator[None]:
     """Begin to bound a host while it starts, so that little is left to wait for once it has answered.
 
-    Not at once: in a group a start costs up to a third more CPU. Processes that the host starts meanwhile may be missed,
-    and errors are ignored, so the host has to be bounded again when it has answered.
+    Not at once: in a group a start costs up to a third more CPU. Processes that the host starts meanwhile may be
+    missed, and errors are ignored, so the host has to be bounded again when it has answered.
     """
 
     async def begin() -> None:

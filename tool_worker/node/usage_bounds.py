@@ -1,7 +1,7 @@
 """Limits for what the programs of a workspace hold that no file shows; see `resource_usage`.
 
-Holds: looking takes at most a twentieth of the time. In a workspace over its limits, the programs that hold the most are
-killed until it is within them; its host, other programs and other workspaces stay.
+Holds: looking takes at most a twentieth of the time. In a workspace over its limits, the programs that hold the most
+are killed until it is within them; its host, other programs and other workspaces stay.
 Does not: keep a workspace within its limits at every moment. The kernel offers no such limits to unprivileged users, so
 a workspace may exceed them until the next look.
 """
