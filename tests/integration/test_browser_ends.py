@@ -144,7 +144,7 @@ async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nob
         await until(lambda: not psutil.pid_exists(sessions_now[0].pid), what="end of the session")
         again = await surf.any("noop()")
         assert isinstance(again, ErrorObservation)
-        assert again.content.startswith("[browser had ended; this is a new one.]\nERROR: ")
+        assert again.content.startswith("[browser had ended. This is a new one; the old state is lost.]\nERROR: ")
 
 
 def test_looking_leaves_no_session_with_the_browser_behind() -> None:

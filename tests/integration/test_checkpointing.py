@@ -105,7 +105,7 @@ async def test_while_the_place_cannot_be_reached_nothing_is_given_up(log: EventL
     async with node(log, tmp_path / "two", place, every=1) as two:
         told = await two.run("touch effect")
         assert isinstance(told, ErrorObservation)
-        assert (told.error_id, "The action was not carried out" in told.content) == ("checkpoints_unavailable", True)
+        assert (told.error_id, "The action was not run" in told.content) == ("checkpoints_unavailable", True)
         manifests.unlink()
         away.rename(manifests)
         assert (await two.run("true")).content == RESTORED.format(of_whom="")
@@ -118,7 +118,7 @@ async def test_a_fork_by_the_client_finds_its_source(log: EventLog, tmp_path: Pa
         events = await log.read(CID)
         await log.adopt(fork_of(events, "fork"), events[1:], key="fork")
         told = await one.run("ls", conversation_id="fork")
-        assert told.content == RESTORED.format(of_whom=" of the conversation that this one is a fork of")
+        assert told.content == RESTORED.format(of_whom=" of the conversation that this one was forked from")
         assert content(await one.run("cat file", conversation_id="fork")) == "first"
 
 
@@ -209,7 +209,7 @@ async def test_a_fork_begins_with_the_files_of_its_source(log: EventLog, tmp_pat
         last = await log.last_id(CID)
         await log.fork(CID, ConversationCreated(conversation_id="fork", forked_from=CID), at=last)
         told = await one.run("ls", conversation_id="fork")
-        assert told.content == RESTORED.format(of_whom=" of the conversation that this one is a fork of")
+        assert told.content == RESTORED.format(of_whom=" of the conversation that this one was forked from")
         assert content(await one.run("cat file; echo more >> file", conversation_id="fork")) == "first"
         assert content(await one.run("cat file")) == "first"
 

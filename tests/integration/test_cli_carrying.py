@@ -153,7 +153,7 @@ def test_what_cp_cannot_do(cli: Cli, home: Path, tmp_path: Path) -> None:
     model = script(tmp_path / "s.json", command("echo 1 > x"), finish("done"))
     conversation_id = worked(cli, home, model, str(mine))
     assert "directory" in called(home, "diff", conversation_id).err
-    assert "of which no copies are made" in called(home, "checkpoint", conversation_id).err
+    assert "no checkpoints of it are saved" in called(home, "checkpoint", conversation_id).err
     assert cli("cp", f"{conversation_id}:x", tmp_path / "x").code == 0
     assert (tmp_path / "x").read_text() == "1\n"
     begun = cli("submit", "-t", "work", "--model", script(tmp_path / "n.json", finish("done"))).out.strip()

@@ -267,4 +267,4 @@ async def test_what_an_image_lacks_is_said(tmp_path: Path, containers: Container
         ):
             said = await workspace.run(number, tool, {"code": "1", "actions": "noop(0)"})
             assert said.value["is_error"]
-            assert f"{tool} cannot run in this container: its image has not {lacking}" in said.value["content"]
+            assert f"{tool} cannot run in this container: its image lacks {lacking}" in said.value["content"]

@@ -72,8 +72,8 @@ async def test_after_a_reboot_what_another_worker_may_have_run_is_not_run_again(
     else:
         assert isinstance(observation, OutcomeUnknownObservation)
         assert observation.content == (
-            "The machine was restarted since this action was handed out, and the record of what ran may have lost its "
-            "end. It may have taken effect, wholly or in part: check before you repeat it."
+            "The machine was restarted after this action was assigned, and the record of what ran may be incomplete. "
+            "end. The action may have taken effect, wholly or in part. Check before you repeat it."
         )
         assert not effects.exists()
 
@@ -196,7 +196,7 @@ async def test_a_lost_actions_result_does_not_answer_the_one_that_has_its_number
     assert "event 2 was another one before" in gap.content
     assert isinstance(answer, OutcomeUnknownObservation)
     assert answer.cause == 2
-    assert "was not carried out" in answer.content
+    assert "was not run" in answer.content
     assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
 
 
@@ -299,3 +299,25 @@ async def test_what_was_written_is_not_written_again_by_the_next_worker(memory_s
         await executor.execute(await delivery_of(log, 2), ActionReclaimed(2, "tool-1"))
     assert (await log.read("conversation"))[-1].kind == "observation.write"
     assert (tmp_path / "conversation" / "workspace" / "a.txt").read_text() == "one\n"
+
+
+@pytest.mark.parametrize(("attempt", "is_run"), [(3, True), (4, False)])
+async def test_an_action_that_workers_die_with_is_given_up_after_three_of_them(
+    memory_store: Store, tmp_path: Path, attempt: int, is_run: bool
+) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="echo effect >> effects")])
+    async with opened(tmp_path) as workspaces:
+        executor = Executor(log, workspaces, worker_id="tool-1")
+        await executor.execute(await delivery_of(log, 2), ActionReclaimed(attempt, "tool-0"))
+    observation = (await log.read("conversation"))[-1]
+    assert isinstance(observation, CmdOutputObservation if is_run else OutcomeUnknownObservation)
+    assert (tmp_path / "conversation" / "workspace" / "effects").exists() is is_run
+
+
+async def test_a_file_beside_the_workspaces_of_a_node_is_none_of_them(tmp_path: Path) -> None:
+    async with opened(tmp_path) as workspaces:
+        await workspaces.open("conversation")
+        (tmp_path / "stray").write_text("")
+        assert [state.conversation_id for state in workspaces.list()] == ["conversation"]

@@ -155,7 +155,7 @@ async def test_a_cell_that_awaits_too_long_is_interrupted_and_its_variables_live
 async def test_a_cell_that_ignores_interrupts_loses_its_kernel(run: Notebook) -> None:
     deaf = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(60)"
     late = await run.text(deaf, timeout=1.0)
-    assert late == "[Execution timed out (1 seconds). The kernel was ended; its variables are gone.]"
+    assert late == "[Execution timed out (1 seconds). The kernel was killed; its variables are lost.]"
     assert await run.text("2") == "2"
 
 
@@ -176,13 +176,13 @@ async def test_a_cell_is_stopped_by_a_cancel(run: Notebook, tmp_path: Path) -> N
 async def test_a_kernel_that_dies_is_replaced_and_the_model_told(run: Notebook) -> None:
     await run.text("lost = 1")
     died = await run.text("import os; os._exit(3)")
-    assert died == "[The kernel has died, and its variables with it. The next cell gets a new one.]"
+    assert died == "[The kernel died, and its variables are lost. The next cell starts a new one.]"
     assert "NameError" in await run.text("lost")
 
 
 async def test_a_restart_is_asked_for(run: Notebook) -> None:
     await run.text("lost = 1")
-    assert await run.text("%restart") == "[The kernel was restarted; its variables are gone.]"
+    assert await run.text("%restart") == "[The kernel was restarted; its variables are lost.]"
     assert "NameError" in await run.text("lost")
 
 

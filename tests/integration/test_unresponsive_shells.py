@@ -33,8 +33,8 @@ async def test_a_shell_that_no_longer_tells_of_ends_is_replaced(workspaces: Work
         answer = await run(f"mkdir inner; cd inner; {command}", blocking=True, timeout=60)
         directory = answer.fields["working_dir"]
         assert answer.state == "completed", command
-        assert answer.suffix.startswith("\n[The shell takes no commands any more and has been ended: "), command
-        assert "How this command ended is not known. The next command gets a new shell in " in answer.suffix
+        assert answer.suffix.startswith("\n[The shell stopped responding and has been ended: "), command
+        assert "How this command ended is unknown. The next command gets a new shell in " in answer.suffix
         assert answer.exit_code == 137
         assert (await run("pwd; false")).content == directory, command
         assert (await run("echo $?")).content == "1", command
@@ -55,7 +55,7 @@ async def test_a_shell_that_no_longer_tells_of_ends_is_replaced(workspaces: Work
 async def test_a_shell_that_was_answered_before_it_was_found_deaf_is_told_of_by_the_next_call(run: Terminal) -> None:
     assert (await run("builtin() { cat; }", no_change_timeout=0.2)).state == "no_change_timeout"
     answer = await run("", blocking=True, timeout=60)
-    assert answer.suffix.startswith("\n[The shell takes no commands any more and has been ended: ")
+    assert answer.suffix.startswith("\n[The shell stopped responding and has been ended: ")
     assert (await run("echo new")).content == "new"
 
 
@@ -64,7 +64,7 @@ async def test_a_shell_that_takes_its_commands_from_elsewhere_is_replaced_at_onc
     assert (await run(f"cd /usr; {command}")).exit_code == 0
     answer = await run("pwd")
     assert answer.content == "/usr"
-    assert answer.prefix == "[The shell had ended with exit code 137; this is a new one.]\n"
+    assert answer.prefix == "[The previous shell ended with exit code 137. This is a new one.]\n"
 
 
 async def test_a_shell_that_cannot_say_that_a_command_begins_does_not_run_it_twice(
@@ -74,7 +74,7 @@ async def test_a_shell_that_cannot_say_that_a_command_begins_does_not_run_it_twi
     (tmp_path / "node" / "conversation" / "workspace" / "armed").touch()
     answer = await run("echo run >> runs; cat runs")
     assert answer.content == "run"
-    assert answer.prefix.startswith("[The shell had ended with exit code ")
+    assert answer.prefix.startswith("[The previous shell ended with exit code ")
 
 
 @pytest.mark.parametrize("stand_in", ["exit() { echo mine; }", "alias exit='echo mine'", "exit() { cat; }"])

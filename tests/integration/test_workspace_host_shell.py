@@ -282,7 +282,7 @@ async def test_a_command_that_ends_the_shell_gets_an_answer_and_a_new_shell(
     assert answer.exit_code == exit_code
     assert answer.suffix == (
         f"\n[The command completed with exit code {exit_code}.]"
-        f"\n[The shell has ended with it; the next command gets a new one in {workspace}/inner.]"
+        f"\n[The command also ended the shell. The next command gets a new one in {workspace}/inner.]"
     )
     assert (await run("pwd; echo <$A>".replace("<", "'<'").replace(">", "'>'"))).content == f"{workspace}/inner\n<>"
 
@@ -291,7 +291,7 @@ async def test_a_command_that_ends_the_shell_gets_an_answer_and_a_new_shell(
 async def test_a_shell_that_can_no_longer_say_that_a_command_ended_ends_with_it(run: Terminal, command: str) -> None:
     answer = await run(command)
     assert answer.state == "completed"
-    assert "[The shell has ended with it; the next command gets a new one in " in answer.suffix
+    assert "[The command also ended the shell. The next command gets a new one in " in answer.suffix
     assert (await run("echo $((1 + 1)) | cat")).content == "2"
 
 
@@ -314,7 +314,7 @@ async def test_a_shell_that_ends_between_commands_is_replaced_and_said_to_be(run
     await gone(shell)
     answer = await run("echo new; pwd")
     assert (answer.content, answer.exit_code) == ("new\n/usr", 0)
-    assert answer.prefix == "[The shell had ended with exit code 137; this is a new one.]\n"
+    assert answer.prefix == "[The previous shell ended with exit code 137. This is a new one.]\n"
 
 
 async def test_variables_of_one_command_are_for_it_alone(run: Terminal) -> None:

@@ -63,7 +63,7 @@ async def test_the_model_is_told_until_it_has_cleared_up(shell: Shell) -> None:
     told = await shell(f"head -c {LIMIT_BYTES} /dev/zero > large")
     assert told.content.endswith("actions that add more are stopped.]")
     assert (
-        f"This workspace holds {LIMIT_BYTES + 6:,} bytes in 2 files; it may hold {LIMIT_BYTES:,} bytes" in told.content
+        f"This workspace holds {LIMIT_BYTES + 6:,} bytes in 2 files; the limit is {LIMIT_BYTES:,} bytes" in told.content
     )
     assert "This workspace holds" in (await shell("ls")).content
     assert "This workspace holds" not in (await shell("rm large")).content
@@ -87,7 +87,7 @@ async def test_what_is_far_too_much_at_the_first_look_is_stopped_too(shell: Shel
 
 async def test_the_model_is_told_of_what_is_nested_too_deep(shell: Shell) -> None:
     nest = "top=$PWD; name=$(printf 'd%.0s' {1..200}); for i in {1..17}; do mkdir $name; cd $name; done; echo made"
-    told = "[This workspace has paths of more than 3,072 bytes. Delete them, now: as long as they are there, nothing"
+    told = "[This workspace has paths longer than 3,072 bytes. Delete them now: while they exist, nothing"
     assert (await shell(nest)).content.startswith(f"made\n{told}")
     assert told in (await shell("echo still")).content
     assert (await shell("cd $top; sleep 0.3; rm -r d*; echo cleared up")).content == "cleared up"

@@ -12,7 +12,7 @@ from tool_worker.launch.host_folder import HostFolder
 from tool_worker.launch.host_launch import wait_until_dead
 from tool_worker.node.node_capacity import NodeCapacity
 
-NEW_SHELL = "[The earlier shell has ended; this is a new one in {}, without its variables.]\n"
+NEW_SHELL = "[The previous shell has ended. This is a new one in {}; the old variables are lost.]\n"
 
 
 def crowded(folder: Path, *, terminals: int, maximum: int = 100) -> NodeCapacity:

@@ -160,6 +160,6 @@ async def test_a_failure_of_ours_does_not_tell_it(
 
     bench.executor = Executor(bench.log, Broken(tmp_path, sandbox="none"), worker_id="tool-1")
     answer = await bench.run(CmdRunAction(command="true"))
-    assert answer.content == f"The action could not be carried out: RuntimeError: cannot open for {MASK}"
+    assert answer.content == f"The action could not be run: RuntimeError: cannot open for {MASK}"
     assert f"RuntimeError: cannot open for {MASK}" in caplog.text
     assert leaks(caplog.text.encode()) == []

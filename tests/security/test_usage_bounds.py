@@ -125,7 +125,7 @@ async def test_who_holds_more_than_a_workspace_may_is_ended_and_nobody_else(
         assert is_holding(tmp_path, "few")
         assert (await run("echo $KEPT; jobs -r | wc -l")).content.startswith("1\n1")
         assert bounds.take_notice("few") == ""
-        assert "was ended" in bounds.take_notice("many")
+        assert "were killed" in bounds.take_notice("many")
         assert bounds.take_notice("many") == ""
 
 

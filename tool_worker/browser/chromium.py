@@ -1,4 +1,4 @@
-"""Chromium, started with a profile of its own that is gone with it.
+"""Chromium, started with a temporary profile that is removed with it.
 
 Holds: it reaches what the workspace reaches and nothing else; where the environment names a proxy, all but the
 workspace's own machine is asked through it. PDF files are downloaded, not shown. When it is ended, no process of it is
@@ -86,7 +86,7 @@ class Chromium:
                     folder / "profile",
                     executable_path=executable,
                     headless=True,
-                    chromium_sandbox=False,  # the workspace has a sandbox of its own, in which another cannot be made
+                    chromium_sandbox=False,  # the workspace's sandbox does not allow another one inside it
                     args=FLAGS,
                     proxy=proxy_of(getproxies()),
                     viewport={"width": width, "height": height},
@@ -152,7 +152,7 @@ def _new_folder() -> Path:
     """Return a folder with a new profile; those of browsers that were killed are removed."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError), (left / _LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by whoever uses it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by the process that uses it
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     descriptor = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT, 0o600)

@@ -188,7 +188,7 @@ class PageActions:
 
     async def _element(self, bid: str) -> Locator:
         prefix = bid.rstrip("0123456789")
-        if bid == prefix:  # an element that shows a frame: it has a letter of its own after the prefix
+        if bid == prefix:  # an element that shows a frame: it has one more letter after the prefix
             prefix = re.sub(r"[A-Z]*[a-z]$", "", bid)
         frame = self._frames.get(prefix) if bid and _BID.fullmatch(bid) else None
         if frame is not None:

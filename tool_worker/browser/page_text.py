@@ -1,4 +1,4 @@
-"""What a model is told of the browser after an action (OpenHands 10.6: url, focused element, error or success, tree).
+"""What a model reads about the browser after an action (OpenHands 10.6: url, focused element, error or success, tree).
 
 Holds: a function of values.
 """
@@ -22,7 +22,7 @@ ERROR_FOOT = "================ END error message ==============="
 def page_text(
     *, url: str, focused_bid: str, tabs: Sequence[str], active: int, error: str, notes: Sequence[str], tree: str
 ) -> str:
-    """Return what is told after actions.
+    """Return the text after actions.
 
     Args:
         tabs: the addresses of all tabs, in order.
@@ -43,7 +43,7 @@ def page_text(
 
 
 def reading_text(*, url: str, error: str, notes: Sequence[str], text: str) -> str:
-    """Return what is told after a page was opened to be read."""
+    """Return the text after a page was opened to be read."""
     lines = [f"[Current URL: {url}]", *(f"[{note}]" for note in notes)]
     if error:
         lines += [ERROR_HEAD, error, ERROR_FOOT]

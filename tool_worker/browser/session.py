@@ -1,7 +1,7 @@
 """The session program of the browser: actions in, what the page shows out; see `tool_worker.host.session_program`.
 
 Holds: every call is answered, whatever becomes of the page or of Chromium: a page that does not answer loses its tab,
-a Chromium that died is followed by a new one, and the model is told which; a call that is cancelled is answered at
+a Chromium that died is replaced by a new one, and the model learns about it; a cancelled call is answered at
 once. When nobody has called for a while, the program ends and takes Chromium along.
 """
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # started by its path, as a program of its own
+if __name__ == "__main__":  # started by its path, as a separate program
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from playwright.async_api import Error

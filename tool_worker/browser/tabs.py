@@ -79,7 +79,7 @@ class Tabs:
         return self.active in self._crashed
 
     def note(self, text: str) -> None:
-        """Keep something that is told with the next answer."""
+        """Keep a note for the next answer."""
         if len(self._notes) < MAX_NOTES:
             self._notes.append(text)
 

@@ -1,4 +1,4 @@
-"""Saved copies of workspaces, from which any node can go on.
+"""Saved copies of workspaces, from which any node can continue.
 
     objects/<2>/<sha256>           a piece of a file, compressed, under the hash of its content
     bases/<conversation>           the same of what a workspace began with
@@ -6,7 +6,7 @@
 
 Holds:
     - What did not change since the last checkpoint is neither read nor written again.
-    - A manifest is written after all that it names, and replaces the one before in one step: whoever restores gets a
+    - A manifest is written after all that it names, and replaces the previous one in one step: restoring yields a
       whole checkpoint, the last or the one before.
     - What is restored is checked against its hash, and stays below the directory.
     - An entry is left out only if it changed while it was looked at, never because the place, or we, lack something.
@@ -44,7 +44,7 @@ CHECKPOINTS, BASES = "checkpoints", "bases"
 PIECE_BYTES = 8 * 2**20
 MAX_MANIFEST_BYTES = 256 * 2**20
 MODE_BITS = 0o777
-"""What is restored of a mode: a set-user-id file would run as whoever restores it."""
+"""What is restored of a mode: a set-user-id file would run as the user who restores it."""
 UNSETTLED_NS = 50_000_000
 """A file that changed so shortly before may change again within the same tick of the clock, and is read next time."""
 ROUNDS = 100

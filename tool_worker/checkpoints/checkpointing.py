@@ -1,9 +1,9 @@
 """When workspaces are saved, and how they come back on a node that does not have them.
 
 Holds:
-    - A workspace that is not on this node is restored, or said to be lost: the first action that needs it is not run
-      but answered with what became of it. Nothing runs in an empty directory, or an older one, unawares.
-    - One workspace is saved by one at a time; saving blocks no other conversation.
+    - A workspace that is not on this node is restored, or reported as lost. The first action that needs it is not run;
+      its answer says what happened to the files. Nothing runs in an empty or outdated directory without that notice.
+    - One workspace is saved by one worker at a time; saving blocks no other conversation.
 Does not: save directories that somebody gave us by their path; they are not ours to copy.
 """
 
@@ -32,21 +32,18 @@ REMEMBERED_WORKSPACES = 500
 MOVES, SAVING = "moves", "saving.lock"
 
 RESTORED = (
-    "The files of this workspace are those of the last checkpoint{of_whom}: what was changed since is gone, and so are "
-    "the shell's variables and everything that was running. The action was not carried out here."
+    "The files of this workspace were restored from the last checkpoint{of_whom}. Later changes, shell variables and "
+    "running programs are lost. The action was not run."
 )
 REOPENED = (
-    "The files of this workspace were gone, and there is no checkpoint of them. It holds again what it began with: "
-    "what was changed since is gone, and so are the shell's variables and everything that was running. The action was "
-    "not carried out here."
+    "The files of this workspace were lost, and there is no checkpoint of them. The workspace was set up again from "
+    "its original source. Later changes, shell variables and running programs are lost. The action was not run."
 )
 LOST = (
-    "The files of this workspace are gone, and there is no checkpoint of them. The workspace is empty now. "
-    "The action was not carried out here."
+    "The files of this workspace are lost, and there is no checkpoint of them. The workspace is empty now. "
+    "The action was not run."
 )
-OUT_OF_REACH = (
-    "The files of this workspace cannot be brought back now ({error}). The action was not carried out: try again."
-)
+OUT_OF_REACH = "The files of this workspace cannot be restored now ({error}). The action was not run: try again."
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +65,7 @@ class Checkpointing:
         checkpoints: None: nothing is saved, and what is not here is lost.
         every: after how many actions that may change files a workspace is saved.
         bases: where what workspaces began with is saved; None: nowhere.
-        opener: opens anew what nobody has saved; None: nothing is.
+        opener: sets up again what was never saved; None: nothing is set up again.
     """
 
     def __init__(
@@ -144,8 +141,8 @@ class Checkpointing:
         self, conversation_id: str, asked: tuple[int, str], told: Path, source: GitSource | UploadedSource | None
     ) -> str | None:
         source_id = await self._forked_from(conversation_id)
-        restored = RESTORED.format(of_whom=" of the conversation that this one is a fork of" if source_id else "")
-        # What is to be said is noted before anything is there: whoever takes the action over after a crash says it too.
+        restored = RESTORED.format(of_whom=" of the conversation that this one was forked from" if source_id else "")
+        # The notice is kept before any file is there: a worker that takes the action over after a crash gives it too.
         _note(told, asked, restored)
         try:
             if await self._restore(conversation_id, source_id):

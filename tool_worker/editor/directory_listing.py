@@ -50,7 +50,7 @@ def list_directory(path: str, limit_chars: int) -> str:
 
 
 def _list_entry(path: str, limit_chars: int) -> str:
-    """The entry's path on a line of its own, then, if it is a directory, the paths in it."""
+    """The entry's path on one line, then, if it is a directory, the paths in it."""
     if not os.path.isdir(path):
         return f"\n{path}"
     directory = path + "/"

@@ -7,7 +7,7 @@ Holds:
       its target changes.
     - A file that this process may not write is not replaced, though the directory would allow it.
 Does not:
-    - Keep hard links: the other names go on showing the old bytes. Nor extended attributes or ACLs.
+    - Keep hard links: the other names keep the old bytes. Nor extended attributes or ACLs.
     - fsync: a power failure may lose the last edits, a killed process does not.
     - Confine paths: the sandbox around the workspace host does.
 """

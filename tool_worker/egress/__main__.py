@@ -4,7 +4,7 @@ What it may do comes as JSON on standard input. It serves on a listening socket 
 is the sandbox's only way to it; its other connections begin in the machine's network.
 
 Holds: it ends when the program at the other end of its control socket does, which lives as long as the workspace's
-processes, and not earlier; refusals are told there and, up to a bound, in its log.
+processes, and not earlier; refusals are reported there and, up to a limit, in its log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOGGED_REFUSALS = 1000
 
 
 class Reports:
-    """Tells refusals to whoever is at the control socket, and to the log."""
+    """Reports refusals to the control socket and the log."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control

@@ -1,4 +1,4 @@
-"""The numbers of the descriptors that a proxy begins with; a file of its own, for whoever starts one needs no more."""
+"""The numbers of the descriptors that a proxy begins with; a separate file, because starting one needs no more."""
 
 from __future__ import annotations
 

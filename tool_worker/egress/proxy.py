@@ -1,11 +1,11 @@
 """An HTTP proxy that lets a workspace reach the hosts on its list and nothing else.
 
 Holds:
-    - A name is looked up here and once; what is connected to is the very address that was judged.
-    - One request for each connection. Requests and answers are read and written anew by `h11`, never passed on as they
-      came, so that the other side can read no further request in one. What is encrypted is passed on as it is.
-    - Connections, their silence and their bytes are bounded. What is silent makes room for what is not: of the
-      connections that have asked nothing yet, and of those that pass nothing on, the oldest ends first.
+    - A name is looked up here, once, and the proxy connects to the exact address that it has checked.
+    - One request for each connection. Requests and answers are parsed and written again by `h11`, never forwarded as
+      they came, so the other side cannot read a second request in one. Encrypted traffic is forwarded as it is.
+    - Connections, their silence and their bytes are bounded. Silent connections make room for others: of those that
+      have sent no request yet, and of those that transfer nothing, the oldest ends first.
 Does not: look into encrypted connections: a host on the list that serves others' content may be reached for that too.
 """
 
@@ -36,7 +36,7 @@ HOP_BY_HOP = frozenset(
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Report = Callable[[str, str], None]
-"""Is told the target and why it was refused."""
+"""Called with the target and the reason of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class EgressProxy:
     """The proxy of one workspace.
 
     Args:
-        report: Is told every refusal.
+        report: Called with every refusal.
         resolve: Looks a name up; the machine's own resolver by default.
     """
 

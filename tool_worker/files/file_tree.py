@@ -156,7 +156,7 @@ def _walk(directory: Directory, closed: list[str]) -> Iterator[Entry]:
             except PermissionError:
                 closed.append(entry.path)
             except OSError as error:
-                if not is_of_the_entry(error):  # whoever removes or swaps it now has it left out
+                if not is_of_the_entry(error):  # an entry that is removed or replaced now is left out
                     raise
 
 

@@ -36,7 +36,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Directory:
-    """A directory opened once: later changes of its own path do not matter.
+    """A directory opened once: later changes of its path do not matter.
 
     Raises:
         OSError: it cannot be opened, or is a link; those in the path before it are followed.

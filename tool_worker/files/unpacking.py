@@ -1,8 +1,8 @@
-"""Unpacking archives below a directory, whatever they hold and whatever programs do in the directory meanwhile.
+"""Unpacks archives below a directory, whatever they contain and whatever programs do in the directory meanwhile.
 
 Holds:
-    - Nothing is written outside: names that lead out are refused, and no link is followed on the way, be it one of the
-      archive's own or one that was put there a moment ago.
+    - Nothing is written outside: names that lead out are refused, and no link is followed on the way, neither one from
+      the archive nor one that was put there a moment ago.
     - A file appears whole: it is written under another name and then moved into its place.
     - Not more is written than the limits allow, and no single header makes us read megabytes into memory.
 Does not: unpack devices, FIFOs and sockets, or keep owners and set-user-id bits.

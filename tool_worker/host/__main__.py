@@ -1,7 +1,7 @@
 """Starts a workspace host: `python -I -S …/tool_worker/host/__main__.py <conversation id>`.
 
 Its configuration comes on standard input; listener, journal and the lock that says it is alive come as open
-descriptors, so that nothing in the sandbox has a path to them. The argument is for whoever reads a process list.
+descriptors, so that nothing in the sandbox has a path to them. The argument is for people who read a process list.
 
 Holds:
     - In a process namespace it is the first process. The kernel lets no program of the workspace kill or stop it, and

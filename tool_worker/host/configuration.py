@@ -1,6 +1,6 @@
-"""What a workspace host is told when it is started: a JSON object on its standard input.
+"""The configuration of a workspace host: a JSON object on its standard input.
 
-On standard input, because a command line and an environment can be read by whoever can see the process.
+On standard input, because everybody who can see a process can read its command line and its environment.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 from tool_worker.host.json_text import dumps, loads
 
-# Descriptors that whoever starts a host leaves open in it. The sandbox has no path to any of them.
+# Descriptors that are open in a host when it starts. The sandbox has no path to any of them.
 # The lock of a living host is its standard output, because a sandbox's outer process keeps that open as well: it is
 # released when the last of them is gone.
 ALIVE_FD = 1
@@ -38,7 +38,7 @@ class HostConfiguration:
         no_change_timeout_seconds: After how much silence a command's call is answered, unless the call says otherwise.
         output_limit_bytes: Of longer output the head and the tail are kept, half of this each.
         writable: The directories below which alone anything may be changed; empty: no such bound.
-        sessions: Tools that a program of their own carries out, by name, and how it is started.
+        sessions: Tools that separate programs carry out, by name, and how each program is started.
         egress_port: Where on the loopback a proxy is lent a socket; 0: the workspace has no way out.
         announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that in its place.
         temporary: A directory that the host makes when it starts and removes with all in it when it ends; empty: none.

@@ -53,7 +53,7 @@ def kill_descendants(root: int) -> bool:
 
 
 def kill_marked(root: int, variable: str) -> None:
-    """Send SIGKILL to all below `root` that began with this variable (`NAME=value`), whoever their parent is now."""
+    """Send SIGKILL to all below `root` that began with this variable (`NAME=value`), whatever their parent is now."""
     for entry in live_descendants(root):
         try:
             with open(f"/proc/{entry.pid}/environ", "rb") as file:

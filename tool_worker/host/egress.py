@@ -1,7 +1,7 @@
-"""The sandbox's end of the way out: a listening socket on its loopback, lent to the proxy outside.
+"""The sandbox's end of its egress proxy: a listening socket on its loopback, lent to the proxy outside.
 
-A socket belongs to the network in which it was made, whoever holds it. So the proxy, which is outside, serves programs
-inside without a forwarder and without a path that leads to it.
+A socket belongs to the network in which it was made, no matter which process holds it. So the proxy, which is outside,
+serves programs inside without a forwarder and without a path that leads to it.
 
 Holds: the socket stays here as long as the host lives, so that a proxy that died can be replaced; connections wait
 meanwhile. One proxy at a time.
@@ -18,7 +18,7 @@ KEPT_REFUSALS = 20
 
 
 class Egress:
-    """Lends the listening socket, and keeps what the proxy refused until somebody is told.
+    """Lends the listening socket, and keeps what the proxy refused until the next result.
 
     Args:
         port: On the loopback; 0: this workspace has no way out.

@@ -1,4 +1,4 @@
-r"""The host's journal: what was begun, and what came of it, by action id.
+r"""The host's journal: which actions were begun, and their results, by action id.
 
 A file of records, appended and never changed: `boot <id>\n` when a host opens it after a reboot,
 `start <action> <fingerprint>\n` before an effect, and `result <action> <bytes>\n<body>\n` after it. The fingerprint
@@ -10,7 +10,7 @@ Holds:
 Does not:
     - Sync to disk. The death of a process loses nothing; a power failure may lose the last records, so after a reboot
       the absence of an action proves nothing (`is_certain`).
-    - Lock: whoever starts the host sees to it that there is one.
+    - Lock: the tool worker that starts the host makes sure that there is only one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Journal:
         self._started[action_id] = fingerprint
 
     def record_result(self, action_id: int, body: bytes) -> None:
-        """Keep what came of it.
+        """Keep the result of an action.
 
         When the disk is full the result is kept in memory: it is lost only if the host dies too.
         """

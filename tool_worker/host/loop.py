@@ -1,7 +1,7 @@
 """The host's event loop: file descriptors and alarms on one thread, without asyncio.
 
 Holds: callbacks run one at a time, in the order in which the kernel reports them; a callback that raises ends the
-loop, because a host that lost an event must not go on as if nothing had happened.
+loop, because a host that has lost an event must not continue.
 Does not: start threads, or read a clock while nothing is due.
 """
 

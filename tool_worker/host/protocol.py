@@ -1,4 +1,4 @@
-r"""What a tool worker and a workspace host say to each other: one JSON object a line, over a unix socket.
+r"""The protocol between a tool worker and a workspace host: one JSON object per line, over a unix socket.
 
 Every request carries a `request` number that its reply repeats; replies come in any order. A refused request is
 answered `{"request", "error": {"code", "message", "retryable"}}`, and then nothing was begun.
@@ -33,7 +33,7 @@ answered `{"request", "error": {"code", "message", "retryable"}}`, and then noth
 
 Tools and their `arguments`:
     bash    command, is_input=false, timeout=null (seconds; the hard limit), blocking=false (no limit on silence),
-            no_change_timeout=30 (seconds of silence), cwd=null, is_static=false (a shell of its own, in cwd),
+            no_change_timeout=30 (seconds of silence), cwd=null, is_static=false (a separate shell, in cwd),
             env={} (variables of this command only)
             → content, command, state (continue, completed, no_change_timeout, hard_timeout, cancelled, refused),
               omitted_bytes, metadata (exit_code, pid, username, hostname, working_dir, py_interpreter_path, prefix,

@@ -1,11 +1,11 @@
 """The host's service: attached tool workers, their requests, and the actions these begin.
 
 Holds:
-    - An action is begun at most once, unless the one who asks says that an unknown outcome may be repeated.
-    - Its start is in the journal before its effect and its result before the first answer; whoever asks later, or
-      asks twice, gets the same result.
+    - An action is begun at most once, unless the client says that an unknown outcome may be repeated.
+    - Its start is in the journal before its effect, and its result before the first answer; asking later or
+      twice gives the same result.
     - Memory is bounded per client, per action and in the number of clients.
-Does not: know who its clients are; whoever can reach the socket may ask for anything.
+Does not: authenticate its clients; everybody who can reach the socket may ask for anything.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Server:
             elif operation == "refused":
                 self._egress.note(message)
             elif operation == "close":
-                # Whoever waits for an action need not ask another host what became of it.
+                # Those who wait for an action need not ask another host about it.
                 for execution in self._executions.values():
                     for waiting, asked in execution.waiting:
                         self._reply(waiting, asked, {"state": protocol.UNKNOWN})
@@ -327,7 +327,7 @@ class Server:
         self._reply_result(client, request, body, is_replayed=False)
 
     def _begin_next(self) -> None:
-        """Begin waiting commands; the shell runs one at a time, a static command has a shell of its own."""
+        """Begin waiting commands; the shell runs one at a time, a static command has a separate shell."""
         for execution in list(self._queue):
             assert execution.call is not None
             if not execution.call.is_static and self._session.is_busy:
@@ -345,7 +345,7 @@ class Server:
         session.start(call, lambda result: self._finish(execution, result))
 
     def _record_begin(self, execution: Execution) -> bool:
-        """Journal the start; if that fails, who waits is told that nothing was begun."""
+        """Journal the start; if that fails, answer those who wait that nothing was begun."""
         try:
             self._record_start(execution.action_id, execution.fingerprint)
         except Refused as refusal:

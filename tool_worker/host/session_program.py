@@ -5,9 +5,9 @@ It is started by the first call and lives on between calls. It finds a socket at
     us → it   {"call": n, "arguments": {…}}      {"interrupt": n}
     it → us   {"call": n, "result": {…}}
 
-Holds: one call at a time, in the order in which they were asked; each is answered exactly once, whatever becomes of the
+Holds: one call at a time, in the order in which they were asked; each is answered exactly once, whatever happens to the
 program: it may end, be silent beyond its call's limit, or speak nonsense, and the next call gets a new one. Its
-temporary files are in a directory of its own (`TMPDIR`), which goes with it.
+temporary files are in a separate directory (`TMPDIR`), which is removed with it.
 Does not: look into arguments, `timeout` apart, or results.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SESSION_FD = 3
 QUEUE_LIMIT = 64
 GRACE_SECONDS = 15.0
-"""How long a program may go on beyond the limit of its call, to end it in good order."""
+"""How long a program may run beyond the limit of its call, to end the call in good order."""
 INTERRUPT_GRACE_SECONDS = 3.0
 
 _MAX_FD = 1 << 20
@@ -185,7 +185,7 @@ class SessionProgram:
             self._writer.write(protocol.encode(message))
 
     def _too_late(self) -> None:
-        self._lost("did not stop in time and was ended")
+        self._lost("did not stop in time and was killed")
 
     def _exited(self, pid: int) -> None:
         if pid != self._pid:
@@ -199,9 +199,9 @@ class SessionProgram:
     def _lost(self, how: str) -> None:
         self._end_program()
         if self._call is not None:
-            self._answer(f"ERROR: {self._name} {how}. What it held is lost; the next call gets a new one.")
+            self._answer(f"ERROR: {self._name} {how}. Its state is lost; the next call starts a new one.")
         else:
-            self._notice = f"[{self._name} had ended; this is a new one.]\n"
+            self._notice = f"[{self._name} had ended. This is a new one; the old state is lost.]\n"
         self._begin_next()
 
     def _end_program(self) -> None:
@@ -234,7 +234,7 @@ class SessionProgram:
 
 
 def _remove(folder: str) -> None:
-    """Remove a directory by a program of its own: there may be much in it, and others wait for the host."""
+    """Remove a directory by a separate program: it may be large, and others wait for the host."""
     nowhere = [(os.POSIX_SPAWN_OPEN, target, os.devnull, os.O_RDWR, 0) for target in (0, 1, 2)]
     try:
         os.posix_spawn("/bin/rm", ["rm", "-rf", "--", folder], {}, file_actions=nowhere)

@@ -39,7 +39,7 @@ class Binding:
     tenant: str | None = None
 
     def is_named(self, own: Path) -> bool:
-        """Say whether the directory is one that the conversation names, and not the one of its own."""
+        """Say whether the conversation named the directory; otherwise we created it."""
         return self.path != str(own)
 
     def require_same(self, spec: WorkspaceSpec) -> None:

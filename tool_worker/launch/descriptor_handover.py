@@ -1,7 +1,7 @@
 """How a host that inherits nothing gets its descriptors: it is handed them through a socket, once.
 
-Holds: whoever connects is what was mounted to see the socket, in a folder that is closed to others; after one has been
-served nobody listens there any more.
+Holds: only what the socket was mounted into can connect, because its folder is closed to others; after one has been
+served, nobody listens any more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with listener:
-        bind_for_all(listener, entrance)  # whoever the host runs as; nobody else gets into the folder
+        bind_for_all(listener, entrance)  # the host may run as any user; nobody else has access to the folder
         listener.listen(1)
         listener.settimeout(LOOK_AGAIN_SECONDS)
         try:

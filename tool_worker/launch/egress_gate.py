@@ -54,14 +54,14 @@ class EgressGate:
         allow = tuple(allow)
         if allow and not is_confined:
             raise EgressRefused(
-                "A list of allowed hosts means nothing without a sandbox.",
+                "A list of allowed hosts has no effect without a sandbox.",
                 remedy="Ask for a sandbox, or leave the list out.",
             )
         if self.ceiling is None or not is_confined:
             return
         if has_network:
             raise EgressRefused(
-                "This node gives no workspace the whole network (DECKHANDS_EGRESS).",
+                "This node does not allow workspaces the whole network (DECKHANDS_EGRESS).",
                 remedy="Name the hosts that are needed (`allow`).",
             )
         try:
@@ -71,12 +71,12 @@ class EgressGate:
         for text, rule in zip(allow, rules, strict=True):
             if not any(wider.covers(rule) for wider in self.ceiling):
                 raise EgressRefused(
-                    f"This node gives no workspace the host {text} (DECKHANDS_EGRESS).",
+                    f"This node does not allow workspaces the host {text} (DECKHANDS_EGRESS).",
                     remedy="Leave it out, or let the operator add it.",
                 )
 
     async def ensure_proxy(self, folder: HostFolder, allow: Iterable[str], connection: HostConnection) -> int | None:
-        """Start the proxy of a workspace if it has none, be it the first time or because the last one died.
+        """Start the proxy of a workspace if none is attached: the first time, or because the last one died.
 
         Returns:
             The process id of what was started, if something was.
@@ -106,7 +106,7 @@ class EgressGate:
             os.close(lent)
 
     def settings(self, allow: Iterable[str]) -> dict[str, object]:
-        """Return what a proxy is told."""
+        """Return the settings of a proxy."""
         return {"allow": list(allow), "private": list(self.private), "limit_bytes": self.limit_bytes}
 
 
@@ -127,9 +127,9 @@ def start_proxy(control: int, listener: int, settings: Mapping[str, object], *, 
     """
     command = [sys.executable, "-I", "-m", "tool_worker.egress", name]
     with ExitStack() as closing:
-        told = in_memory(closing, json.dumps(settings).encode())
+        source = in_memory(closing, json.dumps(settings).encode())
         written = opened(closing, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        return spawn(command, {0: told, 1: written, 2: written, CONTROL_FD: control, EGRESS_LISTENER_FD: listener})
+        return spawn(command, {0: source, 1: written, 2: written, CONTROL_FD: control, EGRESS_LISTENER_FD: listener})
 
 
 def _lent_listener(control: socket.socket) -> int:

@@ -25,7 +25,7 @@ ANSWER_LIMIT_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HostResult:
-    """What came of an action.
+    """The outcome of an action.
 
     Attributes:
         value: the tool's result, see `protocol`; empty if the outcome is unknown.
@@ -203,7 +203,7 @@ class HostConnection:
         return HostReport(str(reply.get("workspace")), tuple(running), is_busy, has_egress, newest)
 
     async def detach(self) -> None:
-        """Close the connection; actions go on in the host.  Idempotent."""
+        """Close the connection; actions continue in the host.  Idempotent."""
         self._receiver.cancel()
         with suppress(asyncio.CancelledError):
             await self._receiver
@@ -214,7 +214,7 @@ class HostConnection:
     async def _ask(
         self, message: dict[str, Any], *, limit_seconds: float | None = ANSWER_LIMIT_SECONDS
     ) -> dict[str, Any]:
-        """Send a request and return its reply; without a limit of its own, as long as the host answers pings."""
+        """Send a request and return its reply; without a limit, wait as long as the host answers pings."""
         loop = asyncio.get_running_loop()
         self.last_used = loop.time()
         if not self.is_open:

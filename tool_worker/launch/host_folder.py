@@ -3,7 +3,7 @@
     <root>/<conversation>/workspace/       the workspace, unless it was given from elsewhere
     <root>/<conversation>/host/            seen by no program in the sandbox:
         binding.json     directory, sandbox and network, fixed when the workspace is first opened
-        opening.lock     held by whoever starts or ends the host
+        opening.lock     held while the host is started or ended
         alive.lock       held by the host and its sandbox as long as one of them lives
         pid-<n>.json     the process whose death ends all others of the workspace, as pid namespace <n> counts
         socket, journal, host.log, egress.log; entrance, while a container is started
@@ -67,7 +67,7 @@ class HostFolder:
         try:
             fields = json.loads(self._binding.read_text())
             return Binding(**{**fields, "allow": tuple(fields.get("allow", ()))})
-        except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, AttributeError):
             return None
 
     def write_binding(self, binding: Binding) -> None:

@@ -1,7 +1,7 @@
 """How a workspace host is started so that it outlives the tool worker, and how its death is made sure of.
 
 Holds:
-    - A host leads a session of its own and is tied to its starter by nothing: not by a signal at the parent's death,
+    - A host leads its own session and is tied to its starter by nothing: not by a signal at the parent's death,
       not by a terminal, not by an open descriptor.
     - It listens before it runs, so that its starter can connect at once.
     - When `end_host` returns, no process of the workspace is left.
@@ -96,8 +96,8 @@ def bound_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: 
 async def bounding(bound: Callable[[], None]) -> AsyncIterator[None]:
     """Begin to bound a host while it starts, so that little is left to wait for once it has answered.
 
-    Not at once: in a group a start costs up to a third more CPU. What the host starts meanwhile may be missed, and an
-    error is not told: it has to be bounded again when it has answered.
+    Not at once: in a group a start costs up to a third more CPU. Processes that the host starts meanwhile may be
+    missed, and errors are ignored, so the host has to be bounded again when it has answered.
     """
 
     async def begin() -> None:

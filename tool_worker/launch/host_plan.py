@@ -1,4 +1,4 @@
-"""What the host of a workspace is started with: what its sandbox shows it, and what it is told."""
+"""What the host of a workspace is started with: its sandbox and its configuration."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class SessionPrograms:
-    """What a workspace host is told, and what its sandbox has to show.
+    """The commands for a workspace host, and what its sandbox has to show.
 
     Attributes:
         commands: by tool.

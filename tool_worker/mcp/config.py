@@ -26,7 +26,7 @@ class McpServerSpec(BaseModel):
     """One server (OpenHands 10.8: limits and defaults).
 
     Attributes:
-        command: A program that speaks MCP on its standard input and output; it runs in a sandbox of its own.
+        command: A program that speaks MCP on its standard input and output; it runs in a separate sandbox.
         args, env: What it is started with; nothing of the tool worker's environment gets to it by itself.
         read_only: Further paths of this machine that it may read.
         network: Whether it may reach the network.

@@ -1,4 +1,4 @@
-"""How the program of an MCP server is started: in a sandbox of its own, with a directory of its own.
+"""How the program of an MCP server is started: in a separate sandbox, with a separate directory.
 
 Holds: it sees neither a workspace nor the tool worker's files, and an agent's programs see neither it nor its secrets.
 Differs: the original runs it in the agent's own sandbox, where every command can read what it was given.

@@ -123,7 +123,7 @@ async def _end(
 
 async def _wait_for_end(process: Process) -> bool:
     deadline = asyncio.get_running_loop().time() + STEP_SECONDS
-    # `wait` would also wait for whoever else has the program's output open.
+    # `wait` would also wait for others that have the program's output open.
     while process.returncode is None and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return process.returncode is not None

@@ -1,7 +1,7 @@
 """A connection to one MCP server, by the official SDK, which is imported when the first server is reached.
 
-Holds: one connection serves all calls of a worker; one that broke is made anew by the next call; a server that is
-started runs in a sandbox of its own, without a workspace, and ends with its connection.
+Holds: one connection serves all calls of a worker; the next call replaces a broken one; a server that is
+started runs in a separate sandbox, without a workspace, and ends with its connection.
 Does not: sample from models, ask people or offer directories to a server; it gets calls and nothing else.
 """
 
@@ -118,7 +118,7 @@ class McpServer:
 
 
 class _Notifications:
-    """Whether a server has said that it has other tools now; also said to whoever waits for that."""
+    """Whether a server has announced other tools; also sets the event of those who wait for it."""
 
     def __init__(self, changed: asyncio.Event) -> None:
         self._changed = changed
@@ -143,7 +143,7 @@ class _Notifications:
 
 
 class _Connection:
-    """A session in a task of its own, because the SDK wants it to be ended by the task that began it."""
+    """A session in a separate task, because the SDK requires that the task that begins a session also ends it."""
 
     def __init__(
         self,
@@ -197,14 +197,14 @@ class _Connection:
         Raises:
             ToolFailed: the server does not say.
         """
-        self.notifications.clear()  # before, or what is told meanwhile would be lost
+        self.notifications.clear()  # before, or a notification that comes meanwhile would be lost
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
                 self.tools = await _all_tools(self.session)
         except Exception as error:
             self.notifications.set()
             why = _first_cause(error)
-            raise ToolFailed(f"The MCP server {name} does not tell its tools: {type(why).__name__}: {why}") from error
+            raise ToolFailed(f"The MCP server {name} did not list its tools: {type(why).__name__}: {why}") from error
 
     async def is_alive(self) -> bool:
         """Say whether the session still answers; one that has rested for a while is asked."""
@@ -244,7 +244,7 @@ async def _serve(
             await session.initialize()
             ready.set_result((session, await _all_tools(session)))
             await end.wait()
-    except Exception as error:  # noqa: BLE001  (the edge of the SDK: it becomes the answer of whoever waits)
+    except Exception as error:  # noqa: BLE001  (the edge of the SDK: it becomes the answer to the caller)
         if not ready.done():
             ready.set_exception(error)
         else:

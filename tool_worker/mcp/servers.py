@@ -52,7 +52,7 @@ class McpServers:
         await asyncio.gather(*(self._offer(server, publish) for server in self._servers))
 
     async def follow(self, publish: Publish) -> None:
-        """Publish the tools anew whenever a server has others; never returns."""
+        """Publish the tools again whenever a server changes them; never returns."""
         await asyncio.gather(*(self._follow(server, publish) for server in self._servers))
 
     async def aclose(self) -> None:
@@ -62,7 +62,7 @@ class McpServers:
     async def _follow(self, server: McpServer, publish: Publish) -> None:
         while True:
             await server.changed.wait()
-            await asyncio.sleep(FIRST_PAUSE_SECONDS)  # who says so all the time is not asked all the time
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)  # a server that changes all the time is not asked all the time
             server.changed.clear()
             await self._offer(server, publish)
 
@@ -127,8 +127,9 @@ async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: di
     present = next((found for found in await server.tools() if found.name == tool.name), None)
     if present is None or _differs(server, present, offer):
         raise ToolFailed(
-            f"The MCP server {server.spec.name} has changed its tool {tool.name} since; it was not called.",
-            remedy="Go on without it, or tell the person.",
+            f"The MCP server {server.spec.name} has changed its tool {tool.name} since this conversation began. "
+            "The tool was not called.",
+            remedy="Continue without it, or tell the user.",
         )
     try:
         result = await server.call(tool.name, arguments)

@@ -5,7 +5,7 @@ conversation, each with half of the work.
 
 Holds: a directory keeps the identity that the first worker gave it; a worker does not begin while its node's name is
 served from another directory.
-Does not: notice workers of one name that begin in the same moment; the next of them to begin anew will.
+Does not: notice workers of one name that start at the same moment; the next one that starts does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from broker.store.store import Store
 
 FOLDER = ".node"
 PATIENCE_SECONDS = 3 * HEARTBEAT_TTL_SECONDS
-"""A worker that was killed is seen for a moment longer, and its successor may have a new disk."""
+"""A killed worker stays visible for a moment, and its successor may have a new disk."""
 
 
 def identity_of(node_dir: Path) -> str:
@@ -43,7 +43,7 @@ def identity_of(node_dir: Path) -> str:
 
 
 async def only_here(store: Store, node: str, identity: str) -> None:
-    """Make sure that nobody serves a node from another directory, waiting for whoever is about to be presumed dead.
+    """Make sure that no other worker serves this node from another directory; wait for one that may be dead.
 
     Raises:
         UsageError: somebody does.
@@ -53,7 +53,7 @@ async def only_here(store: Store, node: str, identity: str) -> None:
         if waited >= PATIENCE_SECONDS:
             raise UsageError(
                 f"The node {node!r} is served from another directory, by {other.worker_id}.",
-                remedy="Give this worker a DECKHANDS_NODE of its own, or the same DECKHANDS_NODE_DIR.",
+                remedy="Give this worker another DECKHANDS_NODE, or the same DECKHANDS_NODE_DIR.",
             )
         await asyncio.sleep(HEARTBEAT_SECONDS)
         waited += HEARTBEAT_SECONDS

@@ -21,12 +21,12 @@ PAUSE_FACTOR = 10.0
 REMEMBERED_WORKSPACES = 1_000
 
 OVER = (
-    "[This workspace holds {size:,} bytes in {files:,} files; it may hold {limits.bytes:,} bytes in {limits.files:,} "
-    "files. Delete what you do not need, now: what is beyond is not saved, and actions that add more are stopped.]"
+    "[This workspace holds {size:,} bytes in {files:,} files; the limit is {limits.bytes:,} bytes in {limits.files:,} "
+    "files. Delete what you do not need now: the excess is not saved, and actions that add more are stopped.]"
 )
 TOO_DEEP = (
-    f"[This workspace has paths of more than {MAX_PATH_BYTES:,} bytes. Delete them, now: as long as they are there, "
-    "nothing of it is saved.]"
+    f"[This workspace has paths longer than {MAX_PATH_BYTES:,} bytes. Delete them now: while they exist, nothing "
+    "in the workspace is saved.]"
 )
 
 _NO_LIMITS = TreeLimits(files=sys.maxsize, bytes=sys.maxsize)
@@ -61,7 +61,7 @@ class Quota:
         self._measurements: OrderedDict[str, _Measurement] = OrderedDict()
 
     async def notice(self, conversation_id: str) -> str:
-        """Return what the model is to be told after an action that may have written; empty: all is well."""
+        """Return the notice for the model after an action that may have written; empty: within the limits."""
         last = self._measurements.get(conversation_id)
         now = asyncio.get_running_loop().time()
         if last is None or self._is_over(last) or now - last.at >= self._pause_factor * last.took:

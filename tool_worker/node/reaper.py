@@ -87,7 +87,7 @@ class Reaper:
                     await asyncio.to_thread(NoSandbox().kill_stragglers, host_id)
 
     async def _is_due(self, conversation_id: str, found: dict[str, Path]) -> bool:
-        # From cheap to dear: most are in use, or not closed.
+        # Cheap checks first: most workspaces are in use, or not closed.
         now = self._clock.now().timestamp()
         if now - HostFolder(self._root, conversation_id).last_used() / 1e9 < self._keep_seconds:
             return False
@@ -107,7 +107,7 @@ class Reaper:
             if folder.is_alive:
                 return False  # its processes end first, when the order to close it is carried out
             doomed = self._root / f"{REMOVED}{secrets.token_hex(8)}"
-            # At once, so that whoever comes finds nothing, and not a part.
+            # In one step, so that others find all of it or nothing.
             (self._root / conversation_id).rename(doomed)
         return True
 

@@ -1,9 +1,9 @@
-"""Bounds for what programs of a workspace hold that no file shows; see `workspace_usage`.
+"""Limits for what the programs of a workspace hold that no file shows; see `resource_usage`.
 
-Holds: looking takes at most a twentieth of the time; of a workspace that holds too much, those programs end that hold
-most of it, until it does not; its host, other programs and other workspaces stay.
-Does not: keep a workspace within its bounds at every moment. The kernel has no such bounds for users without rights, so
-it may hold more until the next look.
+Holds: looking takes at most a twentieth of the time. In a workspace over its limits, the programs that hold the most
+are killed until it is within them; its host, other programs and other workspaces stay.
+Does not: keep a workspace within its limits at every moment. The kernel offers no such limits to unprivileged users, so
+a workspace may exceed them until the next look.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TERMINALS, WATCHERS = 64, 32
 REMEMBERED_NOTICES = 1_000
 
 ENDED = (
-    "[Programs of this workspace held {held}, and a workspace may hold {bound}. What held most was ended: {count} of "
-    "them.]"
+    "[Programs in this workspace held {held}; the limit is {bound}. The programs that held the most were killed: "
+    "{count}.]"
 )
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class UsageBounds:
         self._notices: OrderedDict[str, str] = OrderedDict()
 
     async def run(self) -> None:
-        """Look at all living workspaces now and then, for ever."""
+        """Look at all living workspaces from time to time; never returns."""
         loop = asyncio.get_running_loop()
         took = 0.0
         while True:
@@ -71,7 +71,7 @@ class UsageBounds:
                 self._notices.popitem(last=False)
 
     def take_notice(self, conversation_id: str) -> str:
-        """Return, once, what the model is to be told was ended; empty: nothing."""
+        """Return the notice of what was killed, once; empty: nothing was."""
         return self._notices.pop(conversation_id, "")
 
     def _swept(self) -> dict[str, str]:

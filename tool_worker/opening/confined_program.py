@@ -1,7 +1,7 @@
-"""One program that runs confined to its end: for what a tool worker lets git do with files that it does not trust.
+"""Runs one program confined, to its end: for what a tool worker lets git do with files that it does not trust.
 
-Holds: it sees the directories it is given and nothing else of the machine's; it ends with its limit, with whoever
-waits for it and with the tool worker, and so do all that it started.
+Holds: the program sees the directories that it is given and nothing else of the machine. It ends at its limit, with the
+task that waits for it and with the tool worker, and so does everything that it started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_COMPLAINT_BYTES = 4_000
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """What came of it; of what it complained about, the end."""
+    """How a program ended: exit code, standard output, and the end of its standard error."""
 
     code: int
     output: bytes

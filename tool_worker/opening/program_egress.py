@@ -1,4 +1,4 @@
-"""The way out of one program that may reach some hosts of the network: the program of an MCP server, or a clone.
+"""The egress proxy of one program that may reach some hosts: the program of an MCP server, or a clone.
 
 Holds: the proxy is there before the program begins, and ends with its connection, or with the tool worker.
 """
@@ -67,7 +67,7 @@ async def proxy_for(
     ours, theirs = socket.socketpair()
     with listening, ours, theirs:
         address.parent.mkdir(mode=0o700, exist_ok=True)
-        bind_for_all(listening, address)  # whoever the program runs as; nobody else gets into the folder
+        bind_for_all(listening, address)  # the program may run as any user; nobody else has access to the folder
         listening.listen(1)
         listening.setblocking(False)
         started: list[int] = []

@@ -69,7 +69,7 @@ _ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "none",
     "HOME": "/nonexistent",  # where curl would look for passwords
 }
-# What git says of a server in words of its own; the rest may be the server's.
+# What git itself says about a server; other lines may quote the server.
 _OF_A_SERVER = re.compile(
     r"fatal: (unable to access '.*': .*|repository '.*' not found|Authentication failed for '.*'"
     r"|could not read (Username|Password) for '.*'|Remote branch .* not found in upstream .*"
@@ -193,7 +193,7 @@ class Repositories:
             environment = {"BASE": "" if base is None else str(base), "TREE": str(directory)}
             ran = await self._script(_COMPARE, enclosure, environment, scratch=scratch, output_limit_bytes=limit_bytes)
         if ran.code != 0:
-            raise SourceUnusable(f"What was changed cannot be told: {_reason(ran)}")
+            raise SourceUnusable(f"The changes cannot be determined: {_reason(ran)}")
         return ran.output
 
     async def _script(

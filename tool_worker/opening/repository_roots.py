@@ -1,7 +1,7 @@
 """Which repositories of a tool worker's own machine may be cloned: those below the directories that its operator names.
 
 Holds: a path leads below such a directory without any link, as the kernel follows it; nothing below the node's own
-directory is given out; whether something is there is not told of what may not be cloned.
+directory is given out; for a path that may not be cloned, nothing reveals whether it exists.
 """
 
 from __future__ import annotations

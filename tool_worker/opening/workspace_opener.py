@@ -1,11 +1,11 @@
-"""Opening workspaces that begin with a repository or an archive.
+"""Opens workspaces that begin with a repository or an archive.
 
     <root>/<conversation>/workspace/     appears whole or not at all
     <root>/<conversation>/base.git/      what it began with, for `Repositories.difference`
     <root>/<conversation>/opened.json    what the opening found
 
-Holds: a workspace is opened once, whoever asks how often; what failed leaves nothing behind, and what a killed worker
-left half filled is removed by the next opening of the conversation, or by the reaper.
+Holds: a workspace is opened once, no matter how often it is asked for; a failure leaves nothing behind. What a killed
+worker left half filled is removed by the next opening of the conversation, or by the reaper.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class WorkspaceOpener:
                 (staging / OPENED).replace(folder / OPENED)
                 if (folder / BASE).exists():
                     await asyncio.to_thread(remove, folder / BASE)
-                # Last the workspace: whoever finds it finds all that belongs to it.
+                # The workspace comes last: once it is there, everything that belongs to it is.
                 for name in (BASE, WORKSPACE):
                     with contextlib.suppress(FileExistsError):
                         put(staging / name, folder / name)

@@ -1,4 +1,4 @@
-"""The bubblewrap sandbox: namespaces of its own for users, processes, files, IPC, host name and network.
+"""The bubblewrap sandbox: separate namespaces for users, processes, files, IPC, host name and network.
 
 Holds:
     - What can be written is the workspace and three bounded, temporary file systems (/tmp, the home, /dev/shm).
@@ -44,7 +44,7 @@ TRIAL_LIMIT_SECONDS = 10.0
 # for users to whom the directory itself looks writable.
 DANGEROUS_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 
-# The whole machine's, whoever asks; and what root's user id reads without any capability.
+# These show the whole machine to everybody; the second tuple, to root's user id without any capability.
 SHARED_PROC = ("timer_list", "sched_debug")
 SHARED_PROC_OF_ROOT = ("kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "pagetypeinfo")
 
@@ -85,7 +85,7 @@ class BubblewrapSandbox:
         """See `Sandbox.shell_environment`."""
         return {
             **PLAIN_TERMINAL,
-            # Ours comes last: a system without Python lends the host's, but does not have it in the way of its own.
+            # Ours comes last: a system without Python lends the host's, but does not let it hide its own.
             "PATH": f"{SYSTEM_PATH}:{Path(interpreter()).parent}",
             "HOME": HOME,
             "USER": "agent",

@@ -1,6 +1,6 @@
 """Which sandboxes there are, and which one a node uses.
 
-Holds: nothing falls back to no sandbox by itself; that takes somebody who asks for `none`.
+Holds: nothing falls back to running without a sandbox; that happens only where somebody asks for `none`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def sandboxes(files: Path, containers: Containers | None = None) -> dict[str, Sa
     """Return the sandboxes by name, in the order in which `auto` tries them.
 
     Args:
-        files: Directory in which they may keep files of their own.
+        files: Directory in which they may keep their files.
         containers: What the operator says of them.
     """
     in_order: list[Sandbox] = [BubblewrapSandbox(files), DockerSandbox(containers or Containers()), NoSandbox()]
@@ -42,10 +42,10 @@ def best_sandbox(files: Path, containers: Containers | None = None) -> Sandbox:
         if reason is None:
             return sandbox
         reasons.append(reason)
-    mend = "Install bubblewrap" if any("bwrap is not installed" in reason for reason in reasons) else "Mend that"
+    advice = "Install bubblewrap" if any("bwrap is not installed" in reason for reason in reasons) else "Fix this"
     raise SandboxUnavailable(
         f"No sandbox works on this machine: {'; '.join(reasons)}.",
-        remedy=f"{mend}, or set DECKHANDS_SANDBOX=none to run without a sandbox.",
+        remedy=f"{advice}, or set DECKHANDS_SANDBOX=none to run without a sandbox.",
     )
 
 

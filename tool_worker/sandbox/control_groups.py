@@ -1,9 +1,9 @@
 """Bounds for all programs of a workspace together, kept by the kernel's control groups where we may make some.
 
-Version 2 where its controllers are given to us (systemd: `Delegate=memory pids` and a group of our own), else version
+Version 2 where its controllers are given to us (systemd: `Delegate=memory pids` and a separate group), else version
 1. Only these bound memory, and the number of processes of root.
 
-Holds: a workspace that takes too much loses one of its own programs (status 137); the host and other workspaces stay.
+Holds: a workspace that takes too much loses one of its programs (status 137); the host and other workspaces stay.
 Does not: exist where nobody gives us a group; `ControlGroups.find` says why, and `doctor` prints it.
 """
 

@@ -4,7 +4,7 @@ Nothing is inherited by what an engine starts. So a host comes to its descriptor
 `ENTRANCE`, answers one caller, and leads nowhere afterwards (see `launch/descriptor_handover`).
 
 Holds:
-    - A container has no network of its own unless it was asked for, no capability and no way to gain one, a read-only
+    - A container has no network unless one was asked for, no capability and no way to gain one, a read-only
       root, bounds for memory, processes and CPU, and runs as the owner of its workspace, who is not root.
     - Its labels name its workspace; by them it is found and removed when its host is gone.
 Does not: fetch images, or keep out who can talk to the engine, which is root's equal.
@@ -75,7 +75,7 @@ class Containers:
         """
         image = image or next(iter(self.images), "")
         if image and not is_image_name(image):
-            raise WorkspaceRefused(f"{image!r} is no name of an image.", remedy="Write one such as team/build:7.")
+            raise WorkspaceRefused(f"{image!r} is not the name of an image.", remedy="Write one such as team/build:7.")
         if image in self.images[:1] or any(fnmatchcase(image, pattern) for pattern in self.images):
             return image
         raise WorkspaceRefused(
@@ -230,7 +230,8 @@ def _owner(enclosure: Enclosure) -> tuple[int, int]:
         return found.st_uid, found.st_gid
     if not enclosure.is_own:
         raise WorkspaceRefused(
-            f"{directory} belongs to root, whom no program in a container may be.", remedy="Give it to another user."
+            f"{directory} belongs to root, and no program in a container may run as root.",
+            remedy="Give it to another user.",
         )
     for folder, _, files in os.walk(directory):
         for name in files:

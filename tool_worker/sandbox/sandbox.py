@@ -19,10 +19,10 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 HOST_ROOMS = ("host", "shell", "editor", "search")
 """The rooms of this package whose code runs in a workspace host."""
 HOST_ID_VARIABLE = "DECKHANDS_HOST_ID"
-"""In the environment of every shell: by it what outlived its host is found."""
+"""In the environment of every shell: identifies processes that outlive their host."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Programs that would wait for a key in a pager, or draw on a screen, when nobody looks at one.
+# Keeps programs from waiting for a key in a pager and from drawing on a screen that nobody sees.
 PLAIN_TERMINAL = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "LANG": "C.UTF-8"}
 
 TEMPORARY_LIMIT_BYTES = 2 * 2**30
@@ -30,7 +30,7 @@ TEMPORARY_LIMIT_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Bounds for the shell of a workspace and all it starts; None: no bound of ours.
+    """Limits for the shell of a workspace and everything it starts; None: no limit of ours.
 
     Attributes:
         processes: at once. Without control groups the kernel exempts the machine's root from it.
@@ -77,13 +77,13 @@ class Enclosure:
     Attributes:
         workspace: the one directory that it may change.
         mount_at: the path at which it finds the workspace.
-        has_network: whether it shares the machine's network; otherwise it has a loopback of its own and nothing else.
+        has_network: whether it shares the machine's network; otherwise it has a private loopback and nothing else.
         read_only: further directories and files that it may read.
         temporary_bytes: bound of each of its temporary directories.
         is_own: whether the workspace is a directory of ours, and not of the user's.
         image, labels, limits, entrance: of a container: which one, its marks, its bounds, and the socket at which its
             host gets its descriptors.
-        environment_names: variables that a container takes over from whoever starts it.
+        environment_names: variables that a container takes over from the process that starts it.
         ends_with_starter: whether it is killed, with all it started, when the thread that started it ends.
     """
 
@@ -118,10 +118,10 @@ class HostDescriptors:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a sandbox can do; whoever uses one asks for this, never for its name.
+    """What a sandbox can do. Callers ask for this, never for its name.
 
     Attributes:
-        confines_programs: keeps programs from the machine; they have a process namespace of their own.
+        confines_programs: keeps programs from the machine; they have a separate process namespace.
         inherits_descriptors: programs get the descriptors of the process that starts them; otherwise a host receives
             them through a socket.
         runs_images: programs run on the files of a container image instead of this machine's.
@@ -176,7 +176,7 @@ class Sandbox(Protocol):
         ...
 
     def options(self, enclosure: Enclosure) -> Sequence[str]:
-        """Return what the sandbox must be told about this enclosure; empty if it takes no options."""
+        """Return the sandbox's options for this enclosure; empty if it takes none."""
         ...
 
     def command(

@@ -8,8 +8,7 @@ Holds:
     - A refused call fails with an error that programs know (`EPERM`, for unknown calls `ENOSYS`); nothing is killed.
     - No program limits, schedules or slows the first process, which is the host that serves it: both have the same user
       id, so the kernel would let it.
-    - No file gets a set-user-id or set-group-id mode: outside of the sandbox it would run as its owner, whoever starts
-      it.
+    - No file gets a set-user-id or set-group-id mode: outside the sandbox it would run as its owner.
 Does not: look behind pointers. `clone3` and `openat2`, which have what is judged here behind one, do not exist for
 programs, which use `clone` and `openat`.
 """
@@ -114,7 +113,7 @@ _AARCH64 = Architecture(
 )
 ARCHITECTURES = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
-# One instruction: operation, where to go on if true and if false (relative), constant.
+# One instruction: operation, where to continue if true and if false (relative), constant.
 _FORM = struct.Struct("=HBBI")
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW = 0x7FFF0000

@@ -1,6 +1,6 @@
 """How a tool worker starts programs that outlive it, and gives them what they begin with.
 
-Holds: a program leads a session of its own, with the signals as they are for any program, an empty environment, and no
+Holds: a program leads its own session, with the signals as they are for any program, an empty environment, and no
 descriptors but those that are named.
 """
 
@@ -63,7 +63,7 @@ def in_memory(closing: ExitStack, content: bytes) -> int:
 def bind_for_all(listener: socket.socket, address: Path) -> None:
     """Bind a socket by a short path: the kernel takes 108 bytes, and folders may lie deeper.
 
-    Whoever gets into the folder may connect.
+    Everybody with access to the folder may connect.
     """
     address.unlink(missing_ok=True)
     folder = os.open(address.parent, os.O_PATH | os.O_DIRECTORY)

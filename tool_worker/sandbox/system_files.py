@@ -1,4 +1,4 @@
-"""What programs of a sandbox see as /etc: a few of the machine's files, copied, and four of our own.
+"""What programs of a sandbox see as /etc: copies of a few of the machine's files, and four files of ours.
 
     <files>/etc-<boot>-<digest>/    as the machine's were when a sandbox first started after their last change
 
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ATTEMPTS = 5
-"""How often a copy is begun anew because the machine's files changed meanwhile."""
+"""How often a copy is restarted because the machine's files changed meanwhile."""
 
 USER_ID = 1000
 HOME = "/home/agent"
@@ -47,7 +47,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class EtcCopies:
-    """The copy that a sandbox starts with, made anew when the machine's files are others or it is gone.
+    """The copy that a sandbox starts with, made again when the machine's files have changed or the copy is gone.
 
     Args:
         files: Directory of the copies, made if need be; of a node, whose workers share it.

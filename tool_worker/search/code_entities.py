@@ -1,6 +1,6 @@
 """What a Python file defines and what it refers to, by its syntax alone.
 
-Holds: no code of the file is run; a file that cannot be parsed is told as such and defines nothing.
+Holds: no code of the file is run; a file that cannot be parsed is reported as such and defines nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The program beside the shell that answers questions about the workspace's code; see `session_program`.
 
-It is a program of its own because reading a large workspace takes seconds, in which the shell has to answer.
+It is a separate program because reading a large workspace takes seconds, and the shell has to answer meanwhile.
 
 Holds: it changes nothing and runs nothing; it reads what is below its working directory and nothing else.
 """
@@ -42,7 +42,7 @@ def main() -> None:
         for received in stream:
             message = json.loads(received)
             if "call" not in message:
-                continue  # an interrupt: whoever asks for it ends a program that does not stop by itself
+                continue  # an interrupt: the host kills a program that does not stop
             try:
                 result = result_of(code, message["arguments"])
             except Exception as error:  # noqa: BLE001  (the edge of the program: a defect is the answer to this call)

@@ -122,7 +122,7 @@ class _Tree:
         if len(self._lines) == 1:
             self._lines.append("(nothing)")
         if len(self._lines) > MAX_TREE_LINES:
-            self._lines[MAX_TREE_LINES:] = ["[The rest is left out. Begin deeper, or use the filters.]"]
+            self._lines[MAX_TREE_LINES:] = ["[The rest is left out. Start from a deeper entity, or use the filters.]"]
         return "\n".join(self._lines)
 
     def _draw(self, name: str, depth: int, indent: str) -> None:

@@ -36,7 +36,7 @@ def main() -> None:
 
 async def _refuse(tool: str, lacking: str) -> None:
     text = (
-        f"ERROR: {tool} cannot run in this container: its image has not {lacking}. "
+        f"ERROR: {tool} cannot run in this container: its image lacks {lacking}. "
         "Do the work by other tools, or ask for an image that has it."
     )
 

@@ -1,7 +1,7 @@
 """The session program of IPython: a real kernel, its cells, its pictures (OpenHands 10.5).
 
-Holds: variables live from cell to cell and die only with the kernel, and then the model is told; a cell that exceeds
-its time is interrupted, and its kernel killed only if that does not help.
+Holds: variables are kept from cell to cell and lost only with the kernel, which the model then reads; a cell that
+exceeds its time is interrupted, and its kernel is killed only if that does not help.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
-if __name__ == "__main__":  # started by its path, as a program of its own
+if __name__ == "__main__":  # started by its path, as a separate program
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tool_worker.sessions.session_wire import Result, serve
@@ -216,13 +216,13 @@ class IPythonSession:
         self._interrupted = False
         if code.strip() == RESTART:
             await self._end()
-            return {"content": "[The kernel was restarted; its variables are gone.]", "image_urls": []}
+            return {"content": "[The kernel was restarted; its variables are lost.]", "image_urls": []}
         try:
             kernel = await self._ready(shell_dir, arguments.get("kernel_init_code") or "")
             note = await self._run_within(kernel, code, output, seconds)
         except KernelDied:
             await self._end()
-            note = "[The kernel has died, and its variables with it. The next cell gets a new one.]"
+            note = "[The kernel died, and its variables are lost. The next cell starts a new one.]"
         content = output.text.rstrip("\n") + (f"\n{note}" if note else "")
         if arguments.get("include_extra", True) and self._kernel is not None:
             content += f"\n[Jupyter current working directory: {self._kernel.working_dir}]"
@@ -260,7 +260,9 @@ class IPythonSession:
                 done, _ = await asyncio.wait({cell}, timeout=INTERRUPT_LIMIT_SECONDS)
                 if not done:
                     await self._end()
-                    return f"[Execution timed out ({seconds:g} seconds). The kernel was ended; its variables are gone.]"
+                    return (
+                        f"[Execution timed out ({seconds:g} seconds). The kernel was killed; its variables are lost.]"
+                    )
                 await cell
                 return f"[Execution timed out ({seconds:g} seconds).]"
             await cell

@@ -28,7 +28,7 @@ class Program:
     Attributes:
         file: below the package `tool_worker`.
         packages: that it imports.
-        has_chromium: whether it is told where Chromium is.
+        has_chromium: whether it gets the path of Chromium.
     """
 
     file: str

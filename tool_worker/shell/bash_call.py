@@ -19,7 +19,7 @@ class BashCall:
         blocking: Whether silence is no reason to answer.
         no_change_timeout: Seconds of silence after which the call is answered.
         cwd: Where the command runs; None: where the shell is.
-        is_static: Whether it gets a shell of its own, which ends with it.
+        is_static: Whether it gets a separate shell, which ends with it.
         env: Variables that only this command has.
 
     Raises:

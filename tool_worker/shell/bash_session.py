@@ -3,7 +3,7 @@ r"""The tool `bash`: what a call does to the persistent shell, and what the mode
 States, limits and most of the wording follow OpenHands' BashSession (0.62), without a terminal multiplexer and without
 polling.
 
-Holds: each call is answered exactly once, whatever becomes of the shell; the shell outlives a command that timed out,
+Holds: each call is answered exactly once, whatever happens to the shell; the shell outlives a command that timed out,
 and the next call can wait for it, type for it or interrupt it.
 Does not: run two commands at once.
 """
@@ -46,13 +46,13 @@ NOTHING_TO_READ = "ERROR: No previous running command to retrieve logs from."
 NOTHING_TO_TYPE_FOR = "ERROR: No previous running command to interact with."
 BELOW = "[Below is the output of the previous command.]\n"
 UNRESPONSIVE = (
-    "\n[The shell takes no commands any more and has been ended: something that was done to it keeps it from reading "
-    "them or from saying that they have ended (a function named `builtin`, a trap, PROMPT_COMMAND or a prompt that "
-    "waits, a closed descriptor). {outcome} The next command gets a new shell in {directory}, without its variables.]"
+    "\n[The shell stopped responding and was killed. Something that was done to it keeps it from reading commands or "
+    "from reporting their end (a function named `builtin`, a trap, PROMPT_COMMAND or a prompt that waits, a closed "
+    "descriptor). {outcome} The next command gets a new shell in {directory}; the variables of this one are lost.]"
 )
 UNRESPONSIVE_OUTCOMES = {
-    SUBMITTED: "This command has probably not been run.",
-    BEGUN: "How this command ended is not known.",
+    SUBMITTED: "This command was probably not run.",
+    BEGUN: "How this command ended is unknown.",
 }
 NEXT_STEPS = (
     'You may wait longer to see additional output by sending empty command \'\', send text or keys ("C-c", "C-d", '
@@ -108,7 +108,7 @@ class BashSession:
     def announce_new_shell(self) -> None:
         """Let the next answer say that what an earlier shell knew is gone."""
         self._notice = (
-            f"[The earlier shell has ended; this is a new one in {self._working_dir}, without its variables.]\n"
+            f"[The previous shell has ended. This is a new one in {self._working_dir}; the old variables are lost.]\n"
         )
 
     def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:
@@ -228,7 +228,7 @@ class BashSession:
             suffix = UNRESPONSIVE.format(outcome=UNRESPONSIVE_OUTCOMES[last_state], directory=self._working_dir)
             self._conclude({"exit_code": exit_code, **self._place()}, suffix)
             return
-        gone = f"[The shell had ended with exit code {exit_code}; this is a new one.]\n"
+        gone = f"[The previous shell ended with exit code {exit_code}. This is a new one.]\n"
         if last_state == IDLE:
             self._notice = gone
         elif last_state == SUBMITTED and self._call is not None and self._finish is not None and not self._notice:
@@ -236,7 +236,7 @@ class BashSession:
             self._notice = gone
             self._run(self._call)
         else:
-            note = f"\n[The shell has ended with it; the next command gets a new one in {self._working_dir}.]"
+            note = f"\n[The command also ended the shell. The next command gets a new one in {self._working_dir}.]"
             self._complete({"exit_code": exit_code, **self._place()}, note)
 
     def _place(self) -> dict[str, object]:
@@ -248,7 +248,7 @@ class BashSession:
         self._conclude(facts, suffix + note)
 
     def _conclude(self, facts: dict[str, object], suffix: str) -> None:
-        """Tell whoever waits, or asks next, that the command is over."""
+        """Answer the call that waits, or else the next one, with the end of the command."""
         self._escalation.set(None)
         suffix += "\n[The command was cancelled.]" * self._is_cancelled
         if self._finish is not None:

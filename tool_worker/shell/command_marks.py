@@ -1,4 +1,4 @@
-r"""How a shell is told a command, and how it says on its terminal that the command began and ended.
+r"""How a command is sent to a shell, and how the shell reports on its terminal that the command began and ended.
 
 A command goes to bash as one quoted word, so it is parsed by `eval` and can contain anything but NUL. Around it the
 shell prints marks that carry a number nobody else knows:

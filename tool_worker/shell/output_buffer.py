@@ -1,4 +1,4 @@
-"""Output of the terminal that nobody has been told yet, in bounded memory.
+"""Terminal output that has not been reported yet, in bounded memory.
 
 Holds: of long output the head and the tail are kept; ASCII without control characters costs no look at each character.
 """

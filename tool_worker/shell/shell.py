@@ -169,7 +169,7 @@ class Shell:
             self._ask_for_end_again()
 
     def kill(self) -> None:
-        """Kill the shell and what the present command started; earlier background jobs go on."""
+        """Kill the shell and what the present command started; earlier background jobs continue."""
         # Looked up before, because a tree falls apart with its root; killed after, so that bash cannot say "Killed".
         victims = self._started()
         kill(self.pid)
@@ -241,7 +241,7 @@ class Shell:
         except BlockingIOError:
             return
         except OSError:
-            # The terminal was hung up; that the shell has ended is told by its exit status.
+            # The terminal was hung up; the exit status reports that the shell has ended.
             self._loop.on_readable(self._master, None)
             return
         self._scan(chunk)
@@ -272,7 +272,7 @@ class Shell:
         self._events.on_end(end)
 
     def _exited(self, exit_code: int) -> None:
-        # What the terminal still holds was written before the end; a job that goes on writing must not keep us here.
+        # What the terminal still holds was written before the end; a job that keeps writing must not keep us here.
         deadline = self._loop.now() + 0.5
         while self._loop.now() < deadline:
             try:

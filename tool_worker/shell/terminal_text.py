@@ -71,7 +71,7 @@ def _overwritten(line: str) -> str:
 
 
 def unfinished_from(raw: bytes) -> int:
-    """Return where a character or an escape sequence begins that may go on after the end; the length if none does."""
+    """Return where a character or escape sequence starts that may continue after the end; the length if none does."""
     match = _UNFINISHED.search(raw, max(0, len(raw) - 4200))
     return match.start() if match else len(raw)
 

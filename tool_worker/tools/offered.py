@@ -1,7 +1,7 @@
 """The tools that this worker offers besides those of the workspace: found, published, called.
 
 Holds: a call is answered by exactly one observation whatever the tool does; a call whose worker died is run again only
-as its outcome policy says; a tool that is no longer what the model was told refuses the call.
+as its outcome policy says; a tool that has changed since it was offered refuses the call.
 Does not: touch a workspace. A tool acts where its own code acts, with the rights of the tool worker.
 """
 
@@ -34,8 +34,8 @@ from tool_worker.tools.own_thread import in_own_thread
 
 ENTRY_POINTS = "deckhands.tools"
 UNKNOWN_TEXT = (
-    "The worker that carried this call out ended before its result was recorded. "
-    "It may have taken effect: check before you repeat it."
+    "The worker that ran this call ended before the result was recorded. "
+    "The call may have taken effect. Check before you repeat it."
 )
 
 EXPECTED_LIMIT_SECONDS = 60.0
@@ -77,22 +77,22 @@ class OfferedTools:
         conversation_id: str,
         context: ToolContext | None = None,
     ) -> Observation:
-        """Carry a call out, or find out what came of it; never raises for what the tool does.
+        """Run a call, or find out its outcome; never raises for what the tool does.
 
         Idempotent: as far as the tool's outcome policy says.
 
         Args:
-            context: What the tool is told of its call; by it, it learns that it is to stop.
+            context: Identifies the call to the tool, and tells it to stop.
         """
         context = context or ToolContext(conversation_id, action.id)
         tool = await self._found(action.tool or action.name)
         if tool is None:
-            text = f"This worker has no tool {action.tool or action.name!r}. Go on without it, or tell the person."
+            text = f"This worker has no tool {action.tool or action.name!r}. Continue without it, or tell the user."
             return ErrorObservation(content=text, error_id="no_such_tool")
         if action.fingerprint and action.fingerprint != tool.offer.fingerprint:
             text = (
-                f"The tool {action.name} was changed since this conversation began, and was not called. "
-                "Go on without it, or tell the person."
+                f"The tool {action.name} has changed since this conversation began and was not called. "
+                "Continue without it, or tell the user."
             )
             return ErrorObservation(content=text, error_id="tool_changed")
         try:

@@ -27,7 +27,7 @@ async def in_own_thread(function: Callable[..., Any], *arguments: Any) -> Any:
             found = context.run(function, *arguments)
         except Exception as raised:  # noqa: BLE001  (it is raised where the call is waited for)
             error = raised
-        except BaseException as raised:  # noqa: BLE001  (SystemExit would end whoever waits)
+        except BaseException as raised:  # noqa: BLE001  (SystemExit would end the waiting task)
             error = RuntimeError(f"{type(raised).__name__}: {raised}")
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(_settle, answer, found, error)

@@ -14,7 +14,7 @@ JOINING = (";", "&")
 
 
 def top_level_commands(text: str) -> list[str]:
-    """Return the commands of a text, those on lines of their own apart."""
+    """Return the commands of a text, split where they stand on separate lines."""
     root = parsed(text)
     if root is None or root.has_error:
         return [text]

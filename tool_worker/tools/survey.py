@@ -1,4 +1,4 @@
-"""The survey: what a workspace tells agents, read by one command in a shell of its own.
+"""The survey: what a workspace tells agents, read by one command in a separate shell.
 
 Holds: it changes nothing; what it reads is bounded; names and texts come back whole, because they travel in base64.
 """

@@ -1,7 +1,7 @@
 """What this machine can do for workspaces: `python -m tool_worker.worker.examination` prints it as a JSON object.
 
 Holds: a layer that is missing is named with its reason; nothing is left out because it is inconvenient.
-Does not: change anything; the self-test runs in a directory of its own.
+Does not: change anything; the self-test runs in a temporary directory.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _room(demanded: str) -> Finding:
         for descriptor in os.openpty():
             os.close(descriptor)
     except OSError as error:
-        # Sandboxes have terminals of their own.
+        # Sandboxes bring their own terminals.
         detail = f"no terminal can be opened, which a shell without a sandbox needs: {error}"
         is_needed = demanded in CAPABILITIES and not CAPABILITIES[demanded].confines_programs
         return Finding("room for sessions", is_good=False, is_needed=is_needed, detail=detail)

@@ -1,10 +1,10 @@
 """Runs one action and appends exactly one observation for it.
 
 The order is: claimed in the store, run by the workspace host (which journals begin and result by action id), appended
-under the action's id. Whichever of them was the last to happen when a worker died, the next worker goes on from there.
+under the action's id. When a worker dies, the next one continues after the last of these steps that happened.
 
 Holds: nothing that ran is run again unless its outcome policy allows it; no failure of a tool or a workspace leaves an
-action without an observation; what is not known is said to be unknown.
+action without an observation; an unknown outcome is reported as unknown.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ from tool_worker.workspace.workspaces import Workspaces
 MAX_ATTEMPTS = 3
 
 LOST_WITH_HOST = (
-    "The process that carried this action out ended before its result was recorded. "
-    "It may have taken effect, wholly or in part: check before you repeat it."
+    "The process that ran this action ended before the result was recorded. "
+    "The action may have taken effect, wholly or in part. Check before you repeat it."
 )
 LOST_BY_REBOOT = (
-    "The machine was restarted since this action was handed out, and the record of what ran may have lost its end. "
-    "It may have taken effect, wholly or in part: check before you repeat it."
+    "The machine was restarted after this action was assigned, and the record of what ran may be incomplete. "
+    "The action may have taken effect, wholly or in part. Check before you repeat it."
 )
 ANSWER_CHECK_SECONDS = 1.0
 
@@ -139,7 +139,7 @@ class Executor:
         try:
             await self._append(delivery, observation)
         except EventUnfit as error:
-            text = f"The action was carried out, but its result cannot be recorded: {error}"
+            text = f"The action ran, but its result cannot be recorded: {error}"
             instead = ErrorObservation(content=text, error_id=error.code, cause=observation.cause)
             await self._append(
                 delivery, instead.model_copy(update={"tool_call_metadata": observation.tool_call_metadata})
@@ -186,11 +186,11 @@ class Executor:
             return ErrorObservation(content=str(error), error_id=error.code, cause=delivery.action_id)
         status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
         if status is not ConfirmationStatus.CONFIRMED:
-            text = "The action was not carried out: nobody has confirmed it."
+            text = "The action was not run: it has not been confirmed."
             return answering(action, ErrorObservation(content=text, error_id="not_confirmed"))
         try:
             if claim.attempt > MAX_ATTEMPTS:
-                text = f"The action was given up after {MAX_ATTEMPTS} workers died with it. It may have taken effect."
+                text = f"The action was abandoned after {MAX_ATTEMPTS} workers died with it. It may have taken effect."
                 return answering(action, OutcomeUnknownObservation(content=text))
             return answering(action, await self._run(delivery, action, claim, probation))
         except StoreError:
@@ -199,7 +199,7 @@ class Executor:
             return answering(action, ErrorObservation(content=str(error), error_id=error.code))
         except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an observation)
             await self._note_failure(delivery.conversation_id, action)
-            text = f"The action could not be carried out: {type(error).__name__}: {error}"
+            text = f"The action could not be run: {type(error).__name__}: {error}"
             return answering(action, ErrorObservation(content=text))
 
     async def _run(
@@ -297,7 +297,7 @@ class Executor:
         assert self._opener is not None
         source = delivery.workspace.source
         if source is None:
-            return WorkspaceFailedObservation(content="There is nothing to open.", code="source_unusable")
+            return WorkspaceFailedObservation(content="The workspace has no source to open.", code="source_unusable")
         failpoint("tool.before_run")
         try:
             opened = await self._opener.open(delivery.conversation_id, source)

@@ -17,14 +17,16 @@ from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.workspace.open_workspace import OpenWorkspace
 
 NOT_CARRIED_OUT = (
-    "This action was not carried out. It was decided without knowing that the store had lost events of this "
-    "conversation: other actions were carried out in this workspace since, and what they did may be there. "
-    "Look at how things stand, then decide again."
+    "This action was not run. It was decided before it was known that the store had lost events of this conversation: "
+    "other actions have run in this workspace since, and their effects may be present. "
+    "Check the current state, then decide again."
 )
 
 
 async def check_journal(log: EventLog, host: OpenWorkspace, action: Action, fingerprint: str) -> bool:
-    """Say whether an action was decided before its log named a gap and has not been begun.
+    """Compare the host's journal with the log, and return whether an action is outdated.
+
+    An action is outdated if it was decided before its log named a gap and has not been begun.
 
     Raises:
         HostLost: the host does not answer.
@@ -42,7 +44,7 @@ async def check_journal(log: EventLog, host: OpenWorkspace, action: Action, fing
 
 
 async def log_reused_number(log: EventLog, action: Action, conversation_id: str) -> None:
-    """Say in the log that the number of an action was another one's before."""
+    """Record in the log that the number of an action belonged to another one before."""
     lost = EventsLost(conversation_id, action.id, action.id, OTHER)
     await name_gap(log, lost, noticed_by="a workspace host")
 

@@ -1,8 +1,8 @@
 """The calls of custom tools that run in this worker, so that they can be stopped.
 
-Holds: a call that was stopped, or that is answered in the log already because its conversation was, is told so within a
-second, wherever the order to stop it went. What is awaited ends; a thread or a task elsewhere is asked to.
-Does not: append anything: whoever stops a call has answered it.
+Holds: a call that was stopped, or that the log answers already because its conversation was stopped, learns it within a
+second, no matter which worker got the order. Coroutines are cancelled; threads and remote tasks are asked to stop.
+Does not: append anything: the call was answered when it was stopped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RunningCalls:
                 return await _stopped(task, self._stop_seconds)
             return task.result()
         finally:
-            # Of a worker that stops the call is left to the next one: it is not told that it was cancelled.
+            # When the worker stops, the call is left to the next one, so it does not count as cancelled.
             task.cancel()
             del self._running[key]
 

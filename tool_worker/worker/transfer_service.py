@@ -1,7 +1,7 @@
-"""The transfer_service carries files in and out of workspaces, for people, and saves workspaces when they ask for it.
+"""Transfers files in and out of workspaces for people, and saves workspaces on request.
 
-Holds: no path and no link leads out of the workspace, whatever its programs do meanwhile; what is carried is bounded,
-packed and unpacked; whoever asks gets an answer, be it why not.
+Holds: no path and no link leads out of the workspace, whatever its programs do meanwhile; the size of a transfer is
+bounded, packed and unpacked; every request gets an answer, also a refused one.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.workspace.bindings import Bindings
 
 LIMITS = TreeLimits(files=100_000, bytes=512 * 2**20)
-"""What is carried at once, unpacked."""
-TOO_LARGE = f"It has more than {MAX_STORED_FILE_BYTES:,} bytes, packed; that is more than is carried at once."
-IN_PARTS = "Take a part of it."
+"""The limits of one transfer, unpacked."""
+TOO_LARGE = f"It has more than {MAX_STORED_FILE_BYTES:,} bytes when packed, which is the limit of one transfer."
+IN_PARTS = "Transfer a part of it."
 
 _log = logging.getLogger(__name__)
 
 
 class TransferService:
-    """Carries files of one node's workspaces.
+    """Transfers files of one node's workspaces.
 
     Args:
         root: Directory of the node's workspaces.
@@ -65,10 +65,10 @@ class TransferService:
         self._bindings = bindings
 
     async def transfer(self, conversation_id: str, token: str) -> None:
-        """Do what is asked, and answer.  Idempotent."""
+        """Serve one request, and answer it.  Idempotent."""
         request = await self._transfers.request(conversation_id, token)
         if request is None:
-            self._noted(conversation_id, token).unlink(missing_ok=True)  # answered by one who died then
+            self._noted(conversation_id, token).unlink(missing_ok=True)  # answered by a worker that died afterwards
             return
         content: bytes | None = None
         try:
@@ -86,7 +86,7 @@ class TransferService:
         self._noted(conversation_id, token).unlink(missing_ok=True)
 
     def _noted(self, conversation_id: str, token: str) -> Path:
-        """Return where it is noted how an upload was begun, for who takes it over."""
+        """Return the note of how an upload was begun, for a worker that takes it over."""
         name = hashlib.sha256(token.encode()).hexdigest()[:16]
         return self._root / conversation_id / f".upload-{name}"
 
@@ -109,8 +109,8 @@ class TransferService:
             return await self._checkpoint(conversation_id, is_ours=directory == folder.workspace), None
         if directory != folder.workspace:
             raise SourceUnusable(
-                f"The workspace is the directory {directory} of yours; how it was is not known here.",
-                remedy="Compare it by what you keep it in, such as git.",
+                f"The workspace is your own directory {directory}; its original state is not known here.",
+                remedy="Compare it with your own version control, such as git.",
             )
         patch = await self._patch(conversation_id, directory)
         files = patch.count(b"\ndiff --git ") + patch.startswith(b"diff --git ")
@@ -127,8 +127,8 @@ class TransferService:
     async def _checkpoint(self, conversation_id: str, *, is_ours: bool) -> TransferAnswer:
         if not is_ours:
             raise SourceUnusable(
-                "The workspace is a directory of yours, of which no copies are made.",
-                remedy="Save it by what you keep it in, such as git.",
+                "The workspace is your own directory; no checkpoints of it are saved.",
+                remedy="Save it with your own version control, such as git.",
             )
         saved = await self._checkpointing.save(conversation_id)
         if saved is None:
@@ -142,7 +142,7 @@ class TransferService:
         require_git()
         base = await self._checkpointing.base(conversation_id)
         if base is None and await self._checkpointing.has_source(conversation_id):
-            raise SourceUnusable("What the workspace began with is not known here.", remedy="Download the files.")
+            raise SourceUnusable("The original state of the workspace is not known here.", remedy="Download the files.")
         repositories = Repositories(await self._sandbox())
         try:
             return await repositories.difference(directory, base, limit_bytes=MAX_STORED_FILE_BYTES)
@@ -277,7 +277,7 @@ def _decompressed(content: bytes) -> bytes:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(content)) as reader:
             plain = reader.read(LIMITS.bytes + 1)
     except zstandard.ZstdError as error:
-        raise FileUnfit(f"What was uploaded is damaged: {error}") from error
+        raise FileUnfit(f"The upload is damaged: {error}") from error
     if len(plain) > LIMITS.bytes:
-        raise WorkspaceTooLarge(f"What was uploaded has more than {LIMITS.bytes:,} bytes.", remedy=IN_PARTS)
+        raise WorkspaceTooLarge(f"The upload has more than {LIMITS.bytes:,} bytes.", remedy=IN_PARTS)
     return plain

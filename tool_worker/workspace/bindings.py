@@ -1,6 +1,6 @@
 """Binding workspaces to their directories, and opening these: our own, and those that conversations name.
 
-    <root>/.node/naming.lock     held by whoever binds a workspace to a directory that was named
+    <root>/.node/naming.lock     held while a workspace is bound to a directory that was named
 
 Holds: every opening looks again at what may be named; a directory that a conversation of one tenant works in, and what
 is in it and around it, is bound to none of another tenant, as long as this node keeps the first one's folder.
@@ -62,7 +62,7 @@ class Bindings:
         return directory
 
     def open(self, folder: HostFolder, binding: Binding | None = None) -> Directory:
-        """Open the directory of a workspace; without a binding, that of its own.
+        """Open the directory of a workspace; without a binding, the one that we created.
 
         Raises:
             WorkspaceRefused: it may not be a workspace, or not any more.

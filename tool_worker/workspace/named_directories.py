@@ -59,7 +59,7 @@ class NamedDirectories:
             raise _refused(name, reason, remedy=ASK_THE_OPERATOR)
         directory = _opened(str(path))
         try:
-            # By the descriptor: whoever moves it meanwhile moves what is looked at.
+            # By the descriptor: if it is moved meanwhile, the check follows it.
             place = Path(f"/proc/self/fd/{directory.descriptor}").readlink()
             found = fault(place, (*self._private, *also_private))
         except OSError as error:

@@ -2,9 +2,9 @@
 
 Holds:
     - One host per conversation, however many tool workers of the node ask for it at once.
-    - A workspace keeps its directory, sandbox and network for life. A directory that is gone is an error, never an
-      empty directory unawares; one that was put in its place while it was opened is seen by the host, which ends
-      before anything else runs.
+    - A workspace keeps its directory, sandbox and network for life. A directory that is gone is an error; it is
+      never replaced by an empty one silently. If another directory is put in its place while it is opened, the host
+      notices and ends before anything else runs.
 Does not: delete directories or journals; `close` ends processes only.
 """
 
@@ -216,7 +216,7 @@ class Workspaces:
                     binding = folder.read_binding()
                     if binding is not None:
                         await end_host(folder, self._sandboxes.known(binding.sandbox), binding.host_id)
-            # Only now: over it the host has told whoever waits for an action.
+            # Only now: the host has used it to answer those who wait for an action.
             if attached.connection is not None:
                 await attached.connection.detach()
                 attached.connection = None

@@ -123,3 +123,10 @@ def test_a_journal_of_an_older_version_is_read_and_goes_on(path: Path) -> None:
 
 def test_an_empty_journal_has_no_newest_action(path: Path) -> None:
     assert opened(path).newest is None
+
+
+def test_the_newest_action_is_the_one_with_the_highest_number(path: Path) -> None:
+    journal = opened(path)
+    for action_id, fingerprint in ((7, "seven"), (12, "twelve"), (9, "nine")):
+        journal.record_start(action_id, fingerprint)
+    assert journal.newest == [12, "twelve"]

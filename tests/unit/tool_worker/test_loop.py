@@ -18,3 +18,24 @@ def test_nothing_is_served_after_the_callback_that_stops_it() -> None:
     for pipe in pipes:
         for descriptor in pipe:
             os.close(descriptor)
+
+
+def test_a_timer_fires_once_when_the_clock_says_so_and_can_be_moved() -> None:
+    times, fired = iter(range(1000)), []
+    loop = Loop(clock=lambda: float(next(times)))
+    late, early, never = (loop.timer(lambda name=name: fired.append(name)) for name in ("late", "early", "never"))
+    end = loop.timer(loop.stop)
+    late.set(0.0)
+    late.set(40.0)
+    early.set(3.0)
+    never.set(3.0)
+    never.set(None)
+    end.set(60.0)
+    # Something is always ready, so that nothing waits for real time to pass.
+    read, write = os.pipe()
+    os.write(write, b"x")
+    loop.on_readable(read, lambda: None)
+    loop.run()
+    assert fired == ["early", "late"]
+    for descriptor in (read, write):
+        os.close(descriptor)
