@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 from zlib import crc32
 
@@ -23,8 +24,9 @@ Commands = Sequence[Sequence[Argument]]
 Execute = Callable[[Arguments], Any]
 StoreBug = Callable[[Execute, Arguments], Any]
 """Answers a command in the store's place, in one step; it may use the right store."""
-PortBug = Callable[[MemoryConnection, Commands], Awaitable[list[Any]]]
-"""Sends commands in a connection's place."""
+Send = Callable[[Commands], Awaitable[list[Any]]]
+PortBug = Callable[[Send, Commands], Awaitable[list[Any]]]
+"""Sends commands in a connection's place; it may send others."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Wire:
 
     Attributes:
         faults: boundary → what happens there.
+        latency_seconds: how long a command, and its reply, is under way at most; each time drawn by `random`.
         trace: if `is_traced`, a line for each boundary: when, who, which, and a checksum of what passes.
         passed: every boundary reached so far: `before <command>` or `after <command>`.
         struck: the faults that struck: boundary, fault, process, command.
@@ -52,6 +55,8 @@ class Wire:
     faults: Mapping[int, Fault]
     on_kill: Callable[[SimulatedProcess], None]
     is_traced: bool = False
+    latency_seconds: float = 0.0
+    random: Random = field(default_factory=lambda: Random(0))
     passed: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     struck: list[tuple[int, Fault, str, str]] = field(default_factory=list)
@@ -131,23 +136,40 @@ class ProcessConnection:
         self._wire = wire
         self._process = process
         self._inner = MemoryConnection(wire.server)
+        self._arrivals = {"command": 0.0, "reply": 0.0}
         wire.connections.setdefault(process, []).append(self._inner)
 
     @property
     def connects(self) -> int:
         return self._inner.connects
 
+    async def _travel(self, what: str) -> None:
+        """Be under way for a while; nothing overtakes what was sent before on the same connection."""
+        if self._wire.latency_seconds:
+            loop = self._wire.loop
+            arrival = loop.time() + self._wire.random.random() * self._wire.latency_seconds
+            self._arrivals[what] = max(arrival, self._arrivals[what])
+            await asyncio.sleep(self._arrivals[what] - loop.time())
+
     async def call(self, *command: Argument) -> Any:
         await self._wire.boundary(self._process, [command])
+        await self._travel("command")
         reply = await self._inner.call(*command)
+        await self._travel("reply")
         await self._wire.boundary(self._process, [command], replies=[reply])
         return reply
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         await self._wire.boundary(self._process, commands)
         bug = self._wire.server.bug.on_port
-        replies = await (bug(self._inner, commands) if bug is not None else self._inner.call_many(commands))
+        replies = await (self._send(commands) if bug is None else bug(self._send, commands))
         await self._wire.boundary(self._process, commands, replies=replies)
+        return replies
+
+    async def _send(self, commands: Commands) -> list[Any]:
+        await self._travel("command")
+        replies = await self._inner.call_many(commands)
+        await self._travel("reply")
         return replies
 
     def another(self, *, reply_timeout_seconds: float) -> Connection:
