@@ -17,9 +17,9 @@ from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from controller_worker.loop.consumer import ControllerConsumer
 from controller_worker.settings import controller_settings
-from tests.simulation.fake_node import FakeWorkspaces, Node
 from tests.simulation.faults import Fault
 from tests.simulation.sealed import sealed
+from tests.simulation.simulated_host import Node, SimulatedWorkspaces
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 from tests.simulation.wire import Bug, NotingServer, ProcessConnection, Wire
 from tool_worker.settings import tool_settings
@@ -54,8 +54,11 @@ class Cluster:
 
     def run(self, world: Coroutine[Any, Any, T]) -> T:
         """Run what the world does to its end, sealed off from the machine."""
-        with sealed(self.seed, self.clock):
-            return self.loop.run(world)
+        try:
+            with sealed(self.seed, self.clock):
+                return self.loop.run(world)
+        finally:
+            self.node.close()
 
     async def open(self) -> Store:
         """Open the store for the world."""
@@ -106,6 +109,7 @@ class Cluster:
     async def tools(self, store: Store) -> None:
         """Be a tool worker of the one node."""
         consumer = ToolConsumer(tool_settings({"DECKHANDS_NODE": "node-1", "DECKHANDS_NODE_DIR": "/nowhere"}))
+        workspaces: Any = SimulatedWorkspaces(self.node)
         while True:
-            incarnation = consumer.begin(store, FakeWorkspaces(self.node))
+            incarnation = consumer.begin(store, workspaces)
             await incarnation.run(asyncio.Event(), on_beat=lambda _: None)

@@ -16,11 +16,12 @@ from broker.coordination.ownership import Claimed, Owners
 from broker.log.event_log import EventLog
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from tests.simulation import planted
-from tests.simulation.canonical import Plan, environment, simulate
+from tests.simulation.canonical import Outcome, Plan, environment, simulate
 from tests.simulation.chat import Chat, broken_chat, simulate_chat
 from tests.simulation.checks import LATE, broken
 from tests.simulation.faults import Fault
 from tests.simulation.simulated_cluster import Cluster
+from tests.simulation.simulated_host import JournalWithoutResults, JournalWithoutStarts
 from tests.simulation.wire import Bug, StoreBug
 
 CHATS = 20
@@ -138,9 +139,19 @@ def unrung_after_burial(bug: Bug | None) -> list[str]:
     return cluster.run(world())
 
 
-def test_a_workspace_that_forgets_what_it_has_run_is_found(model: Mapping[str, str]) -> None:
+def test_a_host_that_runs_again_what_it_has_run_is_found(model: Mapping[str, str]) -> None:
     for plan in plans(Where(Fault.KILL, "before deck_append"), model):
-        outcome = simulate(plan, model, node_remembers=False)
-        if any(line.startswith("I5:") for line in broken(outcome)):
+        if _runs_twice(simulate(plan, model, journal=JournalWithoutResults)):
             return
     raise AssertionError("an action was run twice and nobody noticed")
+
+
+def test_a_host_that_runs_again_what_it_had_begun_is_found(model: Mapping[str, str]) -> None:
+    deaths = [tenth / 10 for tenth in range(1, 20)]
+    plans = [Plan(host_deaths=(at,)) for at in deaths]
+    assert all(broken(simulate(plan, model)) == [] for plan in plans)
+    assert any(_runs_twice(simulate(plan, model, journal=JournalWithoutStarts)) for plan in plans)
+
+
+def _runs_twice(outcome: Outcome) -> bool:
+    return any(line.startswith("I5:") for line in broken(outcome))
