@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from broker.runtime.clock import ManualClock
+from broker.runtime.clock import Clock, ManualClock
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from controller_worker.loop.consumer import ControllerConsumer
@@ -34,7 +34,11 @@ Main = Callable[[Store], Awaitable[Any]]
 
 @dataclass
 class Cluster:
-    """Everything that runs in one simulation."""
+    """Everything that runs in one simulation.
+
+    Attributes:
+        clocks: of processes whose wall clocks are wrong, by name.
+    """
 
     seed: int
     faults: Mapping[int, Fault]
@@ -42,6 +46,7 @@ class Cluster:
     is_traced: bool = False
     bug: Bug | None = None
     crashed: asyncio.Future[None] = field(init=False)
+    clocks: Mapping[str, Clock] = field(default_factory=dict)
     _mains: dict[SimulatedProcess, Main] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,8 +86,8 @@ class Cluster:
 
     async def connect(self, process: SimulatedProcess) -> Store:
         """Open the store from a process."""
-        connection = ProcessConnection(self.wire, process)
-        return await open_store(connection, clock=self.clock, patience_seconds=None, opening_seconds=None)
+        connection, clock = ProcessConnection(self.wire, process), self.clocks.get(process.name, self.clock)
+        return await open_store(connection, clock=clock, patience_seconds=None, opening_seconds=None)
 
     async def _run(self, process: SimulatedProcess, main: Main) -> None:
         await main(await self.connect(process))

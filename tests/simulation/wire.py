@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 from zlib import crc32
+
+from hiredis import ReplyError
 
 from broker.runtime.clock import ManualClock
 from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
 from broker.store.connection import Argument, Connection
 from broker.testing.keyspace import Arguments
 from broker.testing.memory_store import MemoryConnection, MemoryServer
+from broker.testing.streams import Read
 from tests.simulation.faults import STOPPED_SECONDS, Fault
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 
@@ -90,6 +94,31 @@ class Wire:
         await self.loop.create_future()
 
 
+REFUSED = "MISCONF Errors writing to the AOF file: No space left on device"
+READS = frozenset(
+    b"HGET HMGET HGETALL HLEN SMEMBERS SCARD ZRANGE ZREVRANGE ZRANGEBYSCORE ZCARD ZRANK ZSCORE GET EXISTS TYPE TIME INFO "
+    b"XRANGE XREVRANGE XREAD XLEN XINFO XPENDING".split()
+)
+
+
+class OtherClock:
+    """A wall clock that is `ahead_seconds` ahead of the simulation's; its monotonic time is right."""
+
+    def __init__(self, true: ManualClock, ahead_seconds: float = 0.0) -> None:
+        self.ahead_seconds = ahead_seconds
+        self._true = true
+
+    def now(self) -> datetime:
+        return self._true.now() + timedelta(seconds=self.ahead_seconds)
+
+    def monotonic(self) -> float:
+        return self._true.monotonic()
+
+    def jump(self, seconds: float) -> None:
+        """Be so much further ahead from now on."""
+        self.ahead_seconds += seconds
+
+
 @dataclass(frozen=True)
 class Written:
     """One accepted append: when, to which conversation, and the ids of its first and last event."""
@@ -109,17 +138,49 @@ class NotingServer(MemoryServer):
     """
 
     def __init__(self, clock: ManualClock, bug: Bug | None = None) -> None:
-        super().__init__(clock)
+        self.clock = OtherClock(clock)
+        super().__init__(self.clock)
         self.bug = bug or Bug()
+        self.is_away = False
+        self.breaks = 0
+        self._refuses_writes = False
         self.written: list[Written] = []
         self.tokens: dict[str, list[int]] = {}
-        self._clock = clock
+        self._true_clock = clock
+
+    def go_away(self) -> None:
+        """Serve nobody; every connection breaks."""
+        self.is_away = True
+        self.breaks += 1
+        for blocked in list(self._blocked):
+            if not blocked.done():
+                blocked.set_exception(OutcomeUnknown("The connection to the store was lost before the reply."))
+
+    def come_back(self, values: dict[bytes, Any] | None = None) -> None:
+        """Serve again, with what was there, or with `values` instead."""
+        if values is not None:
+            self.keys.values = values
+        self.restarts += 1
+        self.is_away = False
+
+    def refuse_writes(self, is_refusing: bool) -> None:
+        """Refuse to change anything, or no longer."""
+        self._refuses_writes = is_refusing
+
+    def block(self, read: Read) -> asyncio.Future[Any]:
+        if self._refuses_writes and read.group:
+            refused = asyncio.get_running_loop().create_future()
+            refused.set_result(ReplyError(REFUSED))
+            return refused
+        return super().block(read)
 
     def execute(self, command: Arguments) -> Any:
+        if self._refuses_writes and command[0] not in READS and command[:2] != [b"FCALL", b"deck_now"]:
+            raise ReplyError(REFUSED)
         reply = super().execute(command)
         if command[:2] == [b"FCALL", b"deck_append"] and reply[0] == b"appended" and reply[2] >= reply[1]:
             conversation_id = command[5].decode()
-            self.written.append(Written(self._clock.monotonic(), conversation_id, reply[1], reply[2]))
+            self.written.append(Written(self._true_clock.monotonic(), conversation_id, reply[1], reply[2]))
             if command[6] == b"owner":
                 self.tokens.setdefault(conversation_id, []).append(int(command[8]))
         return reply
@@ -143,6 +204,22 @@ class ProcessConnection:
     def connects(self) -> int:
         return self._inner.connects
 
+    async def _carried(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Carry a call to the store and its reply back, unless the store goes away meanwhile."""
+        server = self._wire.server
+        if server.is_away:
+            raise StoreUnavailable("Cannot connect to the store: connection refused.")
+        breaks = server.breaks
+        await self._travel("command")
+        if server.breaks != breaks:
+            raise OutcomeUnknown("The connection to the store was lost before the reply.")
+        try:
+            return await call()
+        finally:
+            await self._travel("reply")
+            if server.breaks != breaks:
+                raise OutcomeUnknown("The connection to the store was lost before the reply.")
+
     async def _travel(self, what: str) -> None:
         """Be under way for a while; nothing overtakes what was sent before on the same connection."""
         if self._wire.latency_seconds:
@@ -153,9 +230,7 @@ class ProcessConnection:
 
     async def call(self, *command: Argument) -> Any:
         await self._wire.boundary(self._process, [command])
-        await self._travel("command")
-        reply = await self._inner.call(*command)
-        await self._travel("reply")
+        reply = await self._carried(lambda: self._inner.call(*command))
         await self._wire.boundary(self._process, [command], replies=[reply])
         return reply
 
@@ -167,9 +242,7 @@ class ProcessConnection:
         return replies
 
     async def _send(self, commands: Commands) -> list[Any]:
-        await self._travel("command")
-        replies = await self._inner.call_many(commands)
-        await self._travel("reply")
+        replies: list[Any] = await self._carried(lambda: self._inner.call_many(commands))
         return replies
 
     def another(self, *, reply_timeout_seconds: float) -> Connection:
