@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.stores import (  # noqa: F401  (fixtures)
     clock,
@@ -22,7 +22,7 @@ from tests.stores import (  # noqa: F401  (fixtures)
     valkey_store,
 )
 
-settings.register_profile("deckhands", deadline=None, print_blob=True)
+settings.register_profile("deckhands", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("deckhands")
 
 ENDING_SECONDS = 5.0

@@ -199,9 +199,9 @@ def broken_chat(outcome: ChatOutcome) -> list[str]:
     found = [line for cid, events in outcome.logs.items() for line in _broken_log(outcome, cid, events)]
     actions = {(cid, event.id) for cid, events in outcome.logs.items() for event in events if event.runnable}
     for action, times in Counter(outcome.cluster.node.executions).items():
-        if times > 1 or action not in actions:
+        if times > 1 or (action not in actions and not outcome.has_lost):
             found.append(f"I5: action {action} was executed {times} times")
-    return [*found, *_late(outcome)]
+    return found if outcome.has_lost else [*found, *_late(outcome)]
 
 
 def _broken_log(outcome: ChatOutcome, cid: str, events: list[Event]) -> Iterator[str]:

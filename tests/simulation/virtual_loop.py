@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from random import Random
@@ -97,11 +98,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task = self.world.context.run(VirtualTask, work, loop=self)
         self._tasks.append(task)
         asyncio._set_running_loop(self)
+        hooks = sys.get_asyncgen_hooks()
+        # A generator that was not read to its end is thrown away like a dead process: none of its `finally` runs.
+        sys.set_asyncgen_hooks(finalizer=lambda _: None)
         try:
             while not task.done():
                 self._run_next()
             return task.result()
         finally:
+            sys.set_asyncgen_hooks(*hooks)
             self._throw_away()
             asyncio._set_running_loop(None)
             self._is_closed = True
