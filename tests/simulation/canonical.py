@@ -1,7 +1,7 @@
 """The canonical conversation, and one simulation of it.
 
 A task, a turn of two commands at once, a message meanwhile, a rate limit, a turn of a thought and a command, a pause and
-a resume, an end. The person is a process too: killed, it is started anew and says nothing twice.
+a resume, an end. The person is a process too: after a kill it starts again and says nothing twice.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What came of a simulation.
+    """The result of a simulation.
 
     Attributes:
         failure: why it did not come to its end, or empty.

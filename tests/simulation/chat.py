@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from broker.contract.actions import MessageAction
 from broker.contract.codec import decode
@@ -31,7 +30,7 @@ from tests.simulation.checks import LATE
 from tests.simulation.faults import Fault
 from tests.simulation.recovery import longest_allowed, waits
 from tests.simulation.simulated_cluster import Cluster
-from tests.simulation.troubles import Kind, Trouble, plan
+from tests.simulation.troubles import Kind, Trouble, schedule
 from tests.simulation.wire import Bug, OtherClock
 
 ROUND = [
@@ -39,7 +38,7 @@ ROUND = [
     {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
 ]
 AFTER_TROUBLE_SECONDS = 3.0
-"""How long it may take until all go on after the store was away: pauses between attempts, and beats."""
+"""How long conversations may take to continue after the store was away: pauses between attempts, and beats."""
 ROUND_TRIPS = 12
 """How many round trips may lie between two events, at most."""
 BELL_SECONDS = 0.2
@@ -115,7 +114,7 @@ def simulate_chat(chat: Chat, folder: Path) -> ChatOutcome:
     outcome = ChatOutcome(chat, cluster)
     cluster.clocks = {name: OtherClock(cluster.clock, ahead) for name, ahead in chat.clocks_ahead.items()}
     for trouble in chat.troubles:
-        plan(trouble, cluster.loop, cluster.server)
+        schedule(trouble, cluster.loop, cluster.server)
     cluster.run(_world(chat, cluster, outcome))
     return outcome
 
@@ -157,7 +156,7 @@ def _start_person(chat: Chat, cluster: Cluster, cid: str, outcome: ChatOutcome) 
 
 
 async def _talk(store: Store, cid: str, rounds: int, outcome: ChatOutcome) -> None:
-    """Say one thing after the other; somebody who was killed goes on where the log is."""
+    """Say one thing after the other; after a kill, continue where the log ends."""
     log = EventLog(store)
     created = ConversationCreated(conversation_id=cid, agent=AgentSpec(tool_concurrency=2), headless=False)
     while True:
@@ -220,9 +219,3 @@ def _late(outcome: ChatOutcome) -> Iterator[str]:
     for wait in waits(outcome.cluster.server.written, outcome.logs):
         if wait.seconds > most:
             yield f"{LATE}: {wait}, not {most:.1f} s"
-
-
-def summary(outcome: ChatOutcome) -> dict[str, Any]:
-    """Return what is worth printing of a chat."""
-    longest = max(waits(outcome.cluster.server.written, outcome.logs), key=lambda wait: wait.seconds, default=None)
-    return {"boundaries": len(outcome.cluster.wire.passed), "longest": longest, "seconds": outcome.cluster.loop.time()}

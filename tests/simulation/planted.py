@@ -1,7 +1,7 @@
 """Bugs planted in front of the store: each changes what a function of the store, or a call of the log, does.
 
-Holds: a bug is told by its behaviour. It stands between the caller and the right function, and undoes or repeats a part
-of what that did; how the function is written does not matter.
+Holds: a bug is a change of behaviour. It stands between the caller and the correct function, and undoes or repeats a
+part of what that function did; how the function is written does not matter.
 """
 
 from __future__ import annotations

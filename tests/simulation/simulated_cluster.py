@@ -77,7 +77,7 @@ class Cluster:
             await asyncio.sleep(quiet_seconds)
 
     def start(self, name: str, main: Main) -> SimulatedProcess:
-        """Start a process; it is started anew whenever it was killed."""
+        """Start a process; after each kill it starts again."""
         process = SimulatedProcess(name)
         self._mains[process] = main
         task = self.loop.create_task(self._run(process, main), name=name, context=process.context)

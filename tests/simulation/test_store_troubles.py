@@ -1,4 +1,4 @@
-"""The store is away, refuses writes, loses its tail, is far away, or nobody's clock is right: all conversations go on.
+"""The store is away, refuses writes, loses its tail, is far away, or no clock is right: every conversation continues.
 
 A failure prints the chat that reproduces it: `broken_chat(simulate_chat(Chat(…), folder))`.
 """

@@ -39,7 +39,7 @@ class Trouble:
     lost_seconds: float = 0.0
 
 
-def plan(trouble: Trouble, loop: VirtualLoop, server: NotingServer) -> None:
+def schedule(trouble: Trouble, loop: VirtualLoop, server: NotingServer) -> None:
     """Let it happen when its time comes."""
     begin, end = trouble.at, trouble.at + trouble.seconds
 

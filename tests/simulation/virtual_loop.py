@@ -48,11 +48,11 @@ class SimulatedProcess:
         self.ready.clear()
 
     def stop(self) -> None:
-        """Stop it as SIGSTOP does; what becomes due meanwhile waits for `go_on`."""
+        """Stop it as SIGSTOP does; what becomes due meanwhile waits for `resume`."""
         self.is_stopped = True
 
-    def go_on(self) -> None:
-        """Let it go on."""
+    def resume(self) -> None:
+        """Continue after `stop`."""
         self.is_stopped = False
 
 
@@ -202,7 +202,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001  (belongs to whoever awaits it)
+        except Exception as error:  # noqa: BLE001  (belongs to the task that awaits it)
             future.set_exception(error)
         return future
 
@@ -210,7 +210,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Say nothing: what a dead process leaves behind is nobody's news."""
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Told by a cancelled timer; it is passed over when its time comes."""
+        """Do nothing: a cancelled timer is skipped when its time comes."""
 
     def get_debug(self) -> bool:
         return False

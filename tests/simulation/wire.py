@@ -86,7 +86,7 @@ class Wire:
             raise OutcomeUnknown("The reply was lost.") if is_after else StoreUnavailable("Nothing was sent.")
         if fault in STOPPED_SECONDS:
             process.stop()
-            self.loop.call_later(STOPPED_SECONDS[fault], process.go_on, context=self.loop.world.context)
+            self.loop.call_later(STOPPED_SECONDS[fault], process.resume, context=self.loop.world.context)
             await asyncio.sleep(0)
             return
         process.kill()
