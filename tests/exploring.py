@@ -6,14 +6,18 @@ being slow on a busy machine.
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 PUSH, SOAK = "push", "soak"
 SOAK_FACTOR = 10
 """How many times as many examples `make soak` tries."""
 
-settings.register_profile(PUSH, derandomize=True, deadline=None, print_blob=True)
-settings.register_profile(SOAK, max_examples=100 * SOAK_FACTOR, deadline=None, print_blob=True)
+TOO_SLOW = [HealthCheck.too_slow]
+
+settings.register_profile(PUSH, derandomize=True, deadline=None, print_blob=True, suppress_health_check=TOO_SLOW)
+settings.register_profile(
+    SOAK, max_examples=100 * SOAK_FACTOR, deadline=None, print_blob=True, suppress_health_check=TOO_SLOW
+)
 
 
 def examples(count: int) -> int:

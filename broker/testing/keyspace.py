@@ -46,7 +46,7 @@ class Keyspace:
     def __init__(self, clock: Clock) -> None:
         self.values: dict[bytes, Any] = {}
         self.grown: set[bytes] = set()
-        """Streams that got an entry or disappeared since somebody last looked; whoever waits for them is served."""
+        """Streams that got an entry or disappeared since the server last served the reads that wait for them."""
         self._clock = clock
 
     def now_ms(self) -> int:

@@ -37,7 +37,7 @@ class MemoryServer:
         self._commands = {**keyspace.COMMANDS, **streams.COMMANDS}
 
     def execute(self, command: Arguments) -> Any:
-        """Perform a command without waiting and serve whoever waited for what it brought.
+        """Perform a command without waiting, and serve the reads that waited for what it added.
 
         Raises:
             ReplyError: it was refused.
@@ -121,7 +121,7 @@ class MemoryConnection:
 
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""
-        await asyncio.sleep(0)  # as on a wire, others go on between sending and execution, and before the reply
+        await asyncio.sleep(0)  # as on a wire, others run between sending and execution, and before the reply
         packed = _packed(command)
         read = Read.parse(packed)
         if read is None or read.block_ms is None:

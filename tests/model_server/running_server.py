@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 STOP_LIMIT_SECONDS = 10.0
-CONTROL_LIMIT_SECONDS = 160.0
+CONTROL_LIMIT_SECONDS = 610.0
 
 
 class RunningModelServer:
@@ -64,7 +64,7 @@ class RunningModelServer:
         return batches
 
     def wait(self, **counts: int) -> dict[str, int]:
-        """Return as soon as the named counts are reached; fail after 150 s. Blocks the thread."""
+        """Return as soon as the named counts are reached; fail after ten minutes. Blocks the thread."""
         reached: dict[str, int] = self._control("GET", "/wait?" + urllib.parse.urlencode(counts))
         return reached
 

@@ -27,7 +27,7 @@ from tests.model_server.quota import Quota, retry_after
 FORMATS: Mapping[str, ModuleType] = {module.PATH: module for module in (chat_format, messages_format, responses_format)}
 REQUEST_LIMIT_BYTES = 64 * 1024 * 1024
 BODIES_REMEMBERED = 10_000
-WAIT_LIMIT_SECONDS = 150.0
+WAIT_LIMIT_SECONDS = 600.0
 SHUTDOWN_SECONDS = 0.5
 _WRONG_TYPES = {"html": "text/html", "wrong_type": "text/plain"}
 FLOOD_BYTES = 1 << 20

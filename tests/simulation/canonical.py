@@ -1,7 +1,7 @@
 """The canonical conversation, and one simulation of it.
 
 A task, a turn of two commands at once, a message meanwhile, a rate limit, a turn of a thought and a command, a pause and
-a resume, an end. The person is a process too: killed, it is started anew and says nothing twice.
+a resume, an end. The person is a process too: after a kill it starts again and says nothing twice.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from broker.store.store import Store
 from tests.simulation.faults import Fault
 from tests.simulation.simulated_cluster import Cluster
 from tests.simulation.wire import Bug
+from tool_worker.host.journal import Journal
 
 CID = "conversation-1"
 MESSAGES = ("<task>", "<and more>")
@@ -59,6 +60,7 @@ class Plan:
     Attributes:
         faults: boundary → what goes wrong there.
         is_watched_to_the_end: also wait until the dead are buried and look at what is left over.
+        host_deaths: when workspace hosts are killed.
         bug: what is planted.
     """
 
@@ -67,17 +69,19 @@ class Plan:
     controllers: int = 1
     tools: int = 1
     is_watched_to_the_end: bool = True
+    host_deaths: Sequence[float] = ()
     bug: Bug | None = None
     is_traced: bool = False
 
     def __str__(self) -> str:
         faults = ", ".join(f"{at}: Fault.{fault.name}" for at, fault in self.faults.items())
-        return f"Plan({self.seed}, {{{faults}}}, controllers={self.controllers}, tools={self.tools})"
+        deaths = f", host_deaths={tuple(self.host_deaths)}" if self.host_deaths else ""
+        return f"Plan({self.seed}, {{{faults}}}, controllers={self.controllers}, tools={self.tools}{deaths})"
 
 
 @dataclass
 class Outcome:
-    """What came of a simulation.
+    """The result of a simulation.
 
     Attributes:
         failure: why it did not come to its end, or empty.
@@ -115,16 +119,16 @@ Person = Callable[[Store, list[Event], asyncio.Future[None]], Awaitable[None]]
 
 
 def simulate(
-    plan: Plan, environment: Mapping[str, str], *, node_remembers: bool = True, person: Person | None = None
+    plan: Plan, environment: Mapping[str, str], *, journal: type[Journal] = Journal, person: Person | None = None
 ) -> Outcome:
     """Run a conversation to its end, or to the limit of time.
 
     Args:
-        node_remembers: False plants a bug: workspace hosts have no journal.
+        journal: that of workspace hosts; another one plants a bug.
         person: who begins it and looks on; None for that of the canonical conversation.
     """
     cluster = Cluster(plan.seed, plan.faults, environment, plan.is_traced, plan.bug)
-    cluster.node.remembers = node_remembers
+    cluster.node.journal_type = journal
     outcome = Outcome(plan, cluster)
     cluster.run(_world(plan, cluster, outcome, person or _person))
     return outcome
@@ -133,6 +137,8 @@ def simulate(
 async def _world(plan: Plan, cluster: Cluster, outcome: Outcome, person: Person) -> None:
     store = await cluster.open()
     settled = cluster.loop.create_future()
+    for at in plan.host_deaths:
+        cluster.loop.call_at(at, cluster.node.kill_hosts)
     for number in range(plan.controllers):
         cluster.start(f"controller-{number}", cluster.controller)
     for number in range(plan.tools):

@@ -87,11 +87,11 @@ def _controllers_ended(outcome: Outcome) -> int:
 def _is_unread(outcome: Outcome) -> bool:
     """Say whether it was given up by somebody who did not read its log first, which settles what is pending.
 
-    To read it may be what kills; whoever resumes it settles it.
+    To read it may be what kills; the next person who resumes it settles it.
     """
     assert outcome.row is not None
-    told = re.search(r"crashed its worker (\d+) times", outcome.row.fields.get("last_error", ""))
-    return told is not None and int(told[1]) > CRASHES_THAT_PARK
+    counted = re.search(r"crashed its worker (\d+) times", outcome.row.fields.get("last_error", ""))
+    return counted is not None and int(counted[1]) > CRASHES_THAT_PARK
 
 
 def _said_once(outcome: Outcome) -> Iterator[str]:

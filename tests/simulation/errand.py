@@ -115,9 +115,9 @@ def _errand(outcome: Outcome) -> Iterator[str]:
     if len(written) != 1:
         yield f"the note was written {len(written)} times"
     for kind in (DelegateEnded, AgentDelegateObservation):
-        told = Counter(event.delegate_id for event in outcome.events if isinstance(event, kind))
-        if sorted(told.values()) != [1] * DELEGATES:
-            yield f"{kind.__name__} of each delegate: {dict(told)}"
+        counts = Counter(event.delegate_id for event in outcome.events if isinstance(event, kind))
+        if sorted(counts.values()) != [1] * DELEGATES:
+            yield f"{kind.__name__} of each delegate: {dict(counts)}"
     for conversation_id, events in {CID: outcome.events, **outcome.others}.items():
         divergence = replay(events).divergence
         if divergence is not None:

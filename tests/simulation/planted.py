@@ -1,7 +1,7 @@
 """Bugs planted in front of the store: each changes what a function of the store, or a call of the log, does.
 
-Holds: a bug is told by its behaviour. It stands between the caller and the right function, and undoes or repeats a part
-of what that did; how the function is written does not matter.
+Holds: a bug is a change of behaviour. It stands between the caller and the correct function, and undoes or repeats a
+part of what that function did; how the function is written does not matter.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any
 
 from broker.contract.codec import decode
 from broker.testing.keyspace import Arguments
-from broker.testing.memory_store import MemoryConnection
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, snapshot_of, state_from
-from tests.simulation.wire import Commands, Execute, StoreBug
+from tests.simulation.wire import Commands, Execute, Send, StoreBug
 
 BASE, SHARD, CID = 3, 4, 5
 GUARD, WRITER, NUMBER, EXPECTED, FLAGS = 6, 7, 8, 9, 10
@@ -131,13 +130,13 @@ def keep_rung_at_release(execute: Execute, command: Arguments) -> Any:
     return reply
 
 
-async def clear_rung_after_reading(connection: MemoryConnection, commands: Commands) -> list[Any]:
+async def clear_rung_after_reading(send: Send, commands: Commands) -> list[Any]:
     """Who is rung reads the news first, and takes the mark away when it has them."""
-    (name, _, *field), *others = commands[0], *commands[1:]
-    if name != "HDEL" or field != ["rung"]:
-        return await connection.call_many(commands)
-    replies = await connection.call_many(others)
-    return [await connection.call(*commands[0]), *replies]
+    name, _, *fields = commands[0]
+    if name != "HDEL" or fields != ["rung"]:
+        return await send(commands)
+    read = await send(commands[1:])
+    return [*await send(commands[:1]), *read]
 
 
 def bury_half(execute: Execute, command: Arguments) -> Any:

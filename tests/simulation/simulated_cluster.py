@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from broker.runtime.clock import ManualClock
+from broker.runtime.clock import Clock, ManualClock
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from controller_worker.loop.consumer import ControllerConsumer
 from controller_worker.settings import controller_settings
-from tests.simulation.fake_node import FakeWorkspaces, Node
 from tests.simulation.faults import Fault
 from tests.simulation.sealed import sealed
+from tests.simulation.simulated_host import Node, SimulatedWorkspaces
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 from tests.simulation.wire import Bug, NotingServer, ProcessConnection, Wire
 from tool_worker.settings import tool_settings
@@ -34,7 +34,11 @@ Main = Callable[[Store], Awaitable[Any]]
 
 @dataclass
 class Cluster:
-    """Everything that runs in one simulation."""
+    """Everything that runs in one simulation.
+
+    Attributes:
+        clocks: of processes whose wall clocks are wrong, by name.
+    """
 
     seed: int
     faults: Mapping[int, Fault]
@@ -42,6 +46,7 @@ class Cluster:
     is_traced: bool = False
     bug: Bug | None = None
     crashed: asyncio.Future[None] = field(init=False)
+    clocks: Mapping[str, Clock] = field(default_factory=dict)
     _mains: dict[SimulatedProcess, Main] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,8 +59,11 @@ class Cluster:
 
     def run(self, world: Coroutine[Any, Any, T]) -> T:
         """Run what the world does to its end, sealed off from the machine."""
-        with sealed(self.seed, self.clock):
-            return self.loop.run(world)
+        try:
+            with sealed(self.seed, self.clock):
+                return self.loop.run(world)
+        finally:
+            self.node.close()
 
     async def open(self) -> Store:
         """Open the store for the world."""
@@ -69,7 +77,7 @@ class Cluster:
             await asyncio.sleep(quiet_seconds)
 
     def start(self, name: str, main: Main) -> SimulatedProcess:
-        """Start a process; it is started anew whenever it was killed."""
+        """Start a process; after each kill it starts again."""
         process = SimulatedProcess(name)
         self._mains[process] = main
         task = self.loop.create_task(self._run(process, main), name=name, context=process.context)
@@ -78,8 +86,8 @@ class Cluster:
 
     async def connect(self, process: SimulatedProcess) -> Store:
         """Open the store from a process."""
-        connection = ProcessConnection(self.wire, process)
-        return await open_store(connection, clock=self.clock, patience_seconds=None, opening_seconds=None)
+        connection, clock = ProcessConnection(self.wire, process), self.clocks.get(process.name, self.clock)
+        return await open_store(connection, clock=clock, patience_seconds=None, opening_seconds=None)
 
     async def _run(self, process: SimulatedProcess, main: Main) -> None:
         await main(await self.connect(process))
@@ -106,6 +114,7 @@ class Cluster:
     async def tools(self, store: Store) -> None:
         """Be a tool worker of the one node."""
         consumer = ToolConsumer(tool_settings({"DECKHANDS_NODE": "node-1", "DECKHANDS_NODE_DIR": "/nowhere"}))
+        workspaces: Any = SimulatedWorkspaces(self.node)
         while True:
-            incarnation = consumer.begin(store, FakeWorkspaces(self.node))
+            incarnation = consumer.begin(store, workspaces)
             await incarnation.run(asyncio.Event(), on_beat=lambda _: None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ from broker.contract.events import AgentSpec, ConversationCreated, Event, Limits
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.event_log import EventLog
 from broker.log.status import Standing
-from broker.runtime.clock import Clock, ManualClock
+from broker.runtime.clock import Clock
 from broker.store.store import Store, open_store
-from broker.testing.keyspace import Keyspace
 from tests.simulation.canonical import CID, bash, said
 from tests.simulation.simulated_cluster import Cluster
 from tests.simulation.virtual_loop import SimulatedProcess
-from tests.simulation.wire import ProcessConnection
+from tests.simulation.wire import OtherClock, ProcessConnection
 
 HOUR = 3_600.0
 WAIT_SECONDS = 60.0
@@ -39,20 +37,6 @@ RATE_LIMITED = {
 }
 
 
-class OtherClock:
-    """A wall clock that is `ahead_seconds` ahead of the simulation's; its monotonic time is right."""
-
-    def __init__(self, true: ManualClock, ahead_seconds: float = 0.0) -> None:
-        self.ahead_seconds = ahead_seconds
-        self._true = true
-
-    def now(self) -> datetime:
-        return self._true.now() + timedelta(seconds=self.ahead_seconds)
-
-    def monotonic(self) -> float:
-        return self._true.monotonic()
-
-
 class SkewedCluster(Cluster):
     """A simulated cluster whose store and workers have wall clocks of their own."""
 
@@ -61,8 +45,6 @@ class SkewedCluster(Cluster):
         path.write_text(json.dumps({"latency_seconds": 0.1} | script))
         self.llm = LLMSpec(model=f"scripted/{path}")
         super().__init__(7, {}, {"LLM_MODEL": self.llm.model})
-        self.store_clock = OtherClock(self.clock)
-        self.server.keys = Keyspace(self.store_clock)
         self.announced: list[tuple[AgentState, float]] = []
 
     def start_controller(self, name: str, clock: Clock) -> SimulatedProcess:
@@ -146,7 +128,7 @@ def test_the_clock_of_the_store_jumps_during_a_wait(tmp_path: Path, jump: float,
         await cluster.submit(Limits(max_seconds=10 * WAIT_SECONDS))
         await cluster.until(is_waiting)
         await asyncio.sleep(WAIT_SECONDS / 3)
-        cluster.store_clock.ahead_seconds += jump
+        cluster.server.clock.ahead_seconds += jump
         assert (await cluster.until_over()).state is AgentState.FINISHED
 
     run(cluster, scene)
@@ -183,7 +165,7 @@ def test_the_time_allowed_is_that_of_the_cluster_also_after_a_takeover(tmp_path:
         await asyncio.sleep(1.0)
         wrong.kill()
         cluster.start_controller("right", cluster.clock)
-        cluster.store_clock.ahead_seconds -= ahead
+        cluster.server.clock.ahead_seconds -= ahead
         assert (await cluster.until_over()).state is AgentState.ERROR
 
     run(cluster, scene)

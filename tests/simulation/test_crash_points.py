@@ -196,6 +196,16 @@ def test_delegates_notes_questions_and_checks_with_a_kill_at_every_fourth_bounda
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(MORE_PARTS))
 @pytest.mark.parametrize("fault", list(Fault))
+def test_a_fault_at_every_boundary(fault: Fault, part: int, model: Mapping[str, str]) -> None:
+    controllers = 2 if fault is Fault.STOP else 1
+    size = boundaries(model, controllers=controllers)
+    plans = [Plan(0, {at: fault}, controllers=controllers) for at in range(1, size + 1)[part::MORE_PARTS]]
+    assert struck_in(plans, model) == len(plans)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(MORE_PARTS))
+@pytest.mark.parametrize("fault", list(Fault))
 def test_delegates_notes_questions_and_checks_with_a_fault_at_every_boundary(
     fault: Fault, part: int, errand: Person
 ) -> None:

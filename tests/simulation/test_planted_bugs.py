@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
+from broker.contract.events import ConversationCreated
+from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.ownership import Claimed, Owners
+from broker.log.event_log import EventLog
+from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from tests.simulation import planted
-from tests.simulation.canonical import Plan, environment, simulate
+from tests.simulation.canonical import Outcome, Plan, environment, simulate
+from tests.simulation.chat import Chat, broken_chat, simulate_chat
 from tests.simulation.checks import LATE, broken
 from tests.simulation.faults import Fault
+from tests.simulation.simulated_cluster import Cluster
+from tests.simulation.simulated_host import JournalWithoutResults, JournalWithoutStarts
 from tests.simulation.wire import Bug, StoreBug
 
-SEEDS_WITHOUT_FAULTS = 20
+CHATS = 20
 
 
 @dataclass(frozen=True)
 class Where:
-    """Where a bug shows: after a fault at a command, or, without one, in some order of the processes."""
+    """Where a bug shows: after a fault at a command."""
 
-    fault: Fault | None = None
-    command: str = ""
+    fault: Fault
+    command: str
     controllers: int = 1
     finds: str = "I1"
 
 
 def plans(where: Where, model: Mapping[str, str]) -> Iterator[Plan]:
-    if where.fault is None:
-        for seed in range(SEEDS_WITHOUT_FAULTS):
-            yield Plan(seed, controllers=where.controllers)
-        return
     passed = simulate(Plan(controllers=where.controllers), model).cluster.wire.passed
     for at, boundary in enumerate(passed, 1):
         if boundary.endswith(where.command):
             yield Plan(0, {at: where.fault}, controllers=where.controllers)
 
 
-BUGS: dict[str, tuple[StoreBug | Bug, Where]] = {
+BUGS: dict[str, tuple[StoreBug, Where]] = {
     "an append under a stale token": (planted.accept_stale_tokens, Where(Fault.STOP, "deck_append", 2, "I6")),
     "a decision on an old log": (planted.accept_stale_decisions, Where(Fault.PAUSE, "deck_append", finds="I4")),
     "an owner's append that forgets its key": (planted.forget_owners_key, Where(Fault.CUT, "deck_append", finds="I9")),
@@ -57,10 +63,6 @@ BUGS: dict[str, tuple[StoreBug | Bug, Where]] = {
         Where(Fault.KILL, "after deck_claim_action", finds=LATE),
     ),
     "a release without a look at the news": (planted.release_blindly, Where(Fault.PAUSE, "deck_release")),
-    "a ring's mark that is taken away after reading": (
-        Bug(on_port=planted.clear_rung_after_reading),
-        Where(finds=LATE),
-    ),
     "a burial that rings nobody": (planted.bury_silently, Where(Fault.KILL, "deck_claim")),
     "a wait that nobody ends": (planted.forget_parked, Where(Fault.KILL, "deck_append")),
     "a snapshot that is off by one": (
@@ -78,12 +80,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_found(bug: str, model: Mapping[str, str]) -> None:
-    what, where = BUGS[bug]
-    planted_bug = what if isinstance(what, Bug) else Bug(on_store=what)
+    on_store, where = BUGS[bug]
     logging.disable(logging.CRITICAL)
     try:
         for tried, plan in enumerate(plans(where, model)):
-            outcome = simulate(replace(plan, bug=planted_bug), model)
+            outcome = simulate(replace(plan, bug=Bug(on_store)), model)
             if found := broken(outcome):
                 print(f"{bug}: found by {plan} after {tried} others: {found}")
                 assert any(line.startswith(f"{where.finds}:") for line in found), found
@@ -93,9 +94,64 @@ def test_a_bug_is_found(bug: str, model: Mapping[str, str]) -> None:
     raise AssertionError(f"{bug}: not found")
 
 
-def test_a_workspace_that_forgets_what_it_has_run_is_found(model: Mapping[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("bug", "has_bell"),
+    [
+        pytest.param(Bug(planted.keep_rung_at_release), True, id="a ring's mark that is kept at the release"),
+        pytest.param(
+            Bug(on_port=planted.clear_rung_after_reading), False, id="a ring's mark that is taken away after reading"
+        ),
+    ],
+)
+def test_a_lost_ring_is_found(bug: Bug, has_bell: bool, tmp_path: Path) -> None:
+    assert any(broken_chat(simulate_chat(Chat(seed, bug=bug, has_bell=has_bell), tmp_path)) for seed in range(CHATS))
+
+
+def test_a_burial_of_256_conversations_and_no_more_is_found() -> None:
+    assert len(unrung_after_burial(None)) == 0
+    assert len(unrung_after_burial(Bug(planted.bury_half))) == OWNED - 256
+
+
+OWNED = 300
+
+
+def unrung_after_burial(bug: Bug | None) -> list[str]:
+    """Let a worker die that owns many conversations, and return those that nobody hears of."""
+    cluster = Cluster(0, {}, {}, bug=bug)
+
+    async def world() -> list[str]:
+        store = await cluster.open()
+        dead, living = Membership(store, "controller-dead", "controller"), Membership(store, "living", "controller")
+        await dead.register()
+        log, owners = EventLog(store), Owners(store)
+        ids = [f"conversation-{number}" for number in range(OWNED)]
+        for cid in ids:
+            await log.create(ConversationCreated(conversation_id=cid), key=cid)
+            assert isinstance(await owners.claim(cid, "controller-dead"), Claimed)
+        await asyncio.sleep(HEARTBEAT_TTL_SECONDS + 1)
+        await living.register()
+        for _ in range(10):
+            assert await living.tick(0) is not None
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+        entries = {cid: await store.connection.call("HGET", store.keys(cid).meta, "ready_id") for cid in ids}
+        return [cid for cid, entry in entries.items() if entry is None]
+
+    return cluster.run(world())
+
+
+def test_a_host_that_runs_again_what_it_has_run_is_found(model: Mapping[str, str]) -> None:
     for plan in plans(Where(Fault.KILL, "before deck_append"), model):
-        outcome = simulate(plan, model, node_remembers=False)
-        if any(line.startswith("I5:") for line in broken(outcome)):
+        if _runs_twice(simulate(plan, model, journal=JournalWithoutResults)):
             return
     raise AssertionError("an action was run twice and nobody noticed")
+
+
+def test_a_host_that_runs_again_what_it_had_begun_is_found(model: Mapping[str, str]) -> None:
+    deaths = [tenth / 10 for tenth in range(1, 20)]
+    plans = [Plan(host_deaths=(at,)) for at in deaths]
+    assert all(broken(simulate(plan, model)) == [] for plan in plans)
+    assert any(_runs_twice(simulate(plan, model, journal=JournalWithoutStarts)) for plan in plans)
+
+
+def _runs_twice(outcome: Outcome) -> bool:
+    return any(line.startswith("I5:") for line in broken(outcome))

@@ -62,7 +62,7 @@ def test_a_stopped_process_goes_on_where_it_was_with_what_became_due() -> None:
     async def work(process: SimulatedProcess) -> None:
         loop.call_later(1, lambda: noted.append(("timer", loop.time())))
         process.stop()
-        loop.call_later(5, process.go_on, context=loop.world.context)
+        loop.call_later(5, process.resume, context=loop.world.context)
         await asyncio.sleep(0)
         noted.append(("went on", loop.time()))
 

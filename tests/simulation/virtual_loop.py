@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from random import Random
@@ -47,11 +48,11 @@ class SimulatedProcess:
         self.ready.clear()
 
     def stop(self) -> None:
-        """Stop it as SIGSTOP does; what becomes due meanwhile waits for `go_on`."""
+        """Stop it as SIGSTOP does; what becomes due meanwhile waits for `resume`."""
         self.is_stopped = True
 
-    def go_on(self) -> None:
-        """Let it go on."""
+    def resume(self) -> None:
+        """Continue after `stop`."""
         self.is_stopped = False
 
 
@@ -97,11 +98,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task = self.world.context.run(VirtualTask, work, loop=self)
         self._tasks.append(task)
         asyncio._set_running_loop(self)
+        hooks = sys.get_asyncgen_hooks()
+        # A generator that was not read to its end is thrown away like a dead process: none of its `finally` runs.
+        sys.set_asyncgen_hooks(finalizer=lambda _: None)
         try:
             while not task.done():
                 self._run_next()
             return task.result()
         finally:
+            sys.set_asyncgen_hooks(*hooks)
             self._throw_away()
             asyncio._set_running_loop(None)
             self._is_closed = True
@@ -197,7 +202,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001  (belongs to whoever awaits it)
+        except Exception as error:  # noqa: BLE001  (belongs to the task that awaits it)
             future.set_exception(error)
         return future
 
@@ -205,7 +210,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Say nothing: what a dead process leaves behind is nobody's news."""
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Told by a cancelled timer; it is passed over when its time comes."""
+        """Do nothing: a cancelled timer is skipped when its time comes."""
 
     def get_debug(self) -> bool:
         return False

@@ -8,14 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from random import Random
 from typing import Any
 from zlib import crc32
+
+from hiredis import ReplyError
 
 from broker.runtime.clock import ManualClock
 from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
 from broker.store.connection import Argument, Connection
 from broker.testing.keyspace import Arguments
 from broker.testing.memory_store import MemoryConnection, MemoryServer
+from broker.testing.streams import Read
 from tests.simulation.faults import STOPPED_SECONDS, Fault
 from tests.simulation.virtual_loop import SimulatedProcess, VirtualLoop
 
@@ -23,8 +28,9 @@ Commands = Sequence[Sequence[Argument]]
 Execute = Callable[[Arguments], Any]
 StoreBug = Callable[[Execute, Arguments], Any]
 """Answers a command in the store's place, in one step; it may use the right store."""
-PortBug = Callable[[MemoryConnection, Commands], Awaitable[list[Any]]]
-"""Sends commands in a connection's place."""
+Send = Callable[[Commands], Awaitable[list[Any]]]
+PortBug = Callable[[Send, Commands], Awaitable[list[Any]]]
+"""Sends commands in a connection's place; it may send others."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Wire:
 
     Attributes:
         faults: boundary → what happens there.
+        latency_seconds: how long a command, and its reply, is under way at most; each time drawn by `random`.
         trace: if `is_traced`, a line for each boundary: when, who, which, and a checksum of what passes.
         passed: every boundary reached so far: `before <command>` or `after <command>`.
         struck: the faults that struck: boundary, fault, process, command.
@@ -52,6 +59,8 @@ class Wire:
     faults: Mapping[int, Fault]
     on_kill: Callable[[SimulatedProcess], None]
     is_traced: bool = False
+    latency_seconds: float = 0.0
+    random: Random = field(default_factory=lambda: Random(0))
     passed: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     struck: list[tuple[int, Fault, str, str]] = field(default_factory=list)
@@ -77,12 +86,37 @@ class Wire:
             raise OutcomeUnknown("The reply was lost.") if is_after else StoreUnavailable("Nothing was sent.")
         if fault in STOPPED_SECONDS:
             process.stop()
-            self.loop.call_later(STOPPED_SECONDS[fault], process.go_on, context=self.loop.world.context)
+            self.loop.call_later(STOPPED_SECONDS[fault], process.resume, context=self.loop.world.context)
             await asyncio.sleep(0)
             return
         process.kill()
         self.on_kill(process)
         await self.loop.create_future()
+
+
+REFUSED = "MISCONF Errors writing to the AOF file: No space left on device"
+READS = frozenset(
+    b"HGET HMGET HGETALL HLEN SMEMBERS SCARD ZRANGE ZREVRANGE ZRANGEBYSCORE ZCARD ZRANK ZSCORE GET EXISTS TYPE TIME INFO "
+    b"XRANGE XREVRANGE XREAD XLEN XINFO XPENDING".split()
+)
+
+
+class OtherClock:
+    """A wall clock that is `ahead_seconds` ahead of the simulation's; its monotonic time is right."""
+
+    def __init__(self, true: ManualClock, ahead_seconds: float = 0.0) -> None:
+        self.ahead_seconds = ahead_seconds
+        self._true = true
+
+    def now(self) -> datetime:
+        return self._true.now() + timedelta(seconds=self.ahead_seconds)
+
+    def monotonic(self) -> float:
+        return self._true.monotonic()
+
+    def jump(self, seconds: float) -> None:
+        """Be so much further ahead from now on."""
+        self.ahead_seconds += seconds
 
 
 @dataclass(frozen=True)
@@ -104,17 +138,49 @@ class NotingServer(MemoryServer):
     """
 
     def __init__(self, clock: ManualClock, bug: Bug | None = None) -> None:
-        super().__init__(clock)
+        self.clock = OtherClock(clock)
+        super().__init__(self.clock)
         self.bug = bug or Bug()
+        self.is_away = False
+        self.breaks = 0
+        self._refuses_writes = False
         self.written: list[Written] = []
         self.tokens: dict[str, list[int]] = {}
-        self._clock = clock
+        self._true_clock = clock
+
+    def go_away(self) -> None:
+        """Serve nobody; every connection breaks."""
+        self.is_away = True
+        self.breaks += 1
+        for blocked in list(self._blocked):
+            if not blocked.done():
+                blocked.set_exception(OutcomeUnknown("The connection to the store was lost before the reply."))
+
+    def come_back(self, values: dict[bytes, Any] | None = None) -> None:
+        """Serve again, with what was there, or with `values` instead."""
+        if values is not None:
+            self.keys.values = values
+        self.restarts += 1
+        self.is_away = False
+
+    def refuse_writes(self, is_refusing: bool) -> None:
+        """Refuse to change anything, or no longer."""
+        self._refuses_writes = is_refusing
+
+    def block(self, read: Read) -> asyncio.Future[Any]:
+        if self._refuses_writes and read.group:
+            refused = asyncio.get_running_loop().create_future()
+            refused.set_result(ReplyError(REFUSED))
+            return refused
+        return super().block(read)
 
     def execute(self, command: Arguments) -> Any:
+        if self._refuses_writes and command[0] not in READS and command[:2] != [b"FCALL", b"deck_now"]:
+            raise ReplyError(REFUSED)
         reply = super().execute(command)
         if command[:2] == [b"FCALL", b"deck_append"] and reply[0] == b"appended" and reply[2] >= reply[1]:
             conversation_id = command[5].decode()
-            self.written.append(Written(self._clock.monotonic(), conversation_id, reply[1], reply[2]))
+            self.written.append(Written(self._true_clock.monotonic(), conversation_id, reply[1], reply[2]))
             if command[6] == b"owner":
                 self.tokens.setdefault(conversation_id, []).append(int(command[8]))
         return reply
@@ -131,23 +197,52 @@ class ProcessConnection:
         self._wire = wire
         self._process = process
         self._inner = MemoryConnection(wire.server)
+        self._arrivals = {"command": 0.0, "reply": 0.0}
         wire.connections.setdefault(process, []).append(self._inner)
 
     @property
     def connects(self) -> int:
         return self._inner.connects
 
+    async def _carried(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Carry a call to the store and its reply back, unless the store goes away meanwhile."""
+        server = self._wire.server
+        if server.is_away:
+            raise StoreUnavailable("Cannot connect to the store: connection refused.")
+        breaks = server.breaks
+        await self._travel("command")
+        if server.breaks != breaks:
+            raise OutcomeUnknown("The connection to the store was lost before the reply.")
+        try:
+            return await call()
+        finally:
+            await self._travel("reply")
+            if server.breaks != breaks:
+                raise OutcomeUnknown("The connection to the store was lost before the reply.")
+
+    async def _travel(self, what: str) -> None:
+        """Be under way for a while; nothing overtakes what was sent before on the same connection."""
+        if self._wire.latency_seconds:
+            loop = self._wire.loop
+            arrival = loop.time() + self._wire.random.random() * self._wire.latency_seconds
+            self._arrivals[what] = max(arrival, self._arrivals[what])
+            await asyncio.sleep(self._arrivals[what] - loop.time())
+
     async def call(self, *command: Argument) -> Any:
         await self._wire.boundary(self._process, [command])
-        reply = await self._inner.call(*command)
+        reply = await self._carried(lambda: self._inner.call(*command))
         await self._wire.boundary(self._process, [command], replies=[reply])
         return reply
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         await self._wire.boundary(self._process, commands)
         bug = self._wire.server.bug.on_port
-        replies = await (bug(self._inner, commands) if bug is not None else self._inner.call_many(commands))
+        replies = await (self._send(commands) if bug is None else bug(self._send, commands))
         await self._wire.boundary(self._process, commands, replies=replies)
+        return replies
+
+    async def _send(self, commands: Commands) -> list[Any]:
+        replies: list[Any] = await self._carried(lambda: self._inner.call_many(commands))
         return replies
 
     def another(self, *, reply_timeout_seconds: float) -> Connection:

@@ -1,8 +1,8 @@
 """The consumer of a tool worker: reads the action streams of its pools and its node, runs what it is handed.
 
 Holds: at most `concurrency` actions at once; what this worker was handed and has not answered is handed on when its
-heartbeat lapses; a worker that was swept lets its running actions go on in their workspace hosts and starts over under
-a new name.
+heartbeat lapses; a worker that was swept leaves its running actions to their workspace hosts and starts over under a
+new name.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Incarnation:
         self._room = asyncio.Semaphore(settings.concurrency)
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
-        """Work until stopped or swept; `on_beat` is told the progress at each beat."""
+        """Work until stopped or swept; `on_beat` receives the progress at each beat."""
         await self.membership.register()
         await ToolOffers(self._store).publish(self._offers)
         try:
@@ -216,7 +216,7 @@ class Incarnation:
             await self._look_again()
         finally:
             for task in self.running:
-                task.cancel()  # the workspace host goes on; whoever takes the action over collects the result
+                task.cancel()  # the workspace host continues; the worker that takes the action over collects the result
             for queue in self._queues:
                 await queue.aclose()
         if stop.is_set():

@@ -1,0 +1,221 @@
+"""Several conversations at once, each of some messages: what is said comes when the one before has been answered.
+
+A conversation is given up by its owner after each answer, so every message has to find somebody. Meanwhile a bell rings
+them all without news, as the keeper of a quota does: a ring too many may cost time, never an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from broker.contract.actions import MessageAction
+from broker.contract.codec import decode
+from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource
+from broker.contract.observations import EventsLostObservation
+from broker.coordination.wakeups import wake
+from broker.log.event_log import EventLog
+from broker.log.invariants import violations
+from broker.log.lost_tails import followed
+from broker.log.status import Standing, standing
+from broker.runtime.errors import EventsLost, UnknownConversation
+from broker.store.store import Store
+from tests.simulation.canonical import bash, said
+from tests.simulation.checks import LATE
+from tests.simulation.faults import Fault
+from tests.simulation.recovery import longest_allowed, waits
+from tests.simulation.simulated_cluster import Cluster
+from tests.simulation.troubles import Kind, Trouble, schedule
+from tests.simulation.wire import Bug, OtherClock
+
+ROUND = [
+    {"tool_calls": [bash("one"), bash("two")]},
+    {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
+]
+AFTER_TROUBLE_SECONDS = 3.0
+"""How long conversations may take to continue after the store was away: pauses between attempts, and beats."""
+ROUND_TRIPS = 12
+"""How many round trips may lie between two events, at most."""
+BELL_SECONDS = 0.2
+"""How long the bell rests at most."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What is simulated; the same chat always gives the same run.
+
+    Attributes:
+        rounds: how many messages each person has.
+        latency_seconds: how long a command, and its reply, is under way at most.
+        has_bell: whether conversations are rung without news.
+        clocks_ahead: how far the wall clocks of processes are ahead, by the process's name.
+        limit_seconds: after how long it is given up.
+    """
+
+    seed: int = 0
+    faults: Mapping[int, Fault] = field(default_factory=dict)
+    conversations: int = 3
+    rounds: int = 4
+    controllers: int = 2
+    tools: int = 2
+    latency_seconds: float = 0.02
+    has_bell: bool = True
+    troubles: Sequence[Trouble] = ()
+    clocks_ahead: Mapping[str, float] = field(default_factory=dict)
+    limit_seconds: float = 120.0
+    bug: Bug | None = None
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of its conversations."""
+        return [f"chat-{number}" for number in range(self.conversations)]
+
+
+@dataclass
+class ChatOutcome:
+    """What a chat came to.
+
+    Attributes:
+        failure: why it did not come to its end, or empty.
+        logs: by conversation.
+        losers: whose persons have seen events that the store lost.
+        takeovers: how often a worker took over what another one had.
+    """
+
+    chat: Chat
+    cluster: Cluster
+    failure: str = ""
+    logs: dict[str, list[Event]] = field(default_factory=dict)
+    losers: list[str] = field(default_factory=list)
+    takeovers: int = 0
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether the store lost what was written."""
+        return any(trouble.kind is Kind.LOST_TAIL for trouble in self.chat.troubles)
+
+
+def script(folder: Path, chat: Chat) -> Mapping[str, str]:
+    """Write the model's script and return the environment of a controller worker that uses it."""
+    path = folder / "chat.json"
+    path.write_text(json.dumps({"latency_seconds": 0.1, "turns": ROUND * chat.rounds}))
+    return {"LLM_MODEL": f"scripted/{path}"}
+
+
+def simulate_chat(chat: Chat, folder: Path) -> ChatOutcome:
+    """Run a chat to its end, or to the limit of time."""
+    cluster = Cluster(chat.seed, chat.faults, script(folder, chat), bug=chat.bug)
+    cluster.wire.latency_seconds, cluster.wire.random = chat.latency_seconds, Random(chat.seed)
+    outcome = ChatOutcome(chat, cluster)
+    cluster.clocks = {name: OtherClock(cluster.clock, ahead) for name, ahead in chat.clocks_ahead.items()}
+    for trouble in chat.troubles:
+        schedule(trouble, cluster.loop, cluster.server)
+    cluster.run(_world(chat, cluster, outcome))
+    return outcome
+
+
+async def _world(chat: Chat, cluster: Cluster, outcome: ChatOutcome) -> None:
+    store = await cluster.open()
+    for number in range(chat.controllers):
+        cluster.start(f"controller-{number}", cluster.controller)
+    for number in range(chat.tools):
+        cluster.start(f"tools-{number}", cluster.tools)
+    over = [_start_person(chat, cluster, cid, outcome) for cid in chat.ids]
+    if chat.has_bell:
+        cluster.loop.create_task(_ring(store, chat), context=cluster.loop.world.context)
+    everybody = asyncio.gather(*over)
+    try:
+        async with asyncio.timeout(chat.limit_seconds):
+            await asyncio.wait([everybody, cluster.crashed], return_when=asyncio.FIRST_COMPLETED)
+            if cluster.crashed.done():
+                await cluster.crashed
+    except TimeoutError:
+        outcome.failure = f"not settled within {chat.limit_seconds} s"
+    except Exception as error:  # noqa: BLE001  (whatever it is, the chat that leads there must be shown)
+        outcome.failure = f"a process failed: {error!r}"
+    log = EventLog(store)
+    outcome.takeovers = await store.connection.call("XLEN", store.all_shards[0].takeovers)
+    outcome.logs = {cid: await log.read(cid) for cid in chat.ids}
+
+
+def _start_person(chat: Chat, cluster: Cluster, cid: str, outcome: ChatOutcome) -> asyncio.Future[None]:
+    over: asyncio.Future[None] = cluster.loop.create_future()
+
+    async def person(store: Store) -> None:
+        await _talk(store, cid, chat.rounds, outcome)
+        if not over.done():
+            over.set_result(None)
+
+    cluster.start(f"person of {cid}", person)
+    return over
+
+
+async def _talk(store: Store, cid: str, rounds: int, outcome: ChatOutcome) -> None:
+    """Say one thing after the other; after a kill, continue where the log ends."""
+    log = EventLog(store)
+    created = ConversationCreated(conversation_id=cid, agent=AgentSpec(tool_concurrency=2), headless=False)
+    while True:
+        try:
+            await log.create(created, [said("message 1")], key="message 1")
+            if await _talked(log, cid, rounds):
+                return
+        except EventsLost as lost:
+            if lost.checksum:
+                outcome.losers.append(cid)
+        except UnknownConversation:
+            continue  # it was lost as a whole
+
+
+async def _talked(log: EventLog, cid: str, rounds: int) -> bool:
+    standing, count = Standing(), 0
+    async for event in followed(log, cid, after=0, decode=decode):
+        standing = standing.after(event)
+        count += isinstance(event, MessageAction) and event.source is EventSource.USER
+        if standing.is_settled and event.id == await log.last_id(cid):
+            if count >= rounds:
+                return True
+            await log.append(cid, [said(f"message {count + 1}")], key=f"message {count + 1}")
+    return False
+
+
+async def _ring(store: Store, chat: Chat) -> None:
+    random = Random(chat.seed)
+    while True:
+        await asyncio.sleep(random.random() * BELL_SECONDS)
+        await wake(store, [cid for cid in chat.ids if random.random() < 0.5])
+
+
+def broken_chat(outcome: ChatOutcome) -> list[str]:
+    """Return what does not hold, each with the id of its invariant where it has one."""
+    if outcome.failure:
+        stand = {cid: str(standing(events).state) for cid, events in outcome.logs.items()}
+        return [f"I1: {outcome.failure}; {stand}"]
+    found = [line for cid, events in outcome.logs.items() for line in _broken_log(outcome, cid, events)]
+    actions = {(cid, event.id) for cid, events in outcome.logs.items() for event in events if event.runnable}
+    for action, times in Counter(outcome.cluster.node.executions).items():
+        if times > 1 or (action not in actions and not outcome.has_lost):
+            found.append(f"I5: action {action} was executed {times} times")
+    return found if outcome.has_lost else [*found, *_late(outcome)]
+
+
+def _broken_log(outcome: ChatOutcome, cid: str, events: list[Event]) -> Iterator[str]:
+    yield from (f"{each.invariant}: {cid}: {each.text}" for each in violations(events, conversation_id=cid))
+    texts = Counter(e.content for e in events if isinstance(e, MessageAction) and e.source is EventSource.USER)
+    expected = Counter(f"message {number + 1}" for number in range(outcome.chat.rounds))
+    has_gap = any(isinstance(event, EventsLostObservation) for event in events)
+    if texts != expected and not has_gap:
+        yield f"I3: the messages in the log of {cid} are {dict(texts)}"
+
+
+def _late(outcome: ChatOutcome) -> Iterator[str]:
+    chat, struck = outcome.chat, [fault for _, fault, _, _ in outcome.cluster.wire.struck]
+    away = sum(AFTER_TROUBLE_SECONDS + each.seconds for each in chat.troubles if each.kind is not Kind.CLOCK)
+    most = longest_allowed(struck) + away + ROUND_TRIPS * 2 * chat.latency_seconds
+    for wait in waits(outcome.cluster.server.written, outcome.logs):
+        if wait.seconds > most:
+            yield f"{LATE}: {wait}, not {most:.1f} s"
