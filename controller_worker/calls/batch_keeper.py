@@ -87,7 +87,7 @@ class BatchKeeper:
                 spec = LLMSpec.model_validate_json(about)
                 config = self._models.settings(spec)
                 if config is not None and config.batch is not None and lane_of(spec, config) == lane:
-                    provider = await asyncio.to_thread(create_batch_provider, config)
+                    provider = await asyncio.to_thread(create_batch_provider, config, self._store.clock)
                     self._lanes[lane] = provider, config.batch
             except (ValidationError, LLMConfigError) as error:
                 _log.warning("batches of %s are not served here: %s", about, error)

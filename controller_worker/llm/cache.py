@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from broker.runtime.clock import Clock, SystemClock
+from broker.runtime.clock import Clock
 from broker.runtime.ids import new_key
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest, Usage
@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 class CachedLLM:
     """A model that is asked only for what it was not asked before."""
 
-    def __init__(self, inner: LLM, config: LLMConfig) -> None:
+    def __init__(self, inner: LLM, config: LLMConfig, clock: Clock) -> None:
         assert config.cache_dir is not None
         self._inner = inner
-        self._clock = SystemClock()
+        self._clock = clock
         self._shelf: _Shelf = (
             _ObjectStore(config.cache_dir, self._clock)
             if "://" in config.cache_dir

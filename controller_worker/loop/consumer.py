@@ -77,7 +77,7 @@ class ControllerConsumer:
             store,
             EventLog(store, Secrets(store, settings.secret_key)),
             Owners(store),
-            Models(settings.model_env),
+            Models(settings.model_env, store.clock),
             settings.quotas,
             load_hooks(settings.hooks),
         )

@@ -146,7 +146,7 @@ async def report_end(log: EventLog, state: State) -> None:
 
 async def report(log: EventLog, state: State, parent: Parent) -> None:
     """Report to a parent how its delegate has ended.  Idempotent: only the first report counts."""
-    if await _is_forgotten(log, state, parent):
+    if await _name_lost_request(log, state, parent):
         return
     content, outputs = await _result(log, state)
     models = usage_by_model(await log.read(state.setup.conversation_id, until=state.version))
@@ -166,8 +166,8 @@ async def report(log: EventLog, state: State, parent: Parent) -> None:
     await _append_once(log, parent, ended)
 
 
-async def _is_forgotten(log: EventLog, state: State, parent: Parent) -> bool:
-    """Say whether the parent's log has lost the action that asked for this delegate, and names the gap then.
+async def _name_lost_request(log: EventLog, state: State, parent: Parent) -> bool:
+    """Return whether the parent's log has lost the action that asked for this delegate, and name the gap if so.
 
     Another action may have its number by now, and is not to be answered with this delegate's result.
     """
