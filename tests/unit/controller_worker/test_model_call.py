@@ -100,7 +100,7 @@ async def test_what_nobody_foresaw_is_a_failure_without_details(caplog: pytest.L
         async def of(self, spec: LLMSpec, *, key_env: str | None = None) -> Any:
             raise ZeroDivisionError(f"secret {spec}")
 
-    result = await attempt(Broken({}))
+    result = await attempt(Broken({}, SystemClock()))
     text = (
         "There was an unexpected error while running the agent: ZeroDivisionError. You can ask the agent to try again."
     )
