@@ -112,7 +112,7 @@ class LitellmLLM:
             async for chunk in within_limits(answer, limits):
                 stream.take_chunk(chunk.model_dump())
             if answer.received_finish_reason is None:
-                # litellm makes an end of its own for a stream that was cut off.
+                # litellm invents an end for a stream that was cut off.
                 raise MalformedReplyError("The stream has ended before the reply.")
             return stream.reply(), getattr(answer, "_hidden_params", None) or {}
         finally:

@@ -126,7 +126,7 @@ def backend_of(config: LLMConfig) -> str:
     """Return the backend: as configured, or by model and address.
 
     `auto` means: scripts by their prefix; Claude at Anthropic, or at an address that speaks its protocol; any other
-    model with an address and no provider of its own at an OpenAI-compatible server, unless it is to be asked by the
+    model with an address and no provider in its name at an OpenAI-compatible server, unless it is to be asked by the
     Responses API; litellm for all others.
 
     Raises:

@@ -23,7 +23,7 @@ from controller_worker.llm.router import RouterLLM, router_of
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS
 
 ROUTED = "#routed"
-"""Behind a profile's name: the model of its own, whatever its router would choose."""
+"""After a profile's name: the profile's own model, whatever its router would choose."""
 
 
 class Models:

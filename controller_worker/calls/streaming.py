@@ -1,4 +1,4 @@
-"""Shows a reply on its way to those who look on.
+"""Shows a reply to those who look on while the model writes it.
 
 Holds: a call that nobody watches is not streamed and costs nothing; pieces are gathered, so that a model's speed never
 becomes the store's load; the conversation's secrets are hidden in them, wherever a piece ends; what is shown is never
@@ -76,7 +76,7 @@ class _Gathered:
 
     @property
     def _name(self) -> str:
-        """What the call under way is called; each fallback has a name of its own."""
+        """What the call under way is called; each fallback has its own name."""
         return f"{self._call}.{self._fallbacks}" if self._fallbacks else self._call
 
     async def flush(self) -> None:

@@ -1,6 +1,6 @@
 """One commit: events that belong together, and everything the core wants because of them.
 
-Holds: a value made from values; whoever appends it whole leaves a log that wants no further append at once.
+Holds: a value made from values; a log to which it is appended whole wants no further append at once.
 """
 
 from __future__ import annotations

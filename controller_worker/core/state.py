@@ -73,7 +73,7 @@ def snapshot_of(state: State) -> bytes:
 def state_from(snapshot: bytes | None) -> State | None:
     """Return the state of a snapshot; None when there is none, or none this version can use.
 
-    A snapshot only saves time: whoever gets None folds the whole log.
+    A snapshot only saves time: without one, the owner folds the whole log.
     """
     if not snapshot or snapshot[0] != SNAPSHOT_VERSION:
         return None

@@ -6,7 +6,7 @@ objects that fsspec reaches; one that all workers share serves a whole cluster.
 Holds: a file is whole or not there; only whole replies are kept, never errors; a key is in no file and no name; a kept
 reply costs nothing.
 Does not: guess: one character more in a prompt, another parameter or another `cache_scope` is another request. Nor
-delete: what is older than `cache_ttl_seconds` is asked anew and overwritten.
+delete: what is older than `cache_ttl_seconds` is asked again and overwritten.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Directory:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside.write_bytes(content)
-            os.replace(beside, path)  # noqa: PTH105  (one step: whoever reads sees the old file or the new one)
+            os.replace(beside, path)  # noqa: PTH105  (one step: a reader sees the old file or the new one)
         except OSError:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)

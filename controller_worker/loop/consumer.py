@@ -36,7 +36,7 @@ CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
 """How many conversations that only wait a full worker gives back each second, the longest waiting first."""
 BEGIN_AT_ONCE = 32
-"""How many conversations are taken up before the first of them has got on: the others are left to other workers."""
+"""How many conversations may be restoring at once; the others are left to other workers."""
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Incarnation:
         self._has_begun = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
-        """Work until stopped or swept; `on_beat` is told the progress at each beat."""
+        """Work until stopped or swept; `on_beat` gets the progress at each beat."""
         await self.membership.register()
         store = self._services.store
         try:

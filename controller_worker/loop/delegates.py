@@ -1,7 +1,7 @@
 """The delegates of a conversation, which are conversations too: begun, paused and stopped with it, reported.
 
 Holds: everything is repeated after a crash, and everything is written once: a delegate's id follows from its parent's
-and the action's, and every append to another log has a key of its own.
+and the action's, and every append to another log has its own key.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def conversation_id_of(parent_id: str, delegate_id: int) -> str:
 def spec_of(parent: AgentSpec, name: str) -> AgentSpec:
     """Return what a delegate is: what its parent's specification says under this name, else the parent under it.
 
-    Whoever must ask before it acts has delegates that must ask too.
+    The delegates of an agent that must ask before it acts must ask too.
     """
     spec = parent.delegates.get(name)
     if spec is None:

@@ -1,4 +1,4 @@
-"""Taking notes: an action in the log, then the notebook, then the observation that says what came of it.
+"""Taking notes: an action in the log, then the notebook, then the observation with the result.
 
 Holds: the notebook is changed only by what stands in a log already, and by it in the same way however often a worker
 dies in between; what goes into a notebook has been masked.

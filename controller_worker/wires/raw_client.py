@@ -45,7 +45,7 @@ class RawClient:
     """One client.
 
     Args:
-        sdk_client: the SDK's, asynchronous, without attempts of its own.
+        sdk_client: the SDK's, asynchronous, with its retries switched off.
         http: the module that it takes for httpx.
         failures: what it raises besides the errors of that module.
     """
@@ -109,7 +109,7 @@ class RawClient:
 
     @contextlib.asynccontextmanager
     async def _errors_told(self) -> AsyncIterator[None]:
-        """Limit what is done within in time, and tell its errors as our own."""
+        """Limit the time of what is done within, and turn its errors into ours."""
         limit_seconds = self._config.total_timeout_seconds
         try:
             async with asyncio.timeout(limit_seconds):

@@ -143,8 +143,8 @@ def test_a_delegate_without_anything_left_is_refused() -> None:
     core.reply(delegate("a"), delegate("b"))
     texts = {e.cause: e.content for e in core.events if isinstance(e, ErrorObservation)}
     assert texts == {
-        8: "The delegate was not started: there is nothing left of the iterations for it.",
-        9: "The delegate was not started: there is nothing left of the iterations for it.",
+        8: "The delegate was not started: its parent has no iterations left to give it.",
+        9: "The delegate was not started: its parent has no iterations left to give it.",
     }
 
 
