@@ -83,6 +83,6 @@ def _wait_reason(state: State) -> str:
         return "tool"
     if any(not delegate.is_answered for delegate in state.delegation.delegates):
         return "delegate"
-    if state.calls.gate is not None:
-        return state.calls.gate.reason
+    if state.calls.deferral is not None:
+        return state.calls.deferral.reason
     return state.calls.wait.reason if state.calls.wait is not None else ""

@@ -1,7 +1,7 @@
 """Names and ids of tool calls as providers take them back.
 
-A model may write a name that is none, and another provider's ids have another form. The model that reads the history then
-refuses the whole request, this one and every later one.
+A model may write a name that is none, and another provider's ids have another form. The provider that gets the
+history next then refuses the whole request, this one and every later one.
 
 Holds: what fits stays as it is; what is different stays different.
 """
