@@ -88,7 +88,7 @@ class CallUnderWay:
         """Begin the call, or return what has to be appended before it. None: there is only to wait.
 
         Args:
-            is_watched: somebody looks on while the model writes.
+            is_watched: a client follows the reply while the model writes it.
             before_waiting: called once the question is made: what follows waits for others.
         """
         if self._task is not None or self.permit.is_refused:
@@ -127,7 +127,7 @@ class CallUnderWay:
             await self.permit.charge(state, answer.result)
 
     def cancel(self, state: State) -> None:
-        """End a call whose answer nobody wants any more."""
+        """End a call whose answer is no longer wanted."""
         if self._task is not None:
             self._task.cancel()
             self._task = self.answer = None
@@ -142,7 +142,7 @@ class CallUnderWay:
     async def _run(self, wanted: CallModel, state: State, question: Question, is_watched: bool) -> None:
         answer = await self._answer(wanted, state, question, is_watched)
         if self._task is not asyncio.current_task():
-            return  # cancelled too late to notice; nobody waits for the answer any more
+            return  # cancelled too late to notice; the answer is no longer wanted
         self._task, self.answer = None, answer
         self._on_answer()
 

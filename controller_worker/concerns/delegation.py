@@ -226,7 +226,7 @@ def report_ends(state: State, now: datetime) -> Effect | None:
 
 
 def errands(state: State) -> Iterator[Errand]:
-    """Yield what delegates in the background have to be told, whatever else the conversation does."""
+    """Yield the delegates to begin again and the order to pass on, whatever else the conversation wants."""
     for delegate in state.delegation.delegates:
         if delegate.is_answered and delegate.end is None and delegate.iterations > 0:
             yield StartDelegate(delegate.id)

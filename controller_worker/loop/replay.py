@@ -233,7 +233,7 @@ class Replay:
         return list(effect.events) if isinstance(effect, Append) else []
 
     def _notes_recalled(self) -> Sequence[Note]:
-        """Return what the notebook held, as far as the recall that comes next tells of it."""
+        """Return what the notebook held, as far as the next recall says."""
         follows = self._events[self._state.version :]
         recall = next((event for event in follows if isinstance(event, RecallObservation | NullObservation)), None)
         return (recall.notes or ()) if isinstance(recall, RecallObservation) else ()

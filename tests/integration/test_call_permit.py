@@ -1,4 +1,4 @@
-"""The gate before model calls, in the shell of a conversation: what it costs, what it tells, what it gives back."""
+"""The permit of model calls, in the loop of a conversation: what it costs, what it writes, what it gives back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def limit(hands: Hands, table: str) -> Pool:
 
 
 async def occupy(hands: Hands, pool: Pool, *, others: int = 0) -> None:
-    """Let somebody else hold the only seat, and so many others wait for it."""
+    """Let somebody else hold the only permit, and so many others wait for it."""
     governor = hands.services.permits.governor
     for n in range(1 + others):
         answer = await governor.reserve(pool, f"other-{n}", "controller-2", input_tokens=1, output_tokens=1)
@@ -213,7 +213,7 @@ async def test_another_model_leaves_the_queue_of_the_first(hands: Hands, tmp_pat
     assert isinstance(answer, Granted)
 
 
-async def test_a_stop_gives_the_seat_back_and_loses_the_money(hands: Hands) -> None:
+async def test_a_stop_gives_the_permit_back_and_loses_the_money(hands: Hands) -> None:
     pool = limit(hands, "concurrency = 1")
     await hands.begin(THINK, latency=60.0, tenancy=ACME)
     loop = await hands.claim()
