@@ -50,7 +50,8 @@ def client(backend: str, url: str) -> LLM:
             connect_timeout=BUSY_SECONDS,
             read_timeout=BUSY_SECONDS,
             native_tool_calling=True,
-        )
+        ),
+        SystemClock(),
     )
 
 

@@ -68,7 +68,8 @@ class Clients:
         chat = {"model": "my-own", "base_url": server.url + "/v1"}
         self._llms: dict[str, LLM] = {
             name: create_llm(
-                LLMConfig.create(api_key="no-key", connect_timeout=BUSY_SECONDS, native_tool_calling=True, **address)
+                LLMConfig.create(api_key="no-key", connect_timeout=BUSY_SECONDS, native_tool_calling=True, **address),
+                SystemClock(),
             )
             for name, address in {
                 "anthropic": {"model": "claude-sonnet-5", "base_url": server.url},

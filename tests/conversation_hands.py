@@ -21,6 +21,7 @@ from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
+from broker.runtime.clock import SystemClock
 from broker.store.connection import Argument, Connection, MultiplexedConnection
 from broker.store.store import Store, open_store
 from controller_worker.calls.models import Models
@@ -80,7 +81,7 @@ class Hands:
         self.folder = folder
         self.log = EventLog(store)
         self.owners = Owners(store)
-        self.services = Services(store, self.log, self.owners, Models({}))
+        self.services = Services(store, self.log, self.owners, Models({}, SystemClock()))
         self.gone: list[str] = []
         self.loops: list[ConversationLoop] = []
 

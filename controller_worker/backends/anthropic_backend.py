@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
@@ -30,7 +30,7 @@ _NO_HEADERS: Mapping[str, str] = {}
 class AnthropicLLM:
     """The backend for Claude."""
 
-    def __init__(self, config: LLMConfig) -> None:
+    def __init__(self, config: LLMConfig, clock: Clock) -> None:
         """Import the SDK and prepare a client; nothing is sent.
 
         Raises:
@@ -44,8 +44,8 @@ class AnthropicLLM:
         self._version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING} if has_sampling else {}
         self._headers = {"Content-Type": "application/json"} | self._version | further_headers
         self._wire = MessagesWire(caching_prompt=config.caching_prompt)
-        self._client = _client(config)
-        self._clock = SystemClock()
+        self._client = _client(config, clock)
+        self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask once. See `LLM.complete`."""
@@ -82,7 +82,7 @@ class AnthropicLLM:
         await self._client.aclose()
 
 
-def _client(config: LLMConfig) -> RawClient:
+def _client(config: LLMConfig, clock: Clock) -> RawClient:
     import anthropic
     import httpx2
 
@@ -103,4 +103,4 @@ def _client(config: LLMConfig) -> RawClient:
         raise LLMConfigError(f"There is no key for {config.model!r}: {error}", remedy="Set LLM_API_KEY.") from error
     if client.api_key is None and client.auth_token is None and client.credentials is None:
         raise LLMConfigError(f"There is no key for {config.model!r}.", remedy="Set LLM_API_KEY.")
-    return RawClient(client, httpx2, anthropic.AnthropicError, config)
+    return RawClient(client, httpx2, anthropic.AnthropicError, config, clock)

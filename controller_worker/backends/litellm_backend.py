@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import Clock
 from controller_worker.backends.openai_backend import COST_HEADER, told_cost_usd
 from controller_worker.llm.config import LLMConfig, set_litellm_environment
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
@@ -42,7 +42,7 @@ PROVIDERS_OWN = "llm_provider-"
 class LitellmLLM:
     """The backend for everything that litellm speaks."""
 
-    def __init__(self, config: LLMConfig) -> None:
+    def __init__(self, config: LLMConfig, clock: Clock) -> None:
         """Import litellm; nothing is sent.
 
         Raises:
@@ -56,7 +56,7 @@ class LitellmLLM:
         self._row = look_up(model)
         self._parameters = _parameters(config, model)
         self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, is_claude=features.is_claude)
-        self._clock = SystemClock()
+        self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask once. See `LLM.complete`."""
@@ -95,7 +95,7 @@ class LitellmLLM:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except Exception as error:
             # An outer edge: litellm lets through whatever the code of its hundred providers raises.
-            raise model_error(error, secrets=self._secrets) from error
+            raise model_error(error, secrets=self._secrets, now=self._clock.now()) from error
 
     async def _stream(
         self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None]
@@ -112,7 +112,7 @@ class LitellmLLM:
             async for chunk in within_limits(answer, limits):
                 stream.take_chunk(chunk.model_dump())
             if answer.received_finish_reason is None:
-                # litellm makes an end of its own for a stream that was cut off.
+                # litellm invents an end for a stream that was cut off.
                 raise MalformedReplyError("The stream has ended before the reply.")
             return stream.reply(), getattr(answer, "_hidden_params", None) or {}
         finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.model_features import features_of
@@ -38,7 +38,7 @@ _NO_HEADERS: Mapping[str, str] = {}
 class OpenAICompatibleLLM:
     """The backend for a server at `base_url`."""
 
-    def __init__(self, config: LLMConfig) -> None:
+    def __init__(self, config: LLMConfig, clock: Clock) -> None:
         """Import the SDK and prepare a client; nothing is sent.
 
         Raises:
@@ -53,8 +53,8 @@ class OpenAICompatibleLLM:
         self._parameters = {"model": model} | fields
         self._headers = {"Content-Type": "application/json"} | further_headers
         self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, is_claude=features.is_claude)
-        self._client = _client(config)
-        self._clock = SystemClock()
+        self._client = _client(config, clock)
+        self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask once. See `LLM.complete`."""
@@ -111,7 +111,7 @@ def told_cost_usd(headers: Mapping[str, str], name: str = COST_HEADER) -> float 
     return cost if 0.0 <= cost <= LARGEST_COST_USD else None
 
 
-def _client(config: LLMConfig) -> RawClient:
+def _client(config: LLMConfig, clock: Clock) -> RawClient:
     import httpx
     import openai
 
@@ -124,4 +124,4 @@ def _client(config: LLMConfig) -> RawClient:
         # The SDK's other client searches all pairs of its connections for each request: 20 ms at 200 in flight.
         http_client=openai.DefaultAioHttpClient(**options),
     )
-    return RawClient(client, httpx, openai.OpenAIError, config)
+    return RawClient(client, httpx, openai.OpenAIError, config, clock)

@@ -67,7 +67,7 @@ class OpenAIBatches:
         try:
             await self._send("DELETE", f"/files/{uploaded}", b"", {})
         except NotFoundError:
-            return  # whoever was here before did it
+            return  # an earlier sender did it
 
     async def find(self, sought: Sought) -> str | None:
         """See `BatchProvider.find`."""

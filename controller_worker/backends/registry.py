@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from broker.runtime.clock import Clock
 from controller_worker.backends.anthropic_backend import AnthropicLLM
 from controller_worker.backends.anthropic_batches import AnthropicBatches
 from controller_worker.backends.litellm_backend import LitellmLLM
@@ -38,7 +39,7 @@ OPENHANDS_URL = "https://llm-proxy.app.all-hands.dev/"
 _log = logging.getLogger(__name__)
 
 
-def create_llm(config: LLMConfig) -> LLM:
+def create_llm(config: LLMConfig, clock: Clock) -> LLM:
     """Create the model that the configuration names.
 
     The first model of a backend imports the provider's library: one to four CPU-seconds.
@@ -52,7 +53,7 @@ def create_llm(config: LLMConfig) -> LLM:
     check_batches(config)
     backend = backend_of(config)
     try:
-        llm = _create(backend, config)
+        llm = _create(backend, config, clock)
     except OSError as error:
         raise LLMConfigError(
             f"The client of the model {config.model!r} cannot be made: {error.strerror or error}.",
@@ -61,10 +62,10 @@ def create_llm(config: LLMConfig) -> LLM:
     if not takes_images(config):
         llm = WithoutImagesLLM(llm)
     llm = _with_text_tools(llm, backend, config)
-    return llm if config.cache_dir is None else CachedLLM(llm, config)
+    return llm if config.cache_dir is None else CachedLLM(llm, config, clock)
 
 
-def create_batch_provider(config: LLMConfig) -> BatchProvider:
+def create_batch_provider(config: LLMConfig, clock: Clock) -> BatchProvider:
     """Create the way to the provider's batch API that the configuration asks for.
 
     Raises:
@@ -72,9 +73,9 @@ def create_batch_provider(config: LLMConfig) -> BatchProvider:
     """
     check_batches(config)
     if backend_of(config) == "anthropic":
-        claude = AnthropicLLM(config)
+        claude = AnthropicLLM(config, clock)
         return AnthropicBatches(claude.send, claude.aclose)
-    other = OpenAICompatibleLLM(config)
+    other = OpenAICompatibleLLM(config, clock)
     return OpenAIBatches(other.send, other.upload, other.aclose)
 
 
@@ -107,25 +108,25 @@ def takes_images(config: LLMConfig) -> bool:
     return backend_of(config) in LOCAL_BACKENDS or sees_images(config.model)
 
 
-def _create(backend: str, config: LLMConfig) -> LLM:
+def _create(backend: str, config: LLMConfig, clock: Clock) -> LLM:
     if backend == "scripted":
-        return ScriptedLLM(config)
+        return ScriptedLLM(config, clock)
     if backend == "silent":
         return SilentLLM()
     if backend == "replay":
         return ReplayedLLM(config)
     if backend == "anthropic":
-        return AnthropicLLM(config)
+        return AnthropicLLM(config, clock)
     if backend == "openai":
-        return OpenAICompatibleLLM(config)
-    return LitellmLLM(config)
+        return OpenAICompatibleLLM(config, clock)
+    return LitellmLLM(config, clock)
 
 
 def backend_of(config: LLMConfig) -> str:
     """Return the backend: as configured, or by model and address.
 
     `auto` means: scripts by their prefix; Claude at Anthropic, or at an address that speaks its protocol; any other
-    model with an address and no provider of its own at an OpenAI-compatible server, unless it is to be asked by the
+    model with an address and no provider in its name at an OpenAI-compatible server, unless it is to be asked by the
     Responses API; litellm for all others.
 
     Raises:

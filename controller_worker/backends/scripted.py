@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
@@ -155,11 +155,11 @@ class Script(_Part):
 class ScriptedLLM:
     """The backend for `scripted/FILE`."""
 
-    def __init__(self, config: LLMConfig) -> None:
+    def __init__(self, config: LLMConfig, clock: Clock) -> None:
         self._config = config
         self._script = Script.load(Path(config.model.removeprefix(PREFIX)).expanduser())
         self._failures: dict[tuple[str, str, int], int] = {}
-        self._clock = SystemClock()
+        self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Say the turn of this iteration, after the script's latency. See `LLM.complete`."""

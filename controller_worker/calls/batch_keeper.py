@@ -3,10 +3,10 @@
 Every worker that has settings for batches does it, for all conversations; a lease keeps two from doing the same.
 
 Holds: a batch is in the store with its calls before it is sent; one whose sender died is looked for at the provider
-before it is sent again; whoever has not sent it after half of the time after which others do, does not send it any
-more; a call is delivered once, and its conversation woken at least once.
+before it is sent again; a worker that has not sent it after half of the time after which others do, no longer sends
+it; a call is delivered once, and its conversation woken at least once.
 Does not: keep a worker that is stopped between its last look at the clock and the bytes, a few milliseconds, from
-sending after all when it goes on. What is then sent is bought, and its results are dropped. OpenAI refuses it; see
+sending after all when it continues. What is then sent is bought, and its results are dropped. OpenAI refuses it; see
 `BatchProvider.revoke`.
 """
 
@@ -87,7 +87,7 @@ class BatchKeeper:
                 spec = LLMSpec.model_validate_json(about)
                 config = self._models.settings(spec)
                 if config is not None and config.batch is not None and lane_of(spec, config) == lane:
-                    provider = await asyncio.to_thread(create_batch_provider, config)
+                    provider = await asyncio.to_thread(create_batch_provider, config, self._store.clock)
                     self._lanes[lane] = provider, config.batch
             except (ValidationError, LLMConfigError) as error:
                 _log.warning("batches of %s are not served here: %s", about, error)
@@ -187,7 +187,7 @@ class BatchKeeper:
         await self._deliver(batch, worker_id, results, failed(NoResponseError("The batch has no result for the call.")))
 
     async def _deliver(self, batch: Batch, worker_id: str, results: dict[str, bytes], otherwise: bytes) -> None:
-        """Tell every call of a batch what came of it; it is over then."""
+        """Deliver the outcome of every call of a batch, and close it."""
         woken: list[str] = []
         for number in await self._batches.numbers(batch):
             failpoint("controller.batch_deliver")

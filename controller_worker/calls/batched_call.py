@@ -1,6 +1,6 @@
 """One call of one conversation on its way through a batch: given to the queue, later fetched from there.
 
-Holds: a step that was given to a batch is not given to another one, whoever owns the conversation meanwhile; a person
+Holds: a step that was given to a batch is not given to another one, even under another owner; a person
 who waits is never kept waiting for a batch.
 """
 

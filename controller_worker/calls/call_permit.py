@@ -88,7 +88,7 @@ class CallPermit:
             if deferred is not None:
                 self.is_refused = True
                 return deferred if self._is_news(state, deferred) else None
-        return ModelCallAdmitted() if state.calls.gate is not None and not self._is_batched else None
+        return ModelCallAdmitted() if state.calls.deferral is not None and not self._is_batched else None
 
     def held(self, model: str) -> AbstractAsyncContextManager[Held]:
         """Hold the permit while one call is made; see `QuotaPermit.held`."""
@@ -150,7 +150,7 @@ class CallPermit:
 
     async def check_batch(self, state: State, call: CallModel) -> bool:
         """Return whether a call is in a batch that has not brought its reply."""
-        if state.calls.gate is None or state.calls.gate.reason != BATCH:
+        if state.calls.deferral is None or state.calls.deferral.reason != BATCH:
             return False
         stands = (await self._permits.batches.ask(self._cid, step_of(call))).stands
         return stands in (CallStands.WAITING, CallStands.SENT)
@@ -174,7 +174,7 @@ class CallPermit:
 
     def _is_news(self, state: State, deferred: ModelCallDeferred) -> bool:
         """Say whether the log has to say it: unless it does already, or the wait is short."""
-        if state.calls.gate is not None and state.calls.gate.reason == deferred.code:
+        if state.calls.deferral is not None and state.calls.deferral.reason == deferred.code:
             return False
         quiet_until = self._permits.clock.now() + timedelta(seconds=QUIET_SECONDS)
         return deferred.expected_at is None or deferred.expected_at > quiet_until

@@ -8,28 +8,48 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from broker.contract.actions import CondensationAction
 from broker.contract.agent_state import AgentState
-from broker.contract.events import ModelCallDeferred
+from broker.contract.events import Event, ModelCallDeferred, ModelCallFailed
 from broker.log.fencing import Ownership
 from broker.runtime.failpoints import failpoint
 from controller_worker.agents.agent import Agent
 from controller_worker.calls.call_permit import CallPermit
-from controller_worker.calls.model_answer import ModelAnswer
-from controller_worker.calls.model_call import ask
+from controller_worker.calls.model_call import ask, reply_of
 from controller_worker.calls.question import Question, next_question
 from controller_worker.calls.recollection import Recollection
 from controller_worker.calls.streaming import shown
 from controller_worker.core.effects import Append, CallModel
 from controller_worker.core.state import State
 from controller_worker.llm.errors import NoResponseError
+from controller_worker.llm.llm import Completion
+from controller_worker.security.assessment import assessed
 from controller_worker.services import Services
 
 WARM = 1.0
 """The temperature after an empty reply, where none is set: the same question would be answered the same (6.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """What one call brought."""
+
+    call: CallModel
+    question: Question
+    result: Completion | ModelCallFailed | ModelCallDeferred
+
+    def events(self, state: State, agent: Agent) -> tuple[Event, ...]:
+        """Return what it leads to, with the risk of each action; to be appended behind `state.version`."""
+        if isinstance(self.result, ModelCallFailed | ModelCallDeferred):
+            return (self.result,)
+        reply = reply_of(
+            self.result, iteration=self.call.iteration, seen_id=self.question.seen_id, event_id=state.version + 1
+        )
+        events = self.question.events_of(reply, agent, state)
+        return assessed(events, state.setup.agent.confirmation, state.setup.workspace)
 
 
 class CallUnderWay:
@@ -68,7 +88,7 @@ class CallUnderWay:
         """Begin the call, or return what has to be appended before it. None: there is only to wait.
 
         Args:
-            is_watched: somebody looks on while the model writes.
+            is_watched: a client follows the reply while the model writes it.
             before_waiting: called once the question is made: what follows waits for others.
         """
         if self._task is not None or self.permit.is_refused:
@@ -107,7 +127,7 @@ class CallUnderWay:
             await self.permit.charge(state, answer.result)
 
     def cancel(self, state: State) -> None:
-        """End a call whose answer nobody wants any more."""
+        """End a call whose answer is no longer wanted."""
         if self._task is not None:
             self._task.cancel()
             self._task = self.answer = None
@@ -122,7 +142,7 @@ class CallUnderWay:
     async def _run(self, wanted: CallModel, state: State, question: Question, is_watched: bool) -> None:
         answer = await self._answer(wanted, state, question, is_watched)
         if self._task is not asyncio.current_task():
-            return  # cancelled too late to notice; nobody waits for the answer any more
+            return  # cancelled too late to notice; the answer is no longer wanted
         self._task, self.answer = None, answer
         self._on_answer()
 

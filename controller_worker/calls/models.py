@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pydantic import SecretStr
 
 from broker.contract.events import LLMSpec
+from broker.runtime.clock import Clock
 from controller_worker.backends.registry import create_llm, takes_images
 from controller_worker.llm.config import PRIMARY, LLMConfig
 from controller_worker.llm.errors import LLMConfigError
@@ -22,7 +23,7 @@ from controller_worker.llm.router import RouterLLM, router_of
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS
 
 ROUTED = "#routed"
-"""Behind a profile's name: the model of its own, whatever its router would choose."""
+"""After a profile's name: the profile's own model, whatever its router would choose."""
 
 
 class Models:
@@ -31,8 +32,9 @@ class Models:
     A specification's `model` is a profile's name (see `controller_worker.llm.profiles`) or a model's.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], clock: Clock) -> None:
         self._env = env
+        self._clock = clock
         self._profiles: Profiles | None = None
         self._sights: dict[LLMSpec, bool] = {}
         self._clients: dict[tuple[LLMSpec, str | None], asyncio.Task[tuple[LLM, LLMConfig]]] = {}
@@ -130,11 +132,12 @@ class Models:
     def _create_whole(self, config: LLMConfig) -> LLM:
         """Create a model and, if it is a router, those that it may choose."""
         if config.router is None:
-            return create_llm(config)
+            return create_llm(config, self._clock)
         assert self._profiles is not None
         choices = {name: self._profiles.named(name) for name in sorted(config.router.profiles)}
         router = router_of(config.router, choices)
-        return RouterLLM(router, {PRIMARY: create_llm(config)} | {name: create_llm(of) for name, of in choices.items()})
+        models = {name: create_llm(of, self._clock) for name, of in ({PRIMARY: config} | choices).items()}
+        return RouterLLM(router, models)
 
     def _config(self, spec: LLMSpec) -> LLMConfig:
         if self._profiles is None:

@@ -35,7 +35,7 @@ class Question:
 
     Attributes:
         seen_id: the last event the prompt was made from.
-        conclude: what the answer means to whoever asks it instead of the agent; None for a step.
+        conclude: what the answer means to the condenser or the critic that asks; None for a step.
     """
 
     llm: LLMSpec

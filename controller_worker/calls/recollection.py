@@ -50,7 +50,7 @@ class Recollection:
         """Return the messages made from the log up to `version`, which is where `take_in` has come to.
 
         Args:
-            options: how the model is shown the conversation; another one makes all messages anew.
+            options: how the model is shown the conversation; another one makes all messages again.
             overflows: how many prompts in a row did not fit the model.
 
         Returns:

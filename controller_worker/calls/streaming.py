@@ -1,4 +1,4 @@
-"""Shows a reply on its way to those who look on.
+"""Shows a reply to clients while the model writes it.
 
 Holds: a call that nobody watches is not streamed and costs nothing; pieces are gathered, so that a model's speed never
 becomes the store's load; the conversation's secrets are hidden in them, wherever a piece ends; what is shown is never
@@ -25,12 +25,12 @@ GATHER_SECONDS = 0.1
 async def shown(
     store: Store, log: EventLog, request: ModelRequest, *, attempt: int, is_watched: bool
 ) -> AsyncIterator[ModelRequest]:
-    """Give the request as it is to be made: streamed, if somebody looks on.
+    """Give the request as it is to be made: streamed, if a client follows the reply.
 
     Args:
         log: knows what is to be hidden.
         attempt: which call of its step it is, from 1.
-        is_watched: somebody looks on.
+        is_watched: a client follows the reply.
     """
     if request.service != "agent" or request.carry is not None or not is_watched:
         yield request
@@ -76,7 +76,7 @@ class _Gathered:
 
     @property
     def _name(self) -> str:
-        """What the call under way is called; each fallback has a name of its own."""
+        """What the call under way is called; each fallback has its own name."""
         return f"{self._call}.{self._fallbacks}" if self._fallbacks else self._call
 
     async def flush(self) -> None:

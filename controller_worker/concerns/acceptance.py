@@ -30,13 +30,12 @@ NOT_REACHED = "GoalNotReachedError: The check of the goal failed each time the a
 NOT_REACHED_CODE = "goal_not_reached"
 
 REFUSED = (
-    "Your finish was not accepted ({refusals} of {limit} times): the check `{check}` must end with exit code 0, and it "
-    "did not; its output stands above. The task is not done yet. Find out why, go on working, and finish when the "
-    "check would pass."
+    "Your finish was not accepted ({refusals} of {limit} times): the check `{check}` must exit with code 0 and did "
+    "not; see its output above. The task is not done yet. Find out why, keep working, and finish once the check passes."
 )
 REFUSED_BY_CRITIC = (
-    "Your finish was not accepted ({refusals} of {limit} times): whoever judged your work does not think that the task "
-    "is done; the reason stands above. Go on working, and finish when what is said there no longer holds."
+    "Your finish was not accepted ({refusals} of {limit} times): the reviewer of your work does not consider the task "
+    "done; see the reason above. Keep working, and finish once that reason no longer applies."
 )
 
 
@@ -138,7 +137,7 @@ def _after_message(acceptance: Acceptance, event: MessageAction, state: State) -
 
 
 def check(state: State) -> Append:
-    """Return the check, to run in a shell of its own."""
+    """Return the check, to run in a separate shell."""
     goal = state.setup.agent.goal
     assert goal is not None
     assert goal.check is not None

@@ -1,8 +1,8 @@
 """Delegation: what a conversation knows of those it has begun for parts of its work (OpenHands 5).
 
-A delegate is a conversation of its own, on any worker. Its parent's log holds the action that asks for it, the event in
+A delegate is a separate conversation, on any worker. Its parent's log holds the action that asks for it, the event in
 which the delegate reports its end, and one observation of that. A parent waits for its delegates like for tools; one in
-the background is answered at once ("started"), and its end comes as an observation of its own.
+the background is answered at once ("started"), and its end comes later as another observation.
 
 Holds: pure; every delegate action gets exactly one observation with its cause, and every end that is reported exactly
 one `AgentDelegateObservation`; what delegates may use up is taken out of what their parent may.
@@ -36,12 +36,16 @@ if TYPE_CHECKING:
 NOT_STARTED = "AGENT_ERROR$DELEGATE_NOT_STARTED"
 RESULT = "Delegated agent finished with result:\n\n"
 STARTED = (
-    "The delegate {agent} works in the background under the number {id}. Its result will be told when it is there."
+    "The delegate {agent} (number {id}) is working in the background. You will get its result as soon as it has "
+    "finished."
 )
-GOES_ON = "The delegate {agent} (number {id}) goes on in the background. Its result will be told when it is there."
+GOES_ON = (
+    "The delegate {agent} (number {id}) keeps working in the background. You will get its result as soon as it has "
+    "finished."
+)
 NO_TASK = "The delegate was not started: its inputs hold no task."
 TOO_DEEP = "The delegate was not started: delegates may go {levels} levels deep, and this one would be deeper."
-NOTHING_LEFT = "The delegate was not started: there is nothing left of the {what} for it."
+NOTHING_LEFT = "The delegate was not started: its parent has no {what} left to give it."
 NOTHING: dict[str, Any] = {"iterations": 0, "budget_usd": None, "tokens": None}
 ORDERS = {
     AgentState.PAUSED: AgentState.PAUSED,
@@ -122,7 +126,7 @@ def _delegate_of(state: State, action: AgentDelegateAction) -> Delegate:
     """Return the delegate that an action asks for, with its share of what is left."""
     metadata = action.tool_call_metadata
     turn_id = metadata.reply_id if metadata else action.id
-    # What runs beside the parent leaves it a share of its own.
+    # A delegate that runs beside its parent leaves the parent a share.
     shares = (metadata.total_calls_in_response if metadata else 1) + (action.background or action.join == "any")
     before = [delegate for delegate in state.delegation.delegates if delegate.turn_id != turn_id]
     left = state.usage.max_iterations - steps_used(state) - sum(delegate.iterations for delegate in before)
@@ -222,7 +226,7 @@ def report_ends(state: State, now: datetime) -> Effect | None:
 
 
 def errands(state: State) -> Iterator[Errand]:
-    """Yield what delegates in the background have to be told, whatever else the conversation does."""
+    """Yield the delegates to begin again and the order to pass on, whatever else the conversation wants."""
     for delegate in state.delegation.delegates:
         if delegate.is_answered and delegate.end is None and delegate.iterations > 0:
             yield StartDelegate(delegate.id)
@@ -262,7 +266,7 @@ def answering(delegate: Delegate, observation: Observation) -> Observation:
 
 
 def _end_of(state: State, delegate: Delegate, end: DelegateEnd) -> Append:
-    """Tell the end of a delegate; where any of several was waited for, the others go on in the background."""
+    """Report the end of a delegate; if the step waited for any of several, the others continue in the background."""
     observation = AgentDelegateObservation(
         content=RESULT + end.content,
         outputs=end.outputs,

@@ -1,7 +1,7 @@
-"""What a conversation may use up, and how that grows when a person goes on with it (OpenHands 4.3, 4.4).
+"""What a conversation may use up, and how that grows when a person continues it (OpenHands 4.3, 4.4).
 
 Holds: pure; a refused step consumes nothing; a limit grows only when it was reached, work ended in an error because of
-it, and somebody goes on.
+it, and somebody continues.
 Differs: the budget is looked at before a step counts, because the original has counted a step that it then refuses;
 tokens and time are limits too.
 """
@@ -64,7 +64,7 @@ class Usage:
 
 
 def _after_event(usage: Usage, event: Event, state: State) -> Usage:
-    """Note at the first event of its own what a fork has inherited."""
+    """Note what a fork has inherited, at the first event that it does not share."""
     if 0 < state.version == state.setup.forked_at:
         return evolve(usage, inherited_usd=usage.cost_usd - state.delegation.spent_usd)
     return usage
@@ -114,7 +114,7 @@ def limit_reached(state: State) -> Refusal | None:
 
 
 def cost_limit_reached(state: State) -> Refusal | None:
-    """Return why no further model call may be made, be it a step or not; None if one may."""
+    """Return why no further model call may be made, whether for a step or not; None if one may."""
     if state.usage.max_budget_usd is not None and state.usage.cost_usd >= state.usage.max_budget_usd:
         budget = f"Current budget: {state.usage.cost_usd:.2f}, max budget: {state.usage.max_budget_usd:.2f}"
         return Refusal("max_budget", f"{REACHED}budget for conversation. {budget}")

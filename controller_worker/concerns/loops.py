@@ -48,12 +48,12 @@ RESTART, RESTART_WITH_MESSAGE, STOP = 1, 2, 3
 """Options of a `LoopRecoveryAction`."""
 
 NUDGE = (
-    "You have done the same thing {times} times and it led to the same result. Doing it again will not help. "
-    "Say what you have learned from it, then go at the task another way, or finish and report what stands in the way."
+    "You have done the same thing {times} times with the same result. Doing it again will not help. Say what you have "
+    "learned, then try another way, or finish and report what is in the way."
 )
 TAKEN_OUT = (
-    "You were in a loop, and your last steps have been taken out of this conversation; what they did in the workspace "
-    "is still there. Do not try the same thing again: find another way."
+    "You were in a loop. Your last steps have been removed from this conversation, but what they did in the workspace "
+    "is still there. Do not try the same thing again; find another way."
 )
 
 

@@ -59,7 +59,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Deferral:
     """What a model call waits for, quota, budget or batch, and about until when; None when nobody can say."""
 
     reason: str
@@ -74,7 +74,7 @@ class ModelCalls:
         reply_id: the latest reply to the agent's own question.
         attempt: failed calls of the step under way.
         wait: the wait after a failure.
-        gate: the wait for a permit.
+        deferral: the wait for a permit.
         overflows: how many prompts in a row did not fit the model.
         wants_condensation: the latest of them has not led to a request yet.
     """
@@ -82,7 +82,7 @@ class ModelCalls:
     reply_id: int = 0
     attempt: int = 0
     wait: Wait | None = None
-    gate: Gate | None = None
+    deferral: Deferral | None = None
     overflows: int = 0
     wants_condensation: bool = False
 
@@ -96,18 +96,18 @@ def _after_reply(calls: ModelCalls, reply: ModelReply, state: State) -> ModelCal
 
 
 def _after_deferral(calls: ModelCalls, deferral: ModelCallDeferred, state: State) -> ModelCalls:
-    return evolve(calls, gate=Gate(deferral.code, deferral.expected_at))
+    return evolve(calls, deferral=Deferral(deferral.code, deferral.expected_at))
 
 
 def _after_admission(calls: ModelCalls, event: ModelCallAdmitted, state: State) -> ModelCalls:
-    return evolve(calls, gate=None)
+    return evolve(calls, deferral=None)
 
 
 def _after_state_change(calls: ModelCalls, change: AgentStateChangedObservation, state: State) -> ModelCalls:
     now = change.agent_state
     if now is AgentState.RUNNING and state.lifecycle.agent_state is AgentState.ERROR:
         calls = evolve(calls, attempt=0, wait=None)
-    return calls if calls.gate is None or now in _MAY_CALL else evolve(calls, gate=None)
+    return calls if calls.deferral is None or now in _MAY_CALL else evolve(calls, deferral=None)
 
 
 def _after_condensation_request(calls: ModelCalls, event: CondensationRequestAction, state: State) -> ModelCalls:
@@ -138,21 +138,21 @@ def _after_failure(calls: ModelCalls, failure: ModelCallFailed, state: State) ->
         overflows = calls.overflows + 1
         return ModelCalls(calls.reply_id, overflows=overflows, wants_condensation=wants_condensation)
     if failure.retry_at is None:
-        return evolve(calls, gate=None, attempt=0, wait=None)
-    return evolve(calls, gate=None, attempt=failure.attempt, wait=Wait(failure.code, failure.retry_at))
+        return evolve(calls, deferral=None, attempt=0, wait=None)
+    return evolve(calls, deferral=None, attempt=failure.attempt, wait=Wait(failure.code, failure.retry_at))
 
 
-def is_at_gate(state: State) -> bool:
+def is_deferred(state: State) -> bool:
     """Say whether a call waits for its quota, its budget or its batch."""
-    return state.calls.gate is not None and state.lifecycle.agent_state in _MAY_CALL
+    return state.calls.deferral is not None and state.lifecycle.agent_state in _MAY_CALL
 
 
 def wait_for_permit(state: State, now: datetime) -> Effect | None:
     """Show the wait, then keep wanting the call."""
-    gate = state.calls.gate
-    if gate is None or not is_at_gate(state):
+    deferral = state.calls.deferral
+    if deferral is None or not is_deferred(state):
         return None
-    shown = _SHOWN.get(gate.reason, AgentState.RUNNING)
+    shown = _SHOWN.get(deferral.reason, AgentState.RUNNING)
     return announce(state, shown) if shown is not state.lifecycle.agent_state else call_model(state, now)
 
 
@@ -191,7 +191,7 @@ def call_model(state: State, now: datetime) -> Effect:
 
 def asks_again_at(state: State, now: datetime, *, is_refused: bool) -> datetime | None:
     """Say when somebody has to ask again for an action whose entry is lost, or for a call whose wake is."""
-    if not (state.tools.pending or is_refused or is_at_gate(state)):
+    if not (state.tools.pending or is_refused or is_deferred(state)):
         return None
     again = now + (ASK_AGAIN_AFTER if state.tools.pending else ACQUIRE_AGAIN_AFTER)
     return again if state.usage.deadline is None else min(again, state.usage.deadline)

@@ -1,10 +1,10 @@
 """Opening a workspace that begins with a repository or an archive, as part of the core.
 
-A tool worker does it, so the wish is an action of the environment and what came of it an observation; the model sees
+A tool worker does it, so the request is an action of the environment and its outcome an observation; the model sees
 neither. It comes before everything that needs the workspace, the survey and the first step among them.
 
 Holds: no step is taken in a workspace that is not open; what cannot be opened ends in an error that says why, and is
-tried again when a person goes on with the conversation; nobody waits for it when work is to stop.
+tried again when a person resumes the conversation; nobody waits for it when work is to stop.
 """
 
 from __future__ import annotations

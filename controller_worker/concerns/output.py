@@ -1,6 +1,6 @@
 """What an agent hands in when it finishes, against the schema it was given.
 
-Holds: a function of the events of a turn, whoever the agent is; what does not fit is refused in the same append, so
+Holds: a function of the events of a turn, whatever the agent; what does not fit is refused in the same append, so
 that it never counts and a replay needs nothing else.
 Differs: the original's finish has words only.
 """
@@ -27,7 +27,7 @@ NOT_VALID = "OutputNotValidError: What the agent handed in did not fit the schem
 NOT_VALID_CODE = "output_not_valid"
 REFUSED = (
     "Your finish was not accepted: its `output` does not fit the schema.\n{problems}\n"
-    "Mend it, and call finish again with the whole output."
+    "Correct it, and call finish again with the whole output."
 )
 
 

@@ -1,6 +1,6 @@
 """One commit: events that belong together, and everything the core wants because of them.
 
-Holds: a value made from values; whoever appends it whole leaves a log that wants no further append at once.
+Holds: a value made from values; a log to which it is appended whole wants no further append at once.
 """
 
 from __future__ import annotations
@@ -83,6 +83,6 @@ def _wait_reason(state: State) -> str:
         return "tool"
     if any(not delegate.is_answered for delegate in state.delegation.delegates):
         return "delegate"
-    if state.calls.gate is not None:
-        return state.calls.gate.reason
+    if state.calls.deferral is not None:
+        return state.calls.deferral.reason
     return state.calls.wait.reason if state.calls.wait is not None else ""

@@ -46,8 +46,8 @@ class Concern:
 
     Attributes:
         name: the field of `State` that holds the part.
-        on: by class of event, what it does to the part; None: nothing. Of several classes that fit an event, the most
-            specific counts.
+        on: by class of event, what it does to the part; None: nothing. The most specific class that
+            fits an event counts.
     """
 
     name: str

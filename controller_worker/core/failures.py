@@ -1,4 +1,4 @@
-"""What a failed model call leads to: one table, whoever made the call and whether anybody listens (OpenHands 1.11).
+"""What a failed model call leads to: one table for all callers, whether anybody listens or not (OpenHands 1.11).
 
 The text that a person sees is the error's own `last_error` (`controller_worker.llm.errors`): OpenHands' status value
 where it has one, else `<class>: <text>`.
@@ -65,12 +65,12 @@ def failure_of(code: str) -> Failure:
 
 
 def code_of(error: Exception) -> str:
-    """Return the class of an error; `unexpected` for one that nobody foresaw."""
+    """Return the class of an error; `unexpected` for one that was not foreseen."""
     return error.code if isinstance(error, DeckhandsError) else "unexpected"
 
 
 def last_error_of(error: Exception) -> str:
-    """Return an error as OpenHands shows it; of one that nobody foresaw only its name (1.11)."""
+    """Return an error as OpenHands shows it; only its name if it was not foreseen (1.11)."""
     if isinstance(error, DeckhandsError):
         return f"{type(error).__name__}: {error}"
     return (

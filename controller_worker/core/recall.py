@@ -31,7 +31,7 @@ def recall(
     """Return what is known, or None.
 
     Args:
-        message: the message that asks; its day is the day the model is told.
+        message: the message that asks; its day is the day that the model sees.
         skills: of the workspace; they take the place of their namesakes among the agent's own.
         notes: those that the message recalls.
     """

@@ -31,7 +31,7 @@ from controller_worker.concerns.survey import Survey
 from controller_worker.concerns.task_list import TaskList
 from controller_worker.core.pending import Tools
 
-SNAPSHOT_VERSION = 21
+SNAPSHOT_VERSION = 22
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def snapshot_of(state: State) -> bytes:
 def state_from(snapshot: bytes | None) -> State | None:
     """Return the state of a snapshot; None when there is none, or none this version can use.
 
-    A snapshot only saves time: whoever gets None folds the whole log.
+    A snapshot only saves time: without one, the owner folds the whole log.
     """
     if not snapshot or snapshot[0] != SNAPSHOT_VERSION:
         return None

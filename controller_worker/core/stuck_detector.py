@@ -5,7 +5,7 @@ the history is; an event counts the same whether its long texts stand in it or b
 Does not: decide what to do about a loop (`loop_recovery`).
 Differs: an action counts when its observation comes, so that the calls of one reply stand in the order in which they
 were done; waiting for a command that still runs is no step of a loop, because it is what the tool asks for, and one
-that sleeps and then shows something new begins anew, because something is going on; a loop begins with its own first
+that sleeps and then shows something new begins again, because something is going on; a loop begins with its own first
 action, because the original may point at an equal one from before it.
 """
 
@@ -123,7 +123,7 @@ def with_observation(recent: RecentEvents, observation: Observation, policy: Loo
 
 
 def is_poll(observation: Observation) -> bool:
-    """Say whether it is what came of waiting for a command that goes on: no step of a loop, whatever it shows."""
+    """Say whether it answers a poll of a running command, which is no step of a loop, whatever it shows."""
     return (
         isinstance(observation, CmdOutputObservation)
         and not observation.command.strip()

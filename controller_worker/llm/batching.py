@@ -83,7 +83,7 @@ class BatchProvider(Protocol):
         ...
 
     async def revoke(self, uploaded: str, /) -> None:
-        """Make what was uploaded unusable, so that whoever has not sent it yet cannot do so any more."""
+        """Make what was uploaded unusable, so that a worker that has not sent it yet no longer can."""
         ...
 
     async def find(self, sought: Sought, /) -> str | None:

@@ -6,7 +6,7 @@ objects that fsspec reaches; one that all workers share serves a whole cluster.
 Holds: a file is whole or not there; only whole replies are kept, never errors; a key is in no file and no name; a kept
 reply costs nothing.
 Does not: guess: one character more in a prompt, another parameter or another `cache_scope` is another request. Nor
-delete: what is older than `cache_ttl_seconds` is asked anew and overwritten.
+delete: what is older than `cache_ttl_seconds` is asked again and overwritten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from broker.runtime.clock import Clock, SystemClock
+from broker.runtime.clock import Clock
 from broker.runtime.ids import new_key
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest, Usage
@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 class CachedLLM:
     """A model that is asked only for what it was not asked before."""
 
-    def __init__(self, inner: LLM, config: LLMConfig) -> None:
+    def __init__(self, inner: LLM, config: LLMConfig, clock: Clock) -> None:
         assert config.cache_dir is not None
         self._inner = inner
-        self._clock = SystemClock()
+        self._clock = clock
         self._shelf: _Shelf = (
             _ObjectStore(config.cache_dir, self._clock)
             if "://" in config.cache_dir
@@ -129,7 +129,7 @@ class _Directory:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside.write_bytes(content)
-            os.replace(beside, path)  # noqa: PTH105  (one step: whoever reads sees the old file or the new one)
+            os.replace(beside, path)  # noqa: PTH105  (one step: a reader sees the old file or the new one)
         except OSError:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
 SAME_ELSEWHERE = frozenset({"context_window", "content_policy", "bad_request"})
 """Errors that another model or key is likely to give too: a fallback is for them only where it says so."""
 PRIMARY = "primary"
-"""What a router calls the model of its own profile."""
+"""What a router calls its own profile's model."""
 AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 """No fetching of prices, and no `.env` file of whatever directory we happen to run in."""

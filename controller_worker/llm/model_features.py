@@ -39,7 +39,7 @@ class ModelFeatures:
     """What a model can do.
 
     Attributes:
-        is_claude: made by Anthropic, whoever serves it.
+        is_claude: made by Anthropic, whatever provider serves it.
         function_calling: takes tools natively.
         reasoning: a reasoning model: takes no temperature and no top_p.
         reasoning_effort: takes an effort.

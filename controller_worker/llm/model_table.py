@@ -36,7 +36,7 @@ _TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """USD per token; the cache's are None where the provider has no price of its own for it."""
+    """USD per token; the cache's are None where the provider has no separate price for it."""
 
     input: float
     output: float

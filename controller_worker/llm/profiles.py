@@ -10,7 +10,7 @@
 
 Holds: `LLM_…` variables win over `[llm]` and never reach a profile, so that no key meets an address it is not for;
 the file is read once.
-Differs: a bad value is an error that names it, where the original warns and goes on with the defaults: with another
+Differs: a bad value is an error that names it, where the original warns and uses the defaults: with another
 model than the one that was asked for.
 """
 

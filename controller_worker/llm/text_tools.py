@@ -25,7 +25,7 @@ RESULT_PREFIX = "EXECUTION RESULT of [{name}]:\n"
 
 
 class TextToolsLLM:
-    """A model that is told of its tools in the prompt, and whose calls are read from its text."""
+    """A model whose tools are described in the prompt, and whose calls are read from its text."""
 
     def __init__(self, inner: LLM, config: LLMConfig) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""What an effect needs from outside the state: a person's answer, what a workspace said, the agent's notes.
+"""Effects that need more than the state: a person's answer, a workspace's survey, the agent's notes.
 
 Holds: a note is in its notebook before the log says so.
 Does not: append what it returns; the loop does.
@@ -25,7 +25,7 @@ from controller_worker.loop.note_taking import notebook_of, noted
 async def answered(
     log: EventLog, notebooks: Notebooks, hooks: Hooks, state: State, wanted: Recall | CarryOut | TakeNote
 ) -> Append:
-    """Return what the answer of a person, of a surveyed workspace or of the notebook leads to.
+    """Return the events that an answer leads to: a person's, a surveyed workspace's, or the notebook's.
 
     Raises:
         CorruptEntry: an entry, or a text kept beside the log, is damaged or missing.

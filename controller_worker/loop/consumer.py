@@ -36,7 +36,7 @@ CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
 """How many conversations that only wait a full worker gives back each second, the longest waiting first."""
 BEGIN_AT_ONCE = 32
-"""How many conversations are taken up before the first of them has got on: the others are left to other workers."""
+"""How many conversations may be restoring at once; the others are left to other workers."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,13 +77,13 @@ class ControllerConsumer:
             store,
             EventLog(store, Secrets(store, settings.secret_key)),
             Owners(store),
-            Models(settings.model_env),
+            Models(settings.model_env, store.clock),
             settings.quotas,
             load_hooks(settings.hooks),
         )
 
     async def begin(self, services: Services) -> Incarnation:
-        """Begin a life under a new name; `run` does, and simulations do on a store of their own."""
+        """Begin a life under a new name; `run` does, and simulations do on their own stores."""
         self._incarnation = Incarnation(services, self._settings)
         if self._is_draining:
             await self._incarnation.drain()
@@ -138,7 +138,7 @@ class Incarnation:
         self._has_begun = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
-        """Work until stopped or swept; `on_beat` is told the progress at each beat."""
+        """Work until stopped or swept; `on_beat` gets the progress at each beat."""
         await self.membership.register()
         store = self._services.store
         try:
@@ -169,7 +169,7 @@ class Incarnation:
         return len(self.loops)
 
     async def _beat(self, on_beat: Callable[[int], None]) -> None:
-        """Say that this worker lives, from the very loop that does its work."""
+        """Send the heartbeat, from the very loop that does this worker's work."""
         while True:
             failpoint("controller.beat")
             on_beat(self.progress)
@@ -195,7 +195,7 @@ class Incarnation:
         failpoint("controller.before_claim")
         try:
             claimed = await self._services.owners.claim(conversation_id, self.worker_id, ready_entry=entry)
-        except (StoreError, ValueError):  # what is wrong with its keys is its own affair
+        except (StoreError, ValueError):  # damaged keys of one conversation concern no other
             _log.exception("conversation %s cannot be claimed", conversation_id)
             return
         if isinstance(claimed, Claimed):
@@ -203,9 +203,9 @@ class Incarnation:
         elif claimed is NotClaimed.SWEPT:
             raise OwnershipLost(f"{self.worker_id} was swept.")
         elif claimed is NotClaimed.YOURS:
-            await self._go_on(conversation_id)
+            await self._wake(conversation_id)
 
-    async def _go_on(self, conversation_id: str) -> None:
+    async def _wake(self, conversation_id: str) -> None:
         """Wake a conversation that is ours; take it up if the reply to its claim was lost, or if it was dropped."""
         if conversation_id not in self.loops:
             claimed = await self._resumed(conversation_id)
@@ -242,12 +242,12 @@ class Incarnation:
         try:
             while True:
                 for conversation_id in await mailbox.read():
-                    await self._go_on(conversation_id)
+                    await self._wake(conversation_id)
         finally:
             await mailbox.aclose()
 
     async def _keep_up(self) -> None:
-        """Find what rings have missed, see after actions that take long, and let go of what only waits."""
+        """Find what rings have missed, check on actions that take long, and release what only waits."""
         round_number = 0
         checked: dict[str, float] = {}
         clock = self._services.store.clock
@@ -274,7 +274,7 @@ class Incarnation:
                     loop.check_dispatch()
 
     async def _look_again(self) -> None:
-        """Go on with what the store says is ours, and look at all that we have again, if the store was away."""
+        """Take up what the store says is ours, and check all that we have, if the store was away."""
         connects = self._services.store.connection.connects
         if connects != self._connects:
             self._connects = connects
@@ -283,7 +283,7 @@ class Incarnation:
             for loop in list(self.loops.values()):
                 loop.check_dispatch()
         while self._unsure:
-            await self._go_on(self._unsure.pop())
+            await self._wake(self._unsure.pop())
 
     def _surplus(self) -> int:
         """Return how many conversations that only wait are to go at once."""

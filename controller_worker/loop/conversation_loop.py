@@ -40,6 +40,7 @@ class ConversationLoop:
     """
 
     def __init__(self, claimed: Claimed, services: Services, *, on_gone: Callable[[ConversationLoop], None]) -> None:
+        self.conversation_id = claimed.ownership.conversation_id
         self.is_to_begin_again = False
         self._services = services
         self._on_gone = on_gone
@@ -50,11 +51,6 @@ class ConversationLoop:
         self._suspicion = Probation(services.turns, self._log.mark, deaths=claimed.crashes)
         self._call = CallUnderWay(services, claimed.ownership, on_answer=lambda: self.wake(has_news=False))
         self._performer = Performer(self._log, self._call, services, self._suspicion)
-
-    @property
-    def conversation_id(self) -> str:
-        """Whose loop this is."""
-        return self._log.ownership.conversation_id
 
     @property
     def state(self) -> State:
@@ -133,7 +129,7 @@ class ConversationLoop:
             before, seen = seen, (self.state.version, len(self._performer.done))
             rounds = rounds + 1 if seen == before else 0
             assert rounds < MAX_ROUNDS, f"no end to what is wanted at version {self.state.version}"
-            if await self._step() is Then.WAIT:
+            if not await self._step():
                 await self._suspicion.rest()
                 if not self._log.has_news and self._call.answer is None:
                     return
@@ -147,28 +143,27 @@ class ConversationLoop:
             await self._call.permit.catch_up(self.state)
         await self._log.catch_up()
 
-    async def _step(self) -> Then:
-        """Append what the model answered; else ask the core what is wanted, and perform it."""
+    async def _step(self) -> bool:
+        """Append what the model answered; else perform what the core wants. False: there is only to wait."""
         answer, state = self._call.answer, self.state
         if answer is not None:
             wanted = await self._call.events(answer, state, self._log.agent)
             if wanted is not None and await self._append(wanted):
                 await self._call.end(answer, self.state)
-            return Then.ASK_AGAIN
-        then = await self._performer.perform(next_effect(state, self._services.store.clock.now(), self._performer.done))
+            return True
+        effect = next_effect(state, self._services.store.clock.now(), self._performer.done)
+        then = await self._performer.perform(effect)
         if isinstance(then, Append):
             await self._append(then)
-            return Then.ASK_AGAIN
-        return then
+        return then is not Then.WAIT
 
     async def _append(self, wanted: Append) -> bool:
         """Append; False if the log has grown, so that the core has to be asked again."""
-        first_id = self.state.version + 1
         commit = await self._log.append(wanted)
         if commit is None:
             return False
         self._suspicion.acquit()  # an append takes the mark and the crashes away
-        self._performer.note_commit(first_id, commit)
+        self._performer.note(commit)
         if self.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self._call.cancel(self.state)
         await self._log.save_snapshot()

@@ -1,7 +1,7 @@
 """The delegates of a conversation, which are conversations too: begun, paused and stopped with it, reported.
 
 Holds: everything is repeated after a crash, and everything is written once: a delegate's id follows from its parent's
-and the action's, and every append to another log has a key of its own.
+and the action's, and every append to another log has its own key.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ async def report_end(log: EventLog, state: State) -> None:
 
 async def report(log: EventLog, state: State, parent: Parent) -> None:
     """Report to a parent how its delegate has ended.  Idempotent: only the first report counts."""
-    if await _is_forgotten(log, state, parent):
+    if await _name_lost_request(log, state, parent):
         return
     content, outputs = await _result(log, state)
     models = usage_by_model(await log.read(state.setup.conversation_id, until=state.version))
@@ -166,8 +166,8 @@ async def report(log: EventLog, state: State, parent: Parent) -> None:
     await _append_once(log, parent, ended)
 
 
-async def _is_forgotten(log: EventLog, state: State, parent: Parent) -> bool:
-    """Say whether the parent's log has lost the action that asked for this delegate, and names the gap then.
+async def _name_lost_request(log: EventLog, state: State, parent: Parent) -> bool:
+    """Return whether the parent's log has lost the action that asked for this delegate, and name the gap if so.
 
     Another action may have its number by now, and is not to be answered with this delegate's result.
     """
@@ -216,7 +216,7 @@ def conversation_id_of(parent_id: str, delegate_id: int) -> str:
 def spec_of(parent: AgentSpec, name: str) -> AgentSpec:
     """Return what a delegate is: what its parent's specification says under this name, else the parent under it.
 
-    Whoever must ask before it acts has delegates that must ask too.
+    The delegates of an agent that must ask before it acts must ask too.
     """
     spec = parent.delegates.get(name)
     if spec is None:

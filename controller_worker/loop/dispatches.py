@@ -1,6 +1,6 @@
 """Which actions of a conversation are with a tool worker, as far as its owner knows.
 
-Holds: what is waited for was handed to the action streams, or is handed there now; asked again, it is looked at again.
+Holds: an action that is waited for is on an action stream, or is put there now.
 """
 
 from __future__ import annotations

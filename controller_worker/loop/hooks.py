@@ -1,6 +1,6 @@
 """Hooks: what the operator of a controller worker does before and after model calls, actions, observations, finishes.
 
-A hook is a Python function or a command. It is told what is about to happen as JSON values; before it happens, it can
+A hook is a Python function or a command. It gets what is about to happen as JSON values; before it happens, it can
 veto. A veto is recorded like any other outcome (an error observation, a refused finish, a failed call), so the log and
 its replay need no hooks.
 
@@ -92,7 +92,7 @@ class Hooks:
         if HookPoint.BEFORE_MODEL in self._hooks:
             reason = await self._veto(HookPoint.BEFORE_MODEL, state, {"model": model, "service": service})
             if reason is not None:
-                raise HookVeto(reason, remedy="Ask whoever runs the controller workers.")
+                raise HookVeto(reason, remedy="Ask the operator of the controller workers.")
 
     async def reviewed(self, state: State, events: Sequence[Event]) -> Append:
         """Return the events of a turn, or an edited action, and behind them what settles those that are vetoed."""

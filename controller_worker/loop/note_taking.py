@@ -1,4 +1,4 @@
-"""Taking notes: an action in the log, then the notebook, then the observation that says what came of it.
+"""Taking notes: an action in the log, then the notebook, then the observation with the result.
 
 Holds: the notebook is changed only by what stands in a log already, and by it in the same way however often a worker
 dies in between; what goes into a notebook has been masked.
@@ -23,7 +23,7 @@ def notebook_of(state: State) -> Notebook | None:
 
 
 async def noted(notebooks: Notebooks, state: State, action: NoteAction) -> Append:
-    """Do what an action wants and return what tells of it.  Idempotent.
+    """Do what an action wants and return its observation.  Idempotent.
 
     Args:
         action: as the log has it.

@@ -42,7 +42,7 @@ class OwnedLog:
     Attributes:
         state: the fold of the log so far.
         has_news: the log may have grown since.
-        is_watched: somebody looks on while the model writes.
+        is_watched: a client follows replies while the model writes them.
         waiting_since: when the log last grew, by the monotonic clock.
         recollection: what the model is shown of it.
     """
@@ -186,7 +186,7 @@ class OwnedLog:
         return news.events, news.checksum
 
     async def _take_in(self, events: list[Event], state: State, checksum: str) -> None:
-        """Go on to the state after these events; remember them for the next prompt and let the hooks see them."""
+        """Move to the state after these events; remember them for the next prompt and let the hooks see them."""
         await self.recollection.take_in(events)
         self._services.hooks.observe(self.state, events)
         if events:

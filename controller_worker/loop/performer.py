@@ -79,9 +79,9 @@ class Performer:
         """Do what the core wants; return what to append, or how the loop continues."""
         return await self._methods[type(effect)](effect)
 
-    def note_commit(self, first_id: int, commit: Commit) -> None:
-        """Remember which actions the append has handed to tool workers, the first event's id being `first_id`."""
-        self._dispatches.note(first_id + position for position in commit.dispatch)
+    def note(self, commit: Commit) -> None:
+        """Remember which actions the append has handed to tool workers."""
+        self._dispatches.note(commit.events[position].id for position in commit.dispatch)
 
     def forget(self) -> None:
         """Run every errand again and look at every action again: the store may have lost them."""
@@ -146,7 +146,7 @@ class Performer:
             if before is not None:
                 return before
         # A long wait, which the log knows of: the conversation is woken wherever it is then.
-        is_long = call.permit.is_refused and log.state.calls.gate is not None
+        is_long = call.permit.is_refused and log.state.calls.deferral is not None
         return await self.release() if is_long else Then.WAIT
 
     async def _end_work(self, wanted: Park | Rest) -> Then:

@@ -1,7 +1,7 @@
-"""Replay: decide again, offline, whatever a log says was decided, and compare byte by byte.
+"""Replay: decide again, offline, what a log says was decided, and compare byte by byte.
 
 What people, tools and models brought is taken from the log as it is: messages, requests, observations of actions,
-replies, failed calls, condensations. Everything else the controller decided, and it is decided anew: by the core's
+replies, failed calls, condensations. Everything else the controller decided, and it is decided again: by the core's
 next effect, by what an agent makes of a reply, by what a person's answer leads to. The time of a decision is that of
 the event it led to.
 
@@ -90,7 +90,7 @@ class Replayed:
 
     Attributes:
         events: how many events of the log were gone through.
-        decided: how many of them were decided anew and are the same to the byte.
+        decided: how many of them were decided again and are the same to the byte.
         is_waiting: the log ends where the controller would go on at once: it was cut off, or nobody owned it.
     """
 
@@ -192,7 +192,7 @@ class Replay:
         return list(effect.events) if isinstance(effect, Append) else []
 
     def _notes_recalled(self) -> Sequence[Note]:
-        """Return what the notebook held, as far as the recall that comes next tells of it."""
+        """Return what the notebook held, as far as the next recall says."""
         follows = self._events[self._state.version :]
         recall = next((event for event in follows if isinstance(event, RecallObservation | NullObservation)), None)
         return (recall.notes or ()) if isinstance(recall, RecallObservation) else ()
@@ -243,7 +243,7 @@ class Replay:
 
 
 def replay(events: Sequence[Event]) -> Replayed:
-    """Decide a log anew.
+    """Decide a log again.
 
     Args:
         events: whole events from the first on, without gaps.

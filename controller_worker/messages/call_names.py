@@ -1,7 +1,7 @@
 """Names and ids of tool calls as providers take them back.
 
-A model may write a name that is none, and another provider's ids have another form. Whoever reads the history then
-refuses the whole request, this one and every later one.
+A model may write a name that is none, and another provider's ids have another form. The provider that gets the
+history next then refuses the whole request, this one and every later one.
 
 Holds: what fits stays as it is; what is different stays different.
 """
@@ -30,7 +30,7 @@ def fitting(name: str) -> str:
 
 
 def with_distinct_ids(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages in which no two calls have the same id, as when a server counts anew in each reply."""
+    """Return messages in which no two calls have the same id, as when a server begins to count again in each reply."""
     ids = [call.id for message in messages for call in message.tool_calls]
     if len(set(ids)) == len(ids):
         return messages

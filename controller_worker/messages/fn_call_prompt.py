@@ -1,4 +1,4 @@
-"""What a model without function calling is told of tools: their description, the form of a call, an example.
+"""What a model without function calling reads about tools: their description, the form of a call, an example.
 
 The structure is OpenHands' (6.5: headings, order, banners), so that models trained on it feel at home; the words are
 ours.
@@ -131,7 +131,7 @@ def with_example(text: str, tools: Sequence[ToolSpec]) -> str:
 
 
 def with_suffix(message: Message, suffix: str) -> Message:
-    """Return the system message with a text added to its last text, or as a text of its own."""
+    """Return the system message with a text added to its last text, or as a separate text."""
     content = message.content
     if content and isinstance(content[-1], TextPart):
         content = (*content[:-1], TextPart(content[-1].text + suffix))

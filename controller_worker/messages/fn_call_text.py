@@ -6,7 +6,7 @@
 
 Holds: `read_calls(write_calls(text, calls))` gives back the text and any list of calls that fit their tools, whatever
 their values contain; a call is never carried out with a part of a value: what cannot be read whole has a `problem`,
-which the model is told.
+which the model learns.
 Differs: the original reads one call and drops the others, takes a call without a line break behind its name for plain
 text, cuts a value at a tag that it contains, gives the line breaks around a block to the tool, and leaves numbers and
 booleans as texts; each of these loses or spoils a call that the model has made in good faith.

@@ -14,7 +14,7 @@ MALFORMED_ARGUMENTS_KEY = "malformed_arguments"
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """Return the arguments, or the text itself under a key of its own if it is no JSON object."""
+    """Return the arguments, or the text itself under a separate key if it is no JSON object."""
     try:
         parsed = json.loads(arguments or "{}", parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):

@@ -48,7 +48,7 @@ def risk_of(action: RiskyAction, policy: ConfirmationPolicy, workspace: Workspac
     except Exception:  # noqa: BLE001  (what an analyzer cannot take is dangerous)
         _log.exception("an action of the kind %s could not be analyzed", action.kind)
         return ActionSecurityRisk.HIGH
-    # UNKNOWN is the lowest number: whoever knows something is heard.
+    # UNKNOWN is the lowest number: any real estimate counts.
     return parsed if policy.analyzer == "shell" else max(parsed, action.security_risk)
 
 

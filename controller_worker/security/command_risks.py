@@ -1,7 +1,7 @@
 """How dangerous each program is: tables, and the rules for programs whose arguments decide.
 
 Holds: a program that is not named here is MEDIUM: it is known what is run, not what it does.
-Does not: contain anything; the sandbox does. This is a hint for whoever is asked.
+Does not: contain anything; the sandbox does. This is a hint for the person who is asked.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Holds: fails closed: what cannot be parsed, and what is not known before it runs (a program's name from a variable,
 `eval`, a program on an interpreter's standard input), is HIGH; every command in it counts, those in substitutions,
 functions and loops too; pure, so that the same command has the same risk everywhere.
-Does not: contain anything; whoever wants to hide something from a parser can. The sandbox is the wall.
+Does not: contain anything; a command can always be hidden from a parser. The sandbox is the wall.
 """
 
 from __future__ import annotations

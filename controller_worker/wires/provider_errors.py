@@ -12,10 +12,9 @@ from __future__ import annotations
 import email.utils
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
-from broker.runtime.clock import SystemClock
 from controller_worker.llm.errors import (
     PROVIDER_TEXT_LIMIT_CHARS,
     AuthenticationError,
@@ -155,12 +154,13 @@ class BatchedError(Exception):
         self.status_code = status_code
 
 
-def model_error(error: BaseException, *, secrets: Sequence[str] = ()) -> ModelError:
+def model_error(error: BaseException, *, secrets: Sequence[str] = (), now: datetime | None = None) -> ModelError:
     """Return our error for an exception that a provider's client raised.
 
     Args:
         error: what was raised; a `ModelError` anywhere in its chain of causes comes back as it is.
         secrets: texts to mask, such as the key.
+        now: the time of the answer, for a Retry-After that is a date; None where there are no headers.
     """
     chain = _chain(error)
     for link in chain:
@@ -171,7 +171,7 @@ def model_error(error: BaseException, *, secrets: Sequence[str] = ()) -> ModelEr
     return error_class(
         text,
         provider_text=text,
-        retry_after_seconds=_retry_after_seconds(chain),
+        retry_after_seconds=_retry_after_seconds(chain, now),
         remedy=_REMEDIES.get(error_class, ""),
     )
 
@@ -264,22 +264,23 @@ def _body_of_text(error: BaseException) -> Any:
         return None
 
 
-def _retry_after_seconds(chain: Sequence[BaseException]) -> float | None:
+def _retry_after_seconds(chain: Sequence[BaseException], now: datetime | None) -> float | None:
     for link in chain:
         response_headers = getattr(getattr(link, "response", None), "headers", None)
         for headers in (getattr(link, "litellm_response_headers", None), response_headers):
             if isinstance(headers, Mapping):
-                seconds = retry_after_seconds(headers)
+                seconds = retry_after_seconds(headers, now)
                 if seconds is not None:
                     return seconds
     return None
 
 
-def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+def retry_after_seconds(headers: Mapping[str, str], now: datetime | None) -> float | None:
     """Read `retry-after-ms` or `Retry-After` (seconds or an HTTP date), never negative; None if absent or unreadable.
 
     Args:
         headers: with case-insensitive or lower-case names.
+        now: what an HTTP date is compared with; None: a date is not read.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
@@ -292,6 +293,8 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
         due = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
     except ValueError:
         return None
+    if now is None:
+        return None
     if due.tzinfo is None:
         due = due.replace(tzinfo=UTC)
-    return max((due - SystemClock().now()).total_seconds(), 0.0)
+    return max((due - now).total_seconds(), 0.0)

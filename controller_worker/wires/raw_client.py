@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
+from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
 from controller_worker.wires.event_stream import event_texts, stream_limits, until_headers, whole_reply
@@ -44,16 +45,19 @@ class RawClient:
     """One client.
 
     Args:
-        sdk_client: the SDK's, asynchronous, without attempts of its own.
+        sdk_client: the SDK's, asynchronous, with its retries switched off.
         http: the module that it takes for httpx.
         failures: what it raises besides the errors of that module.
     """
 
-    def __init__(self, sdk_client: Any, http: ModuleType, failures: type[Exception], config: LLMConfig) -> None:
+    def __init__(
+        self, sdk_client: Any, http: ModuleType, failures: type[Exception], config: LLMConfig, clock: Clock
+    ) -> None:
         self.sdk_client = sdk_client
         self._http = http
         self._failures = (failures, http.HTTPError, StreamedError)
         self._config = config
+        self._clock = clock
 
     async def ask(
         self, path: str, body: bytes, headers: Mapping[str, str], streamed: StreamedReply | None
@@ -105,7 +109,7 @@ class RawClient:
 
     @contextlib.asynccontextmanager
     async def _errors_told(self) -> AsyncIterator[None]:
-        """Limit what is done within in time, and tell its errors as our own."""
+        """Limit the time of what is done within, and turn its errors into ours."""
         limit_seconds = self._config.total_timeout_seconds
         try:
             async with asyncio.timeout(limit_seconds):
@@ -113,7 +117,7 @@ class RawClient:
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except self._failures as error:
-            raise model_error(error, secrets=self._config.secrets) from error
+            raise model_error(error, secrets=self._config.secrets, now=self._clock.now()) from error
 
 
 def parsed(content: bytes) -> Any:

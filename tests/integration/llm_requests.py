@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.contract.tool_specs import ToolSpec
+from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Completion, ModelRequest
@@ -24,7 +25,7 @@ REQUEST = ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w")
 async def answer(server: RunningModelServer, settings: dict[str, Any], request: ModelRequest = REQUEST) -> Completion:
     """Send one request with a new client; afterwards the server has seen nothing else."""
     server.clear()
-    llm = create_llm(LLMConfig.create(**settings))
+    llm = create_llm(LLMConfig.create(**settings), SystemClock())
     try:
         return await llm.complete(request)
     finally:

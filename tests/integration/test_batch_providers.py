@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from broker.contract.events import LLMSpec
+from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_batch_provider, create_llm
 from controller_worker.llm.batching import BatchProvider, NotYetKnown, Outgoing, Sought, lane_of, reply_from
 from controller_worker.llm.config import LLMConfig
@@ -35,7 +36,7 @@ def config(server: RunningModelServer, protocol: str) -> LLMConfig:
 @pytest.fixture(params=["anthropic", "openai"])
 async def provider(server: RunningModelServer, request: pytest.FixtureRequest) -> AsyncIterator[BatchProvider]:
     server.clear()
-    made = create_batch_provider(config(server, request.param))
+    made = create_batch_provider(config(server, request.param), SystemClock())
     yield made
     await made.aclose()
 
@@ -123,7 +124,7 @@ async def test_a_refusal_is_an_error(provider: BatchProvider, server: RunningMod
 
 
 async def test_what_was_taken_back_cannot_be_bought(server: RunningModelServer) -> None:
-    provider = create_batch_provider(config(server, "openai"))
+    provider = create_batch_provider(config(server, "openai"), SystemClock())
     uploaded = await provider.upload(TWO)
     await provider.revoke(uploaded)
     await provider.revoke(uploaded)
@@ -134,7 +135,7 @@ async def test_what_was_taken_back_cannot_be_bought(server: RunningModelServer) 
 
 def test_a_model_without_a_batch_api_is_refused() -> None:
     with pytest.raises(LLMConfigError, match="cannot be asked in batches"):
-        create_llm(LLMConfig(model="gemini/gemini-2.5-pro", batch=True, api_key="k"))  # type: ignore[arg-type]
+        create_llm(LLMConfig(model="gemini/gemini-2.5-pro", batch=True, api_key="k"), SystemClock())  # type: ignore[arg-type]
 
 
 def test_a_router_cannot_be_batched() -> None:

@@ -93,3 +93,24 @@ async def test_a_delegate_works_where_its_parent_does_if_they_share_a_directory(
 ) -> None:
     delegate_id, _ = await delegate_of(hands, workspace=workspace, node="node7")
     assert (await Conversations(hands.store).row(delegate_id)).node == node
+
+
+async def test_a_fork_begins_any_number_of_delegates_that_were_at_work(hands: Hands) -> None:
+    calls = [
+        {"name": "delegate", "arguments": {"agent": "helper", "task": f"look {n}", "background": True}}
+        for n in range(20)
+    ]
+    agent = AgentSpec(
+        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
+        enable_delegation=True,
+        delegates={"helper": AgentSpec(name="ReadOnlyAgent", llm=LLMSpec(model="acme/small"))},
+    )
+    await hands.begin({"tool_calls": calls}, {"text": "They are under way."}, agent=agent, headless=False)
+    loop = await hands.go()
+    await until(lambda: not hands.loops[-1].state.tools.pending and hands.gone == [CID], what="the turn's end")
+    events = await hands.events()
+    await hands.log.adopt(fork_of(events, "fork-1"), events[1:], key="fork")
+    await hands.go("fork-1")
+    for delegate in loop.state.delegation.delegates:
+        assert len(await hands.log.read(conversation_id_of("fork-1", delegate.id))) == 2
+    assert await hands.log.last_id("fork-1") == len(events)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import BadRequestError, LLMConfigError
@@ -92,7 +93,7 @@ async def test_sampling_goes_to_models_that_take_it_with_the_version_that_has_it
 
 
 async def test_a_request_may_set_the_temperature(server: RunningModelServer) -> None:
-    llm = create_llm(LLMConfig.create(model="claude-sonnet-4-5", api_key="k", base_url=server.url))
+    llm = create_llm(LLMConfig.create(model="claude-sonnet-4-5", api_key="k", base_url=server.url), SystemClock())
     server.clear()
     await llm.complete(ModelRequest(HISTORY, (), "c1", 1, "/w", temperature=1.0))
     await llm.complete(ModelRequest(HISTORY, (), "c1", 1, "/w"))
@@ -133,7 +134,8 @@ BUDGET = {"thinking": {"type": "enabled", "budget_tokens": 2_000}}
 async def test_a_budget_of_thinking_takes_the_place_of_sampling(server: RunningModelServer) -> None:
     server.clear()
     llm = create_llm(
-        LLMConfig.create(model="claude-sonnet-4-5", api_key="k", base_url=server.url, completion_kwargs=BUDGET)
+        LLMConfig.create(model="claude-sonnet-4-5", api_key="k", base_url=server.url, completion_kwargs=BUDGET),
+        SystemClock(),
     )
     await llm.complete(ModelRequest(HISTORY[:2], (), "c1", 0, "/w"))
     await llm.aclose()
@@ -174,7 +176,7 @@ async def test_thinking_is_kept_and_replayed_with_its_signature(
     script = tmp_path / "thinking.json"
     script.write_text('{"turns": [{"thinking": "Hm.", "tool_calls": [{"name": "think"}]}, {"text": "Done."}]}')
     server = model_server("--script", str(script))
-    llm = create_llm(LLMConfig.create(model="claude-sonnet-5", api_key="k", base_url=server.url))
+    llm = create_llm(LLMConfig.create(model="claude-sonnet-5", api_key="k", base_url=server.url), SystemClock())
     user = Message("user", (TextPart("go"),))
     first = await llm.complete(ModelRequest((user,), (), "c1", 0, "/w"))
     assert first.thinking_blocks == ({"type": "thinking", "thinking": "Hm.", "signature": "sig-0"},)
@@ -198,7 +200,7 @@ async def test_extra_fields_of_the_body_are_fields_of_the_body(server: RunningMo
 
 
 async def test_a_history_that_the_api_refuses_is_a_bad_request(server: RunningModelServer) -> None:
-    llm = create_llm(LLMConfig.create(model="claude-sonnet-5", api_key="k", base_url=server.url))
+    llm = create_llm(LLMConfig.create(model="claude-sonnet-5", api_key="k", base_url=server.url), SystemClock())
     with pytest.raises(BadRequestError) as caught:
         await llm.complete(ModelRequest(HISTORY[:3], (), "c1", 1, "/w"))
     await llm.aclose()
@@ -212,4 +214,4 @@ def test_without_a_key_nothing_is_created(monkeypatch: pytest.MonkeyPatch, tmp_p
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ANTHROPIC_CONFIG_DIR", str(tmp_path))
     with pytest.raises(LLMConfigError, match=r"There is no key for 'claude-sonnet-5'.*Set LLM_API_KEY\."):
-        create_llm(LLMConfig.create(model="claude-sonnet-5"))
+        create_llm(LLMConfig.create(model="claude-sonnet-5"), SystemClock())

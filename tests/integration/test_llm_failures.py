@@ -36,7 +36,7 @@ async def make_llm(request: pytest.FixtureRequest, server: RunningModelServer) -
     made: list[LLM] = []
 
     def make(**changes: Any) -> LLM:
-        made.append(create_llm(settings(request.param, changes.pop("url", server.url), **changes)))
+        made.append(create_llm(settings(request.param, changes.pop("url", server.url), **changes), SystemClock()))
         return made[-1]
 
     yield make
@@ -224,7 +224,7 @@ async def test_a_reply_without_end_is_given_up(
     server.clear()
     server.plan({"kind": "flood"})
     before = server.counts()["disconnected"]
-    llm = create_llm(settings(backend, server.url))
+    llm = create_llm(settings(backend, server.url), SystemClock())
     with pytest.raises(ModelError, match="The reply has more than 64 MiB") as caught:
         await llm.complete(replace(REQUEST, on_delta=on_delta))
     assert (caught.value.code, caught.value.retryable) == ("malformed_reply", True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import AuthenticationError, ModelError, OutOfCreditsError
@@ -37,7 +38,9 @@ async def test_another_provider_than_openai(server: RunningModelServer) -> None:
 
 
 async def test_another_way_to_a_provider_keeps_its_words(server: RunningModelServer) -> None:
-    llm = create_llm(LLMConfig.create(model="deepseek/deepseek-chat", api_key="k", base_url=server.url + "/v1"))
+    llm = create_llm(
+        LLMConfig.create(model="deepseek/deepseek-chat", api_key="k", base_url=server.url + "/v1"), SystemClock()
+    )
     server.plan({"kind": "no_credits"})
     with pytest.raises(OutOfCreditsError) as caught:
         await llm.complete(REQUEST)
@@ -48,7 +51,7 @@ async def test_another_way_to_a_provider_keeps_its_words(server: RunningModelSer
 async def test_without_a_key_nobody_waits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    llm = create_llm(LLMConfig.create(model=model, backend="litellm"))
+    llm = create_llm(LLMConfig.create(model=model, backend="litellm"), SystemClock())
     with pytest.raises(AuthenticationError, match=r"Check LLM_API_KEY\.$") as caught:
         await llm.complete(REQUEST)
     assert "Traceback" not in str(caught.value)
@@ -84,7 +87,8 @@ def test_importing_litellm_is_quiet(tmp_path: Path) -> None:
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
         "from controller_worker.llm.config import LLMConfig\n"
         "from controller_worker.backends.registry import create_llm\n"
-        "create_llm(LLMConfig(model='gpt-4o', api_key='k'))\n"
+        "from broker.runtime.clock import SystemClock\n"
+        "create_llm(LLMConfig(model='gpt-4o', api_key='k'), SystemClock())\n"
         "assert 'litellm' in sys.modules and 'DECKHANDS_TEST_LEAK' not in os.environ\n"
     )
     done = subprocess.run(

@@ -14,6 +14,7 @@ import anthropic
 import openai
 import pytest
 
+from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import ModelRequest
@@ -205,7 +206,7 @@ async def test_two_hundred_calls_at_once_and_all_of_them_cancelled(
     model_server: Callable[..., RunningModelServer],
 ) -> None:
     server = model_server("--faults", '[{"kind": "hang", "times": null}]', "--records", "0")
-    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1"))
+    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1"), SystemClock())
     request = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
     calls = [asyncio.create_task(llm.complete(request)) for _ in range(200)]
     assert (await asyncio.to_thread(server.wait, in_flight=200))["received"] == 200

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.contract.tool_specs import ToolSpec
+from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import ModelError
@@ -36,7 +37,7 @@ async def ask(
     server: RunningModelServer, *messages: Message, shown: list[Delta] | None = None, **settings: Any
 ) -> Completion:
     fields = {"model": "openai/responses/gpt-5", "base_url": server.url + "/v1", "api_key": "k"}
-    llm = create_llm(LLMConfig.create(**fields | settings))
+    llm = create_llm(LLMConfig.create(**fields | settings), SystemClock())
     on_delta = None if shown is None else shown.append
     try:
         return await llm.complete(ModelRequest(messages, (RUN,), "c1", len(messages) // 3, "/w", on_delta=on_delta))

@@ -58,7 +58,7 @@ async def make_llm(request: pytest.FixtureRequest, server: RunningModelServer) -
     made: list[LLM] = []
 
     def make(**changes: Any) -> LLM:
-        made.append(create_llm(settings(request.param, server.url, **changes)))
+        made.append(create_llm(settings(request.param, server.url, **changes), SystemClock()))
         return made[-1]
 
     make.__name__ = request.param

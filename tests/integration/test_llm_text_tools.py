@@ -13,6 +13,7 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.events import EventSource, ModelReply
 from broker.contract.observations import ErrorObservation
 from broker.contract.tool_specs import ToolSpec
+from broker.runtime.clock import SystemClock
 from controller_worker.agents.tool_calls import events_of_reply
 from controller_worker.backends.registry import create_llm
 from controller_worker.calls.model_call import reply_of
@@ -70,7 +71,7 @@ async def ask(server: RunningModelServer, backend: str, turn: int, **settings: A
     model, path, name, native = BACKENDS[backend]
     server.clear()
     config: dict[str, Any] = {"model": model, "backend": name, "base_url": server.url + path, "api_key": "k"}
-    llm = create_llm(LLMConfig.create(**config | {"native_tool_calling": native} | settings))
+    llm = create_llm(LLMConfig.create(**config | {"native_tool_calling": native} | settings), SystemClock())
     spoken = [message for _ in range(turn) for message in (Message("assistant", (TextPart("x"),)), HISTORY[1])]
     try:
         return await llm.complete(ModelRequest((*HISTORY[:2], *spoken), (TOOL,), "c1", turn, "/w"))
@@ -121,7 +122,7 @@ async def test_calls_that_a_server_has_made_of_the_text_are_taken(server: Runnin
 
 async def test_a_whole_request(server: RunningModelServer) -> None:
     server.clear()
-    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1", disable_vision=False))
+    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1", disable_vision=False), SystemClock())
     await llm.complete(ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w"))
     await llm.aclose()
     assert server.requests()[0]["body"]["messages"] == [
@@ -172,7 +173,7 @@ async def test_which_models_get_their_tools_as_text(
 
 async def test_a_history_of_calls_reads_well_without_tools(server: RunningModelServer) -> None:
     server.clear()
-    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1", disable_vision=False))
+    llm = create_llm(LLMConfig.create(model="my-own", base_url=server.url + "/v1", disable_vision=False), SystemClock())
     await llm.complete(ModelRequest(HISTORY, (), "c1", 1, "/w"))
     await llm.aclose()
     body = server.requests()[0]["body"]
@@ -183,6 +184,6 @@ async def test_a_history_of_calls_reads_well_without_tools(server: RunningModelS
 async def test_a_scripted_model_can_speak_text_too(tmp_path: Path) -> None:
     path = tmp_path / "script.json"
     path.write_text(json.dumps(SCRIPT))
-    llm = create_llm(LLMConfig.create(model=f"scripted/{path}", native_tool_calling=False))
+    llm = create_llm(LLMConfig.create(model=f"scripted/{path}", native_tool_calling=False), SystemClock())
     reply = await llm.complete(ModelRequest(HISTORY, (TOOL,), "c1", 0, "/w"))
     assert [call.name for call in reply.tool_calls] == ["execute_bash"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Delta, ModelRequest
@@ -31,7 +32,9 @@ async def test_what_is_left(
 ) -> None:
     # Two seconds' worth at once, and a tenth of a request comes back each second.
     server = model_server("--builtin", "say:hello", "--requests-per-minute", "6")
-    llm = create_llm(LLMConfig.create(model=model, backend=backend, base_url=server.url + path, api_key="secret-key"))
+    llm = create_llm(
+        LLMConfig.create(model=model, backend=backend, base_url=server.url + path, api_key="secret-key"), SystemClock()
+    )
 
     def forget(_: Delta) -> None:
         return

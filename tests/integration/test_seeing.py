@@ -9,6 +9,7 @@ import pytest
 
 from broker.contract.browser_events import BrowseInteractiveAction, BrowserOutputObservation
 from broker.contract.events import AgentSpec, LLMSpec
+from broker.runtime.clock import SystemClock
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.models import Models
 from controller_worker.calls.question import Question, next_question
@@ -30,7 +31,7 @@ async def pictures(hands: Hands, model: str, **fields: Any) -> list[str]:
         replace(state, setup=replace(state.setup, agent=spec)),
         create_agent(spec),
         Recollection(hands.log, CID),
-        Models({}),
+        Models({}, SystemClock()),
     )
     assert isinstance(question, Question)
     return [part.url for message in question.request.messages for part in _parts(message)]

@@ -193,7 +193,7 @@ class MixedHistory(Core):
             self.commit(Append((failed,)))
 
     def call_waits(self) -> None:
-        if self.state.calls.gate is not None:
+        if self.state.calls.deferral is not None:
             self.commit(Append((ModelCallAdmitted(),)))
         elif self.asked is not None and isinstance(self.wants(), CallModel):
             self.asked = None

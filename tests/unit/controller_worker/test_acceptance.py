@@ -64,7 +64,7 @@ def test_anything_else_refuses_it_and_the_model_is_told() -> None:
     refused = core.events[-1]
     assert isinstance(refused, FinishRefusedObservation)
     assert refused.content.startswith(
-        "Your finish was not accepted (1 of 2 times): the check `make test` must end with exit code 0, and it did not;"
+        "Your finish was not accepted (1 of 2 times): the check `make test` must exit with code 0 and did not;"
     )
     assert core.states() == ["running"]
 

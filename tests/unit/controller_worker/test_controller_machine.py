@@ -293,7 +293,7 @@ class ControllerMachine(RuleBasedStateMachine):
         assert state.lifecycle.agent_state == model.state
         assert [pending.id for pending in state.tools.pending] == model.outstanding
         assert (state.usage.iteration, state.usage.max_iterations) == (model.used, model.allowed)
-        assert (state.calls.gate.reason if state.calls.gate else "") == model.gate
+        assert (state.calls.deferral.reason if state.calls.deferral else "") == model.gate
         wanted = self.core.wants()
         assert isinstance(wanted, model.wants), wanted
         if isinstance(wanted, AwaitTools):

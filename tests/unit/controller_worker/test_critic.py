@@ -80,7 +80,7 @@ def test_a_refused_one_is_told_with_the_reason() -> None:
     assert judged(core, accepted=False) == CallModel(2, 1)
     refused = core.events[-1]
     assert isinstance(refused, FinishRefusedObservation)
-    assert refused.content.startswith("Your finish was not accepted (1 of 2 times): ")
+    assert refused.content.startswith("Your finish was not accepted (1 of 2 times): the reviewer of your work")
     told = [text_of(message).strip() for message in messages_of(core.events)[-2:]]
     assert told == ["Your finish was judged:\nNo test was run.", refused.content]
 

@@ -12,12 +12,20 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
 from broker.contract.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
 from broker.log.invariants import violations
-from controller_worker.concerns.delegation import Order
+from controller_worker.concerns.delegation import Order, errands
 from controller_worker.concerns.lifecycle import Lifecycle
 from controller_worker.concerns.limits import limit_reached
 from controller_worker.concerns.setup import Setup
-from controller_worker.core.controller import apply
-from controller_worker.core.effects import AwaitDelegates, AwaitTools, CallModel, Effect, Rest
+from controller_worker.core.controller import apply, next_effect
+from controller_worker.core.effects import (
+    AwaitDelegates,
+    AwaitTools,
+    CallModel,
+    Effect,
+    Rest,
+    StartDelegate,
+    TellDelegates,
+)
 from controller_worker.core.state import State
 from controller_worker.loop.delegates import conversation_id_of, is_over, spec_of
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
@@ -143,8 +151,8 @@ def test_a_delegate_without_anything_left_is_refused() -> None:
     core.reply(delegate("a"), delegate("b"))
     texts = {e.cause: e.content for e in core.events if isinstance(e, ErrorObservation)}
     assert texts == {
-        8: "The delegate was not started: there is nothing left of the iterations for it.",
-        9: "The delegate was not started: there is nothing left of the iterations for it.",
+        8: "The delegate was not started: its parent has no iterations left to give it.",
+        9: "The delegate was not started: its parent has no iterations left to give it.",
     }
 
 
@@ -307,3 +315,40 @@ def test_without_the_tool_nothing_is_delegated() -> None:
     core = started()
     core.reply(delegate())
     assert not any(isinstance(event, AgentDelegateAction) for event in core.events)
+
+
+# Errands: what leaves nothing in the log
+
+
+def test_an_errand_is_wanted_until_the_owner_has_run_it() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate(background=True))
+    started_in_background(core, 8)
+    core.ask("paused")
+    core.run()
+    order = core.state.delegation.order
+    assert order is not None
+    start, tell = StartDelegate(8), TellDelegates(AgentState.PAUSED, order.id)
+    assert [next_effect(core.state, core.now, done) for done in (set(), {start}, {tell}, {start, tell})] == [
+        *(start, tell),
+        *(start, Rest()),
+    ]
+
+
+def test_a_commit_and_a_replay_see_no_errands() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate(background=True))
+    started_in_background(core, 8)
+    assert core.wants() == CallModel(2, 1)
+    assert next_effect(core.state, core.now, set()) == StartDelegate(8)
+
+
+def test_a_delegate_that_has_ended_or_may_use_up_nothing_is_no_errand() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate(background=True))
+    started_in_background(core, 8)
+    core.ask("stopped")
+    core.run()
+    order = core.state.delegation.order
+    assert order is not None
+    assert list(errands(core.state)) == [TellDelegates(AgentState.STOPPED, order.id)]

@@ -12,6 +12,7 @@ import pytest
 
 from broker.contract.events import ModelReply, ModelToolCall, TokenUsage
 from broker.contract.tool_specs import ToolSpec
+from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, RateLimitError
@@ -40,7 +41,7 @@ class Asked:
         script = folder / "script.json"
         script.write_text(json.dumps({"turns": [{"cost_usd": 1.0} | turn for turn in turns or (TURN,)]}))
         config = {"model": f"scripted/{script}", "cache_dir": str(folder / "kept")} | settings
-        self._llm = create_llm(LLMConfig.create(**config))
+        self._llm = create_llm(LLMConfig.create(**config), SystemClock())
 
     async def __call__(self, request: ModelRequest = REQUEST) -> Completion:
         return await self._llm.complete(request)
@@ -158,7 +159,7 @@ def recorded(folder: Path, *further: str) -> str:
 
 async def test_a_recording_says_its_replies_again(tmp_path: Path) -> None:
     shown: list[Delta] = []
-    llm = create_llm(LLMConfig.create(model=recorded(tmp_path)))
+    llm = create_llm(LLMConfig.create(model=recorded(tmp_path)), SystemClock())
     assert await llm.complete(replace(REQUEST, on_delta=shown.append)) == Completion(
         text="I look.",
         tool_calls=(ToolCall("t", "f", "{", "cut"),),
@@ -178,6 +179,6 @@ async def test_a_recording_says_its_replies_again(tmp_path: Path) -> None:
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LLMConfigError, match="cannot be read: No such file"):
-        create_llm(LLMConfig.create(model="replay/none.jsonl"))
+        create_llm(LLMConfig.create(model="replay/none.jsonl"), SystemClock())
     with pytest.raises(LLMConfigError, match="line 4 is no event"):
-        create_llm(LLMConfig.create(model=recorded(tmp_path, "{")))
+        create_llm(LLMConfig.create(model=recorded(tmp_path, "{")), SystemClock())

@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import ManualClock
 from controller_worker.llm.errors import MODEL_ERRORS, ModelError, RateLimitError
 from controller_worker.wires.provider_errors import MASK, StreamedError, model_error, retry_after_seconds
 
@@ -195,12 +195,13 @@ def test_a_chain_that_bites_its_tail_ends() -> None:
     ],
 )
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
-    assert retry_after_seconds(headers) == seconds
-    assert model_error(StatusError("slow", 429, headers=headers)).retry_after_seconds == seconds
+    now = ManualClock().now()
+    assert retry_after_seconds(headers, now) == seconds
+    assert model_error(StatusError("slow", 429, headers=headers), now=now).retry_after_seconds == seconds
 
 
 def test_retry_after_as_a_date() -> None:
-    due = format_datetime(SystemClock().now() + timedelta(seconds=90), usegmt=True)
-    seconds = retry_after_seconds({"retry-after": due})
-    assert seconds is not None
-    assert 80 < seconds <= 90
+    now = ManualClock().now()
+    due = format_datetime(now + timedelta(seconds=90), usegmt=True)
+    assert retry_after_seconds({"retry-after": due}, now) == 90.0
+    assert retry_after_seconds({"retry-after": due}, None) is None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.runtime.clock import SystemClock
 from controller_worker.backends.openai_backend import OpenAICompatibleLLM
 from controller_worker.backends.registry import backend_of, create_llm
 from controller_worker.llm.config import LLMConfig
@@ -61,12 +62,12 @@ def test_backends(settings: dict[str, Any], backend: str) -> None:
 )
 def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(LLMConfigError) as caught:
-        create_llm(LLMConfig(**settings))
+        create_llm(LLMConfig(**settings), SystemClock())
     assert complaint in str(caught.value)
 
 
 def test_models_of_openhands_are_its_proxys() -> None:
-    llm = create_llm(LLMConfig.create(model="openhands/claude-sonnet-4", api_key="k"))
+    llm = create_llm(LLMConfig.create(model="openhands/claude-sonnet-4", api_key="k"), SystemClock())
     assert isinstance(llm, OpenAICompatibleLLM)
     assert str(llm._client.sdk_client.base_url) == "https://llm-proxy.app.all-hands.dev/"
     assert llm._parameters["model"] == "claude-sonnet-4"
@@ -81,4 +82,4 @@ def test_certificates_that_cannot_be_read(
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
     config = LLMConfig(model="my-own", base_url="https://127.0.0.1:1", api_key="k", backend=backend)
     with pytest.raises(LLMConfigError, match=r"client of the model 'my-own' cannot be made: .* If SSL_CERT_FILE"):
-        create_llm(config)
+        create_llm(config, SystemClock())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.contract.events import LLMSpec, ModelCallFailed
-from broker.runtime.clock import ManualClock
+from broker.runtime.clock import ManualClock, SystemClock
 from controller_worker.calls.model_call import ask
 from controller_worker.calls.models import Models
 from controller_worker.llm.config import LLMConfig, RouterSpec, RouteRule
@@ -97,7 +97,7 @@ def profiles(tmp_path: Path, router: str) -> Models:
         f'[llm]\nmodel = "scripted/{tmp_path}/big.json"\nrouter = {router}\n'
         f'[llm.small]\nmodel = "scripted/{tmp_path}/small.json"\n'
     )
-    return Models({"LLM_CONFIG": str(path)})
+    return Models({"LLM_CONFIG": str(path)}, SystemClock())
 
 
 async def said(models: Models, request: ModelRequest) -> str:

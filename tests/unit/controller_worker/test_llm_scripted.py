@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
 from controller_worker.backends.scripted import ScriptedLLM
 from controller_worker.llm.config import LLMConfig
@@ -20,7 +21,7 @@ from controller_worker.messages.messages import Message, TextPart, ToolCall
 def scripted(tmp_path: Path, script: Any, **settings: Any) -> ScriptedLLM:
     path = tmp_path / "script.json"
     path.write_text(script if isinstance(script, str) else json.dumps(script))
-    llm = create_llm(LLMConfig(model=f"scripted/{path}", **settings))
+    llm = create_llm(LLMConfig(model=f"scripted/{path}", **settings), SystemClock())
     assert isinstance(llm, ScriptedLLM)
     return llm
 
@@ -135,7 +136,7 @@ def test_a_bad_script_is_refused_and_the_place_is_named(tmp_path: Path, script: 
 
 def test_a_missing_script_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LLMConfigError, match="cannot be read: No such file or directory"):
-        create_llm(LLMConfig(model=f"scripted/{tmp_path}/nowhere.json"))
+        create_llm(LLMConfig(model=f"scripted/{tmp_path}/nowhere.json"), SystemClock())
 
 
 def test_the_documented_example_is_a_script(tmp_path: Path) -> None:

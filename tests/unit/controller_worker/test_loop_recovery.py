@@ -77,7 +77,7 @@ def test_a_nudge_tells_the_model_once_and_the_next_loop_is_an_error() -> None:
     core = core_with("nudge")
     assert repeat(core) == CallModel(5, 1)
     (nudge,) = detections(core)
-    assert nudge.advice.startswith("You have done the same thing 4 times and it led to the same result.")
+    assert nudge.advice.startswith("You have done the same thing 4 times with the same result.")
     assert nudge.content.startswith(
         "Agent detected in a loop!\nLoop type: repeating_action_observation\nLoop detected at iteration 4\n"
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.contract.events import LLMSpec, ModelCallFailed, ModelReply, TokenUsage
-from broker.runtime.clock import ManualClock
+from broker.runtime.clock import ManualClock, SystemClock
 from broker.runtime.errors import StoreUnavailable
 from controller_worker.calls.model_call import ask, reply_of
 from controller_worker.calls.models import Models
@@ -29,7 +29,7 @@ REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "conversation-
 def models(tmp_path: Path, *turns: dict[str, Any], **env: str) -> Models:
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": turns}))
-    return Models({"LLM_MODEL": f"scripted/{script}"} | env)
+    return Models({"LLM_MODEL": f"scripted/{script}"} | env, SystemClock())
 
 
 async def attempt(of: Models, number: int = 1, spec: LLMSpec | None = None) -> Completion | ModelCallFailed:
@@ -81,7 +81,7 @@ async def test_a_failure_for_good_is_not_tried_again(tmp_path: Path) -> None:
 
 
 async def test_no_model_is_a_failure_with_a_remedy() -> None:
-    result = await attempt(Models({}))
+    result = await attempt(Models({}, SystemClock()))
     assert isinstance(result, ModelCallFailed)
     assert (result.code, result.retry_at) == ("llm_config", None)
     assert result.content.startswith("No model is configured. Set LLM_MODEL and LLM_API_KEY")
@@ -89,7 +89,7 @@ async def test_no_model_is_a_failure_with_a_remedy() -> None:
 
 
 async def test_a_script_that_is_missing_is_a_failure(tmp_path: Path) -> None:
-    result = await attempt(Models({}), spec=LLMSpec(model=f"scripted/{tmp_path}/none.json"))
+    result = await attempt(Models({}, SystemClock()), spec=LLMSpec(model=f"scripted/{tmp_path}/none.json"))
     assert isinstance(result, ModelCallFailed)
     assert result.code == "llm_config"
     assert result.content.endswith("none.json' cannot be read: No such file or directory.")
@@ -100,7 +100,7 @@ async def test_what_nobody_foresaw_is_a_failure_without_details(caplog: pytest.L
         async def of(self, spec: LLMSpec, *, key_env: str | None = None) -> Any:
             raise ZeroDivisionError(f"secret {spec}")
 
-    result = await attempt(Broken({}))
+    result = await attempt(Broken({}, SystemClock()))
     text = (
         "There was an unexpected error while running the agent: ZeroDivisionError. You can ask the agent to try again."
     )
@@ -129,7 +129,7 @@ async def test_a_client_is_made_beside_the_loop(tmp_path: Path) -> None:
     """Reads its script from a pipe nobody has written to: the loop must continue meanwhile."""
     pipe = tmp_path / "pipe.json"
     os.mkfifo(pipe)
-    making = asyncio.create_task(Models({"LLM_MODEL": f"scripted/{pipe}"}).of(LLMSpec()))
+    making = asyncio.create_task(Models({"LLM_MODEL": f"scripted/{pipe}"}, SystemClock()).of(LLMSpec()))
     with await asyncio.to_thread(pipe.open, "w") as writer:
         assert not making.done()
         writer.write('{"turns": []}')
@@ -138,7 +138,7 @@ async def test_a_client_is_made_beside_the_loop(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_could_not_be_made_is_tried_again(tmp_path: Path) -> None:
-    of = Models({"LLM_MODEL": f"scripted/{tmp_path}/script.json"})
+    of = Models({"LLM_MODEL": f"scripted/{tmp_path}/script.json"}, SystemClock())
     with pytest.raises(LLMConfigError, match="No such file"):
         await of.of(LLMSpec())
     assert of.max_message_chars(LLMSpec()) == 30_000
@@ -170,9 +170,9 @@ async def test_how_long_a_text_may_be_is_a_setting(tmp_path: Path) -> None:
     [("claude-sonnet-4-5", True), ("openai/gpt-4o", True), ("deepseek/deepseek-chat", False), ("llama-of-mine", False)],
 )
 def test_which_models_are_shown_images(model: str, is_seeing: bool) -> None:
-    assert Models({}).sees_images(LLMSpec(model=model)) is is_seeing
-    assert Models({"LLM_DISABLE_VISION": "true"}).sees_images(LLMSpec(model=model)) is False
-    assert Models({"LLM_DISABLE_VISION": "false"}).sees_images(LLMSpec(model=model)) is True
+    assert Models({}, SystemClock()).sees_images(LLMSpec(model=model)) is is_seeing
+    assert Models({"LLM_DISABLE_VISION": "true"}, SystemClock()).sees_images(LLMSpec(model=model)) is False
+    assert Models({"LLM_DISABLE_VISION": "false"}, SystemClock()).sees_images(LLMSpec(model=model)) is True
 
 
 def test_images_are_shown_if_any_model_that_may_answer_sees(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_images_are_shown_if_any_model_that_may_answer_sees(tmp_path: Path) -> N
         '[llm.routed]\nmodel = "deepseek/deepseek-chat"\nrouter = {kind = "random", weights = {eyes = 1}}\n'
         '[llm.falling]\nmodel = "deepseek/deepseek-chat"\nfallbacks = [{use = "eyes"}]\n'
     )
-    of = Models({"LLM_CONFIG": str(path)})
+    of = Models({"LLM_CONFIG": str(path)}, SystemClock())
     assert [of.sees_images(LLMSpec(model=name)) for name in (None, "eyes", "routed", "falling")] == [
         False,
         True,
@@ -198,7 +198,7 @@ async def test_a_router_is_resolved_before_quotas_and_budgets_are_asked(tmp_path
         f'[llm]\nmodel = "scripted/{script}"\n[llm.small]\nmodel = "scripted/{script}"\nmax_output_tokens = 7\n'
         '[llm.auto]\nrouter = {kind = "rules", rules = [{use = "small", service = "condenser"}]}\n'
     )
-    models = Models({"LLM_CONFIG": str(path)})
+    models = Models({"LLM_CONFIG": str(path)}, SystemClock())
     request = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
     spec = LLMSpec(model="auto", temperature=0.5)
     own = await models.routed(spec, request)
@@ -211,7 +211,7 @@ async def test_a_router_is_resolved_before_quotas_and_budgets_are_asked(tmp_path
 
 
 def test_settings_that_cannot_be_used_leave_the_default_for_the_call_to_complain() -> None:
-    assert Models({}).max_message_chars(LLMSpec()) == 30_000
+    assert Models({}, SystemClock()).max_message_chars(LLMSpec()) == 30_000
 
 
 def test_how_errors_are_shown() -> None:
@@ -321,7 +321,7 @@ def with_fallbacks(tmp_path: Path, first: str, *fallbacks: dict[str, Any], **scr
     sections += [f'[llm.{name}]\nmodel = "scripted/{tmp_path}/{name}.json"' for name in scripts]
     path = tmp_path / "models.toml"
     path.write_text("\n".join(sections))
-    return Models({"LLM_CONFIG": str(path)})
+    return Models({"LLM_CONFIG": str(path)}, SystemClock())
 
 
 async def test_a_fallback_answers_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -438,7 +438,7 @@ async def test_the_model_changes_between_steps(tmp_path: Path) -> None:
     ],
 )
 async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: dict[str, str]) -> None:
-    models = Models(env)
+    models = Models(env, SystemClock())
     spec = LLMSpec(model="silent")
     assert models.sees_images(spec)
     llm, _ = await models.of(spec)
@@ -447,4 +447,4 @@ async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: 
 
 
 def test_settings_that_cannot_be_used_are_said_by_the_call_and_not_before() -> None:
-    assert Models({"LLM_BACKEND": "openai", "LLM_MODEL": "gpt-4o"}).sees_images(LLMSpec())
+    assert Models({"LLM_BACKEND": "openai", "LLM_MODEL": "gpt-4o"}, SystemClock()).sees_images(LLMSpec())

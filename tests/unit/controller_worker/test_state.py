@@ -23,7 +23,7 @@ from controller_worker.concerns.inbox import Inbox, UnansweredMessage
 from controller_worker.concerns.lifecycle import Lifecycle
 from controller_worker.concerns.limits import Usage
 from controller_worker.concerns.loops import Loops
-from controller_worker.concerns.model_calls import Gate, ModelCalls, Wait
+from controller_worker.concerns.model_calls import Deferral, ModelCalls, Wait
 from controller_worker.concerns.notes import Notes
 from controller_worker.concerns.opening import Opening
 from controller_worker.concerns.planning import Plan
@@ -70,7 +70,7 @@ FULL = State(
         reply_id=37,
         attempt=2,
         wait=Wait("rate_limit", datetime(2026, 3, 1, 12, 0, 8, 654321, tzinfo=UTC)),
-        gate=Gate("rate_limit", datetime(2026, 3, 1, 12, 0, 9, tzinfo=UTC)),
+        deferral=Deferral("rate_limit", datetime(2026, 3, 1, 12, 0, 9, tzinfo=UTC)),
         overflows=1,
         wants_condensation=True,
     ),
@@ -175,7 +175,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, {part: " ".join(vars_of(getattr(State(), part))) for part in PARTS}) == (
-        21,
+        22,
         {
             "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at",
             "lifecycle": "agent_state requested ending last_error error_code result_id",
@@ -183,7 +183,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             "inbox": "message last_message_id is_reply_outdated",
             "tools": "pending",
             "confirmation": "asked_id answer_id confirmed_id",
-            "calls": "reply_id attempt wait gate overflows wants_condensation",
+            "calls": "reply_id attempt wait deferral overflows wants_condensation",
             "usage": (
                 "iteration max_iterations max_budget_usd max_tokens deadline cost_usd has_unknown_cost inherited_usd "
                 "prompt_tokens completion_tokens"

@@ -86,7 +86,7 @@ def test_a_message_is_recalled_while_the_call_waits() -> None:
 def test_a_reply_ends_the_wait_whatever_was_told() -> None:
     core = deferred("waiting_for_budget")
     core.reply(think())
-    assert core.state.calls.gate is None
+    assert core.state.calls.deferral is None
 
 
 def test_a_failed_call_ends_the_wait() -> None:

@@ -1,4 +1,4 @@
-"""The gate before model calls, in the shell of a conversation: what it costs, what it tells, what it gives back."""
+"""The permit of model calls, in the loop of a conversation: what it costs, what it writes, what it gives back."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from broker.contract.events import (
 from broker.limits.governor import CallOutcome, Granted
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import Pool, QuotaTable
+from broker.runtime.clock import SystemClock
 from controller_worker.calls.models import Models
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.services import Services
@@ -43,7 +44,7 @@ def limit(hands: Hands, table: str) -> Pool:
 
 
 async def occupy(hands: Hands, pool: Pool, *, others: int = 0) -> None:
-    """Let somebody else hold the only seat, and so many others wait for it."""
+    """Let somebody else hold the only permit, and so many others wait for it."""
     governor = hands.services.permits.governor
     for n in range(1 + others):
         answer = await governor.reserve(pool, f"other-{n}", "controller-2", input_tokens=1, output_tokens=1)
@@ -147,7 +148,7 @@ async def test_a_routed_call_counts_against_the_model_that_is_chosen(hands: Hand
     await hands.begin(FINISH, agent=AgentSpec(llm=LLMSpec(model="auto")))
     quotas = QuotaTable.parse('[[quota]]\nmodel = "scripted/*/script.json"\nconcurrency = 1')
     old = hands.services
-    hands.services = Services(old.store, old.log, old.owners, Models({"LLM_CONFIG": str(path)}), quotas)
+    hands.services = Services(old.store, old.log, old.owners, Models({"LLM_CONFIG": str(path)}, SystemClock()), quotas)
     await occupy(hands, quotas.pools[0], others=10)
     await hands.go()
     assert (await hands.kinds()).count("model.deferred") == 1
@@ -166,7 +167,7 @@ async def test_a_fallback_is_asked_if_its_quota_has_room(hands: Hands, tmp_path:
     )
     entries = [f'[[quota]]\nmodel = "scripted/*/{name}.json"\nconcurrency = 1' for name in ("none", "spare")]
     quotas, old = QuotaTable.parse("\n".join(entries)), hands.services
-    hands.services = Services(old.store, old.log, old.owners, Models({"LLM_CONFIG": str(path)}), quotas)
+    hands.services = Services(old.store, old.log, old.owners, Models({"LLM_CONFIG": str(path)}, SystemClock()), quotas)
     if is_taken:
         await occupy(hands, quotas.pools[1])
     await is_at_rest(hands, await hands.go())
@@ -212,7 +213,7 @@ async def test_another_model_leaves_the_queue_of_the_first(hands: Hands, tmp_pat
     assert isinstance(answer, Granted)
 
 
-async def test_a_stop_gives_the_seat_back_and_loses_the_money(hands: Hands) -> None:
+async def test_a_stop_gives_the_permit_back_and_loses_the_money(hands: Hands) -> None:
     pool = limit(hands, "concurrency = 1")
     await hands.begin(THINK, latency=60.0, tenancy=ACME)
     loop = await hands.claim()
