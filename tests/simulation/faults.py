@@ -91,10 +91,8 @@ class NotingServer(MemoryServer):
 
     def execute(self, command: Arguments) -> Any:
         reply = super().execute(command)
-        if command[:2] == [b"FCALL", b"deck_append"] and reply[0] == b"appended":
-            named = dict(zip(command[6:18:2], command[7:19:2], strict=False))
-            if named[b"guard"] == b"owner":
-                self.tokens.setdefault(named[b"cid"].decode(), []).append(int(named[b"token"]))
+        if command[:2] == [b"FCALL", b"deck_append"] and command[6] == b"owner" and reply[0] == b"appended":
+            self.tokens.setdefault(command[5].decode(), []).append(int(command[8]))
         return reply
 
 
