@@ -23,7 +23,7 @@ from kombu.transport import redis as kombu_redis
 from pydantic import BaseModel, Field, RootModel, StrictInt, StrictStr, ValidationError
 from redis import exceptions as redis_errors
 
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import SYSTEM_CLOCK, Clock
 
 MAX_BODY_CHARS = 1 << 20
 """Of answers to remote control, which list what a worker holds."""
@@ -213,12 +213,12 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
         return take_up_or_drop
 
 
-def _check_task(message: Any, known: Container[str]) -> None:
+def _check_task(message: Any, known: Container[str], clock: Clock = SYSTEM_CLOCK) -> None:
     """Refuse what would raise where nobody acknowledges it: in the worker's main thread, or in one of its pool."""
     found = _TaskHeaders.model_validate(message.headers)
     if found.task not in known:
         raise Refused(f"this worker has no task {found.task!r}")
-    if found.eta is not None and _aware(found.eta) > SystemClock().now() + LONGEST_ETA:
+    if found.eta is not None and _aware(found.eta) > clock.now() + LONGEST_ETA:
         raise Refused(f"its eta is more than {LONGEST_ETA.total_seconds():g} s away, so it would be delivered twice")
     if len(message.body) > MAX_TASK_CHARS:
         raise Refused(f"its body has {len(message.body)} bytes; the limit is {MAX_TASK_CHARS}")

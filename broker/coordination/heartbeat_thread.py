@@ -20,7 +20,7 @@ from typing import Self
 import redis
 
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import SYSTEM_CLOCK, Clock
 
 LATE_AFTER_SECONDS = 2 * HEARTBEAT_SECONDS
 STUCK_AFTER_SECONDS = 10.0
@@ -31,12 +31,17 @@ class Understudy:
     """Stands in for the beats of one incarnation, as a context manager around its life."""
 
     def __init__(
-        self, store_url: str, membership: Membership, *, stuck_after_seconds: float = STUCK_AFTER_SECONDS
+        self,
+        store_url: str,
+        membership: Membership,
+        *,
+        stuck_after_seconds: float = STUCK_AFTER_SECONDS,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store_url = store_url
         self._membership = membership
         self._stuck_after_seconds = stuck_after_seconds
-        self._clock = SystemClock()
+        self._clock = clock
         self._turned = self._clock.monotonic()
         self._progress = 0
         self._over = threading.Event()

@@ -1,22 +1,20 @@
 """One call of the function `append`, as values: who writes, what, and what happens along with it.
 
-Holds: the names of the arguments stand here and in `functions.lua`, and nowhere else.
+Holds: the order of the arguments stands here and at the head of `append` in `functions.lua`, and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from broker.log.fencing import Ownership
 from broker.store.connection import Argument
 
-NAMED = "="
-"""What named arguments begin with; no conversation id does, so functions tell them from those of older workers."""
+Guard = tuple[str, Argument, Argument, Argument, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Creator:
+class Creator(NamedTuple):
     """The one who begins a conversation.
 
     Attributes:
@@ -27,9 +25,12 @@ class Creator:
     key: str
     pool: str
 
+    def guard(self) -> Guard:
+        """Return the guard of the append, and its flags."""
+        return ("create", self.key, self.pool, "", "")
 
-@dataclass(frozen=True, slots=True)
-class Producer:
+
+class Producer(NamedTuple):
     """A person, a client, another conversation.
 
     Attributes:
@@ -40,9 +41,12 @@ class Producer:
     key: str
     is_quiet: bool = False
 
+    def guard(self) -> Guard:
+        """Return the guard of the append, and its flags."""
+        return ("producer", self.key, "", "", "quiet" if self.is_quiet else "")
 
-@dataclass(frozen=True, slots=True)
-class ToolWriter:
+
+class ToolWriter(NamedTuple):
     """A tool worker that has carried an action out.
 
     Attributes:
@@ -55,9 +59,12 @@ class ToolWriter:
     place: str
     checksum: str
 
+    def guard(self) -> Guard:
+        """Return the guard of the append, and its flags."""
+        return ("tool", self.worker_id, self.action_id, self.place, self.checksum)
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+
+class Owner(NamedTuple):
     """The owner of a conversation.
 
     Attributes:
@@ -71,60 +78,36 @@ class Owner:
     checksum: str
     key: str
 
+    def guard(self) -> Guard:
+        """Return the guard of the append, and its flags."""
+        return ("owner", self.ownership.worker_id, self.ownership.token, self.seen_id, self.key + self.checksum)
+
 
 Writer = Creator | Producer | ToolWriter | Owner
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One event to be written.
-
-    Attributes:
-        data: its bytes.
-        dispatch: `1`: a runnable action for its action stream; `pool:<name>`: for that pool's; empty: neither.
-        answers: the action that this observation settles.
-    """
-
-    data: bytes
-    dispatch: str = ""
-    answers: int | None = None
+Entry = tuple[bytes, str, int | str]
+"""One event to be written: its bytes; `1` for a runnable action on its action stream, `pool:<name>` for one on that
+pool's, or empty; the action that this observation settles, or empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendCall:
-    """Everything that one append says.
+def append_arguments(
+    conversation_id: str,
+    writer: Writer,
+    entries: Sequence[Entry],
+    cancels: Sequence[int],
+    fields: Mapping[str, str | int | float],
+) -> list[Argument]:
+    """Return the arguments of the function.
 
-    Attributes:
+    Args:
         cancels: running actions to be stopped; 0: all programs of the workspace.
         fields: what the index shows of the conversation.
     """
-
-    conversation_id: str
-    writer: Writer
-    entries: Sequence[Entry]
-    cancels: Sequence[int] = ()
-    fields: Mapping[str, str | int | float] = field(default_factory=dict)
-
-    def arguments(self) -> list[Argument]:
-        """Return the arguments of the function."""
-        arguments: list[Argument] = [NAMED, "cid", self.conversation_id, *_named(self.writer)]
-        arguments += ("fields", len(self.fields))
-        for name, value in self.fields.items():
-            arguments += (name, value)
-        arguments += (len(self.cancels), *self.cancels, len(self.entries))
-        for entry in self.entries:
-            arguments += (entry.data, entry.dispatch, "" if entry.answers is None else entry.answers)
-        return arguments
-
-
-def _named(writer: Writer) -> tuple[Argument, ...]:
-    match writer:
-        case Creator(key, pool):
-            return ("guard", "create", "key", key, "pool", pool)
-        case Producer(key, is_quiet):
-            return ("guard", "producer", "key", key, "quiet", "1" if is_quiet else "")
-        case ToolWriter(worker_id, action_id, place, checksum):
-            return ("guard", "tool", "worker", worker_id, "action", action_id, "place", place, "checksum", checksum)
-        case Owner(ownership, seen_id, checksum, key):
-            owner = ("guard", "owner", "worker", ownership.worker_id, "token", ownership.token)
-            return (*owner, "seen", seen_id, "checksum", checksum, "key", key)
+    arguments: list[Argument] = [conversation_id, *writer.guard(), len(fields)]
+    for field in fields.items():
+        arguments += field
+    arguments += (len(cancels), *cancels, len(entries))
+    for entry in entries:
+        arguments += entry
+    return arguments

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event, replace_surrogates
-from broker.log.append_call import AppendCall, Creator, Entry, Owner, Producer, ToolWriter, Writer
+from broker.log.append_call import Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
 from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (whoever appends gets them from here)
 from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
 from broker.log.append_outcomes import Conflict as Conflict  # noqa: PLC0414
@@ -365,17 +365,18 @@ class EventLog:
     ) -> Outcome | None:
         names = self.store.keys(conversation_id)
         masker = await self.masker(conversation_id)
-        entries = []
+        entries: list[Entry] = []
         for position, event in enumerate(events):
-            own_masker = NOTHING_TO_HIDE if masked.has(position, masker) else masker
+            own_masker = NOTHING_TO_HIDE if masker is NOTHING_TO_HIDE or masked.has(position, masker) else masker
             data = await self._entry(conversation_id, event, own_masker)
-            entries.append(Entry(data, _route(event) if position in dispatch else "", (answers or {}).get(position)))
-        shown = {name: replace_surrogates(masker.wire(value)) for name, value in (fields or {}).items()}
-        call = AppendCall(conversation_id, writer, entries, cancels, shown)
-        reply = await self.store.function("deck_append", (names.root, names.shard.root), *call.arguments())
+            answered = answers.get(position, "") if answers else ""
+            entries.append((data, _route(event) if position in dispatch else "", answered))
+        shown = {name: replace_surrogates(masker.wire(value)) for name, value in fields.items()} if fields else {}
+        arguments = append_arguments(conversation_id, writer, entries, cancels, shown)
+        reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)
         if reply == ["missing"]:
             raise UnknownConversation(conversation_id)
-        checksum = codec.checksum_of(entries[-1].data if entries else b"")
+        checksum = codec.checksum_of(entries[-1][0] if entries else b"")
         return None if reply == ["exists"] else outcome_of(reply, checksum)
 
     async def _entry(self, conversation_id: str, event: Event, masker: Masker) -> bytes:

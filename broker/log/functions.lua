@@ -143,48 +143,24 @@ local function remembers(base, id, checksum)
   return #found == 1 and string.format('%02x%02x%02x%02x', string.byte(found[1][2][2], 3, 6)) == checksum
 end
 
--- The named arguments of an append, and where its lists begin.
-local function named_of(args)
-  local given, at = {}, 2
-  while args[at] ~= 'fields' do
-    given[args[at]] = args[at + 1]
-    at = at + 2
-  end
-  return given, at + 1
-end
-
--- The same of a worker of version 2: cid, guard, three arguments by position, flags, and the lists.
-local POSITIONS = {create = {'key', 'pool'}, producer = {'key'}, tool = {'worker', 'action', 'place'},
-  owner = {'worker', 'token', 'seen'}}
-local function named_by_position(args)
-  local guard, flags = args[2], args[6]
-  local given = {cid = args[1], guard = guard, checksum = guard == 'tool' and flags or '', quiet = flags == 'quiet' and '1'}
-  for i, name in ipairs(POSITIONS[guard]) do given[name] = args[2 + i] end
-  if guard == 'owner' then given.key, given.checksum = string.sub(flags, 1, 24), string.sub(flags, 25) end
-  return given, 7
-end
-
 -- append: the only way into a log.
 -- KEYS  conversation base, shard base
--- ARGV  '=', name, value …, 'fields', n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
---   cid, and with guard
---   'create'    key: creation key, pool                         the conversation must not exist
---   'producer'  key: idempotency key, quiet: '1' notifies nobody
---   'tool'      worker, action: its id, place: '<stream>|<entry>' to acknowledge, or '', checksum: of the action
---   'owner'     worker, token, seen: id of the last event the decision rests on, checksum: of that event,
---               key: of this very call, the same when it is repeated
---   checksum: see remembers
+-- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
+--   guard 'create'    a: creation key, b: pool                             the conversation must not exist
+--   guard 'producer'  a: idempotency key
+--   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
+--   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
+--   flags 'quiet': ring nobody; of an owner: key of this very call, the same when it is repeated, 24 characters.
+--   Behind the key of an owner, and as the flags of a tool: the checksum of the event c or of the action, see remembers.
 --   fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
 --   dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's; '': neither.
 --   answers: the action id an observation settles, or ''.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'} {'lost', last}: the log does not hold what the writer remembers
 local function append(keys, args)
-  local given, at
-  if args[1] == '=' then given, at = named_of(args) else given, at = named_by_position(args) end
   local base, shard = keys[1], keys[2]
   local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
-  local cid, guard, key, checksum, place = given.cid, given.guard, given.key, given.checksum, given.place
+  local cid, guard, a, b, c, flags = args[1], args[2], args[3], args[4], args[5], args[6]
   local now, wall = times_ms(shard)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
@@ -194,37 +170,37 @@ local function append(keys, args)
 
   local remember
   if guard == 'create' then
-    remember = 'create:' .. key
+    remember = 'create:' .. a
     if last then
       local range = get(once, remember)
       if not range then return {'exists'} end
       return written_before(range)
     end
     last = 0
-    redis.call('HSET', meta, 'created_ms', wall, 'pool', given.pool)
+    redis.call('HSET', meta, 'created_ms', wall, 'pool', b)
     redis.call('ZADD', shard .. ':index', wall, cid)
   elseif not last then
     return {'missing'}
   elseif guard == 'owner' then
-    if owner ~= given.worker or token ~= given.token then return {'fenced'} end
-    key = given.token .. ':' .. given.seen .. ':' .. key .. checksum
-    if append_key == key then return written_before(append_ids) end
-    if not remembers(base, given.seen, checksum) then return {'lost', last} end
-    if tonumber(given.seen) ~= last then return {'conflict', last} end
+    if owner ~= a or token ~= b then return {'fenced'} end
+    if append_key == b .. ':' .. c .. ':' .. flags then return written_before(append_ids) end
+    if not remembers(base, c, string.sub(flags, 25)) then return {'lost', last} end
+    if tonumber(c) ~= last then return {'conflict', last} end
   else
-    remember = guard == 'tool' and 'o:' .. given.action or 'p:' .. key
-    if guard == 'tool' and not remembers(base, given.action, checksum) then
-      if place ~= '' then acknowledge(place) end
+    remember = guard == 'tool' and 'o:' .. b or 'p:' .. a
+    if guard == 'tool' and not remembers(base, b, flags) then
+      if c ~= '' then acknowledge(c) end
       return {'lost', last}
     end
     local range = get(once, remember)
     if range or closed then
-      if guard == 'tool' and place ~= '' then acknowledge(place) end
+      if guard == 'tool' and c ~= '' then acknowledge(c) end
       return range and written_before(range) or {'closed'}
     end
   end
   if closed then return {'closed'} end
 
+  local at = 7
   local update = {'updated_ms', wall}
   for _ = 1, tonumber(args[at]) do
     update[#update + 1] = args[at + 1]
@@ -259,7 +235,9 @@ local function append(keys, args)
   if guard == 'owner' then
     -- An append without events leaves the last id where it was: it must not pass for the append that moves it.
     if n > 0 then
-      for _, value in ipairs({'append_key', key, 'append_ids', ids}) do update[#update + 1] = value end
+      for _, value in ipairs({'append_key', b .. ':' .. c .. ':' .. flags, 'append_ids', ids}) do
+        update[#update + 1] = value
+      end
     end
   elseif guard ~= 'tool' then  -- a tool's append is remembered by the action that it answers
     redis.call('HSET', once, remember, ids)
@@ -269,8 +247,8 @@ local function append(keys, args)
   if guard == 'owner' then
     if crashes or mark then redis.call('HDEL', meta, 'crashes', 'mark') end
   else
-    if guard == 'tool' and place ~= '' then acknowledge(place) end
-    if given.quiet ~= '1' then ring_unless(rung, owner, shard, meta, cid, now) end
+    if guard == 'tool' and c ~= '' then acknowledge(c) end
+    if flags ~= 'quiet' then ring_unless(rung, owner, shard, meta, cid, now) end
   end
   return {'appended', first, last}
 end

@@ -60,6 +60,10 @@ class ManualClock:
         return self._elapsed
 
 
+SYSTEM_CLOCK: Clock = SystemClock()
+"""The clock of this machine, for whoever is given no other."""
+
+
 class SharedClock:
     """The time that all workers of a store share, whatever their own wall clocks say.
 

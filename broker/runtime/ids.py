@@ -11,15 +11,15 @@ import re
 import secrets
 import socket
 
-from broker.runtime.clock import SystemClock, to_millis
+from broker.runtime.clock import SYSTEM_CLOCK, Clock, to_millis
 from broker.runtime.errors import UsageError
 
 _CONVERSATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{2,63}")
 
 
-def new_conversation_id() -> str:
+def new_conversation_id(clock: Clock = SYSTEM_CLOCK) -> str:
     """Make an id of 26 characters: 10 of time (milliseconds, base 32), 16 random (80 bits)."""
-    return _base32(to_millis(SystemClock().now()) << 80 | secrets.randbits(80), 26)
+    return _base32(to_millis(clock.now()) << 80 | secrets.randbits(80), 26)
 
 
 def is_conversation_id(text: str) -> bool:

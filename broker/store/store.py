@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from broker.contract.codec import SCHEMA_VERSION
-from broker.runtime.clock import Clock, SharedClock, SystemClock
+from broker.runtime.clock import SYSTEM_CLOCK, Clock, SharedClock
 from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreReplaced, StoreTooNew, StoreUnavailable
 from broker.runtime.ids import jitter, new_key
 from broker.runtime.settings import BrokerSettings
@@ -50,7 +50,7 @@ class Store:
     connection: Connection
     shards: int
     generation: str
-    clock: SharedClock = field(default_factory=lambda: SharedClock(SystemClock()))
+    clock: SharedClock = field(default_factory=lambda: SharedClock(SYSTEM_CLOCK))
     patience_seconds: float | None = 30.0
     outage: Outage = field(default_factory=Outage)
     weakness: str = ""
@@ -116,7 +116,7 @@ async def open_store(
     url: str | Connection,
     *,
     shards: int = 1,
-    clock: Clock | None = None,
+    clock: Clock = SYSTEM_CLOCK,
     patience_seconds: float | None = 30.0,
     opening_seconds: float | None = 0.0,
 ) -> Store:
@@ -134,7 +134,7 @@ async def open_store(
         StoreTooNew: written by a newer version of Deckhands, or its functions no longer serve this one.
     """
     connection = MultiplexedConnection(url) if isinstance(url, str) else url
-    clock = SharedClock(clock or SystemClock())
+    clock = SharedClock(clock)
 
     async def open_it() -> tuple[str, dict[str, str]]:
         weakness = await _check_server(connection)

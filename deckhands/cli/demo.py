@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from broker.runtime.errors import DeckhandsError
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
@@ -154,8 +154,8 @@ def report_lines(report: DemoReport) -> list[str]:
 class _Screen:
     """One line that is redrawn on a terminal; a line now and then elsewhere."""
 
-    def __init__(self) -> None:
-        self._clock = SystemClock()
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._is_terminal = sys.stderr.isatty()
         self._started = self._drawn = self._clock.monotonic()
         self._quarter = 0

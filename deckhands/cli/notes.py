@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from broker.contract.notes import ID_CHARS, MAX_NOTE_CHARS, Note, Notebook
 from broker.contract.specs import NAME_PATTERN, MemorySpec
 from broker.coordination.notebooks import Notebooks
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_key
 from deckhands.cli.options import NAME_REMEDY, json_option, memory_of
@@ -156,9 +156,9 @@ async def _change(
     return "The notebook is empty." if options.erase else f"The note {note_id} is removed."
 
 
-def _note_of(text: str, keywords: tuple[str, ...]) -> Note:
+def _note_of(text: str, keywords: tuple[str, ...], clock: Clock = SYSTEM_CLOCK) -> Note:
     try:
-        note_id, now = new_key()[:ID_CHARS], SystemClock().now()
+        note_id, now = new_key()[:ID_CHARS], clock.now()
         return Note(id=note_id, text=text.strip(), keywords=keywords, written=now)
     except ValidationError as error:
         raise UsageError(

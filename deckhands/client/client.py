@@ -195,10 +195,8 @@ class Client:
             UsageError: the conversation is unknown, closed or over.
         """
         if (state := await self._ended_in(conversation_id)) is not None:
-            raise UsageError(
-                f"The conversation {conversation_id} is {state}; it cannot be paused.",
-                remedy="Send it a message to continue it.",
-            )
+            what = f"The conversation {conversation_id} is {state}; it cannot be paused."
+            raise UsageError(what, remedy="Send it a message to continue it.")
         await self._ask_for(conversation_id, AgentState.PAUSED)
 
     async def resume(self, conversation_id: str, *, model: str | None = None) -> None:

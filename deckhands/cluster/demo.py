@@ -25,7 +25,7 @@ from broker.coordination.workspace_orders import WorkspaceOrders
 from broker.log.conversations import Conversations, Takeover
 from broker.log.invariants import doubled_observations, lost_events, violations
 from broker.runtime.child import Child
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from deckhands.client.client import Client
 from deckhands.cluster.embedded_cluster import CONTROLLER, TOOLS, Cluster, ClusterSpec, Worker
 from deckhands.cluster.example_projects import TASK, Example, examples
@@ -144,11 +144,12 @@ class Demo:
         *,
         on_notice: Callable[[str], None] = lambda _: None,
         on_progress: Callable[[Progress], None] = lambda _: None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._spec = spec
         self._on_notice = on_notice
         self._on_progress = on_progress
-        self._clock = SystemClock()
+        self._clock = clock
         choice = examples()
         projects = (spec.directory / "projects").resolve()  # no link may lead to a workspace
         self._cases = [

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from broker.coordination.membership import members
 from broker.runtime.child import EXIT_STORE_REPLACED, Child, last_lines, rotate
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from broker.runtime.environment import tool_environment
 from broker.runtime.errors import DeckhandsError, StoreReplaced
 from broker.runtime.settings import joined_paths
@@ -97,13 +97,13 @@ class ClusterSpec:
 class Cluster:
     """A running cluster."""
 
-    def __init__(self, spec: ClusterSpec, *, on_notice: Notice = lambda _: None) -> None:
+    def __init__(self, spec: ClusterSpec, *, on_notice: Notice = lambda _: None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.spec = spec
         self.logs = spec.directory / "logs"
         self.store = EmbeddedValkey(spec.directory / "valkey", port=spec.port)
         self.workers = {worker.name: worker for worker in self._places()}
         self._on_notice = on_notice
-        self._clock = SystemClock()
+        self._clock = clock
         self._watches: list[asyncio.Task[None]] = []
         self._failed = asyncio.Event()
         self._failure: DeckhandsError | None = None

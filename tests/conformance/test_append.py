@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker.contract import codec
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated
 from broker.coordination.ownership import Owners
@@ -204,31 +203,3 @@ async def test_only_dispatched_actions_are_queued(store: Store) -> None:
     await log.append_as_owner(ownership, actions, expected_last_id=1, dispatch=[0, 2])
     entries = await store.connection.call("XRANGE", store.all_shards[0].actions("pool:bash"), "-", "+")
     assert [dict(zip(flat[::2], flat[1::2], strict=True))[b"a"] for _, flat in entries] == [b"2", b"4"]
-
-
-async def test_workers_of_version_2_append_by_position(store: Store) -> None:
-    await enter(store, "w1")
-    await enter(store, "t1", node="n1")
-    names = store.keys(CID)
-
-    async def append(*arguments: Argument) -> list[object]:
-        return await store.function("deck_append", (names.root, names.shard.root), CID, *arguments)
-
-    entry = codec.to_entry(message().wire())[0]
-    assert await append("create", "k", "bash", "", "", 1, "state", "loading", 0, 1, entry, "", "") == ["appended", 1, 1]
-    assert await append("create", "k", "bash", "", "", 0, 0, 1, entry, "", "") == ["duplicate", 1, 1]
-    assert await append("producer", "p", "", "", "quiet", 0, 0, 1, entry, "", "") == ["appended", 2, 2]
-    ownership = await claim(store, "w1", CID)
-    assert await append("producer", "q", "", "", "quiet", 0, 0, 1, entry, "", "") == ["appended", 3, 3]
-    assert await store.connection.call("HGET", names.meta, "rung") is None
-    checksum = codec.checksum_of(entry)
-    owner: tuple[Argument, ...] = ("owner", "w1", ownership.token)
-    assert await append(*owner, 3, "x" * 24 + checksum, 0, 1, 0, 1, entry, "1", "") == ["appended", 4, 4]
-    assert await append(*owner, 3, "x" * 24 + checksum, 0, 1, 0, 1, entry, "1", "") == ["duplicate", 4, 4]
-    assert await append(*owner, 4, "y" * 24 + "00000000", 0, 0, 1, entry, "", "") == ["lost", 4]
-    assert await append(*owner, 3, "z" * 24 + checksum, 0, 0, 1, entry, "", "") == ["conflict", 4]
-    assert await append("owner", "w2", ownership.token, 4, "x" * 24, 0, 0, 1, entry, "", "") == ["fenced"]
-    assert await append("tool", "t1", 4, "", "00000000", 0, 0, 1, entry, "", 4) == ["lost", 4]
-    assert await append("tool", "t1", 4, "", checksum, 0, 0, 1, entry, "", 4) == ["appended", 5, 5]
-    assert await append("tool", "t1", 4, "", checksum, 0, 0, 1, entry, "", 4) == ["duplicate", 5, 5]
-    assert [event.id for event in await EventLog(store).read(CID)] == [1, 2, 3, 4, 5]

@@ -21,12 +21,6 @@ HASHES_OF_VERSION = {
         "deckhands_ledger": "9d20c315f076179f",
         "deckhands_batches": "438bd02c6a69eab9",
     },
-    3: {
-        "deckhands": "0209860a112c81d4",
-        "deckhands_governor": "f6dd9ffaf2d58603",
-        "deckhands_ledger": "9d20c315f076179f",
-        "deckhands_batches": "438bd02c6a69eab9",
-    },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""
 

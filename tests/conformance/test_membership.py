@@ -182,6 +182,23 @@ async def test_a_conversation_that_gets_on_is_forgiven(store: Store) -> None:
     assert found.crashes == 0
 
 
+async def test_an_orderly_release_takes_the_crashes_away(store: Store) -> None:
+    await begin(store)
+    last = await enter(store, "last")
+    await enter(store, "w1")
+    await claim(store, "w1")
+    await lapse(store, "w1")
+    await last.tick(1)
+    assert await Owners(store).release(await claim(store, "last"), seen_id=1) is None
+    await enter(store, "w2")
+    await claim(store, "w2")
+    await lapse(store, "w2")
+    await last.tick(2)
+    claimed = await Owners(store).claim(CID, "last")
+    assert isinstance(claimed, Claimed)
+    assert claimed.crashes == 1  # and not 2: it has got on in between
+
+
 async def test_a_dead_letter_gets_another_chance(store: Store) -> None:
     await begin(store)
     names = store.all_shards[0]

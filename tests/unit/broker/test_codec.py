@@ -277,6 +277,13 @@ def test_a_field_of_tomorrow_is_ignored() -> None:
     assert event == MessageAction(content="x", id=3)
 
 
+@pytest.mark.parametrize("flags", [2, 3, 128])
+def test_unknown_flags_are_refused_though_the_checksum_is_right(flags: int) -> None:
+    payload = msgpack.packb({"kind": "action.message", "content": "x"})
+    with pytest.raises(CorruptEntry, match=f"schema version 1 and flags {flags}, which never existed"):
+        codec.decode(_sealed(payload, flags=flags), 1)
+
+
 def test_a_schema_of_tomorrow_is_refused() -> None:
     with pytest.raises(StoreTooNew, match="schema version 2; this version of Deckhands reads up to 1"):
         codec.decode(codec.encode(MessageAction(content="x").wire(), schema_version=2), 1)
