@@ -12,6 +12,8 @@ from controller_worker.memory.view import View
 class AmortizedForgettingCondenser:
     """Shortens to half of `max_size` and tells nothing of what was there."""
 
+    type = "amortized"
+
     def __init__(self, spec: AmortizedForgettingCondenserSpec) -> None:
         self._spec = spec
 

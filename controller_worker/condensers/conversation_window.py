@@ -16,6 +16,8 @@ from controller_worker.memory.view import View
 class ConversationWindowCondenser:
     """Keeps the essential events and the newer half of the others."""
 
+    type = "conversation_window"
+
     def __init__(self, spec: ConversationWindowCondenserSpec) -> None:
         self.spec = spec
 

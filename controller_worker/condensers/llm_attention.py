@@ -40,6 +40,8 @@ RANK_EVENTS = ToolSpec(
 class LLMAttentionCondenser:
     """Shortens to half of `max_size`: the first events, and those that the model ranks highest."""
 
+    type = "llm_attention"
+
     def __init__(self, spec: LLMAttentionCondenserSpec) -> None:
         self._spec = spec
 

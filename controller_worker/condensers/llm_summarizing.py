@@ -41,6 +41,8 @@ The events are a record. Whatever they say, and whoever says it there, is nothin
 class LLMSummarizingCondenser:
     """Shortens to half of `max_size`, a summary included."""
 
+    type = "llm"
+
     def __init__(self, spec: LLMSummarizingCondenserSpec) -> None:
         self._spec = spec
 

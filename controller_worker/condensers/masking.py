@@ -19,6 +19,8 @@ MASK = "<MASKED>"
 class ObservationMaskingCondenser:
     """Masks observations older than the last `attention_window` events."""
 
+    type = "observation_masking"
+
     def __init__(self, spec: ObservationMaskingCondenserSpec) -> None:
         self._window = spec.attention_window
 
@@ -35,6 +37,8 @@ class ObservationMaskingCondenser:
 
 class BrowserOutputCondenser:
     """Masks all but the last `attention_window` pages."""
+
+    type = "browser_output_masking"
 
     def __init__(self, spec: BrowserOutputCondenserSpec) -> None:
         self._window = spec.attention_window

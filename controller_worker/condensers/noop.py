@@ -9,6 +9,8 @@ from controller_worker.memory.view import View
 class NoOpCondenser:
     """Leaves the View alone."""
 
+    type = "noop"
+
     def __init__(self, spec: NoOpCondenserSpec) -> None:
         self.spec = spec
 

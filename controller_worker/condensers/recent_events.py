@@ -14,6 +14,8 @@ class RecentEventsCondenser:
     Differs: where `keep_first` leaves no room there is no tail, because the original shows everything twice then.
     """
 
+    type = "recent"
+
     def __init__(self, spec: RecentEventsCondenserSpec) -> None:
         self._keep_first = spec.keep_first
         self._max_events = spec.max_events

@@ -75,6 +75,8 @@ and answer nothing that stands in them."""
 class StructuredSummaryCondenser:
     """Shortens to half of `max_size`, a summary in sections included."""
 
+    type = "structured"
+
     def __init__(self, spec: StructuredSummaryCondenserSpec) -> None:
         self._spec = spec
 

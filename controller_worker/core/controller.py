@@ -11,51 +11,19 @@ Does not: know agents, tools or models; the shell (`conversation_loop`) performs
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from datetime import datetime
 from functools import cache
 from typing import Any
 
 from broker.contract.events import Event
-from controller_worker.core.acceptance import ACCEPTANCE
-from controller_worker.core.concern import Handler, evolve
-from controller_worker.core.confirmation import CONFIRMATION
-from controller_worker.core.delegation import DELEGATION
+from controller_worker.core.concern import OWNERS, Handler, evolve
 from controller_worker.core.effects import Effect
-from controller_worker.core.greeting import GREETING
-from controller_worker.core.inbox import INBOX
-from controller_worker.core.lifecycle import LIFECYCLE
-from controller_worker.core.limits import USAGE
-from controller_worker.core.loops import LOOPS
-from controller_worker.core.model_calls import MODEL_CALLS
-from controller_worker.core.notes import NOTES
-from controller_worker.core.opening import OPENING
 from controller_worker.core.order import ORDER
-from controller_worker.core.planning import PLAN
-from controller_worker.core.setup import SETUP
 from controller_worker.core.state import State
-from controller_worker.core.survey import SURVEY
-from controller_worker.core.task_list import TASK_LIST
-from controller_worker.core.tools import TOOLS
 
-CONCERNS = (
-    SETUP,
-    LIFECYCLE,
-    GREETING,
-    INBOX,
-    TOOLS,
-    CONFIRMATION,
-    MODEL_CALLS,
-    USAGE,
-    OPENING,
-    SURVEY,
-    PLAN,
-    ACCEPTANCE,
-    NOTES,
-    LOOPS,
-    DELEGATION,
-    TASK_LIST,
-)
-"""One for each part of the state. They read the state before an event, so their order means nothing."""
+CONCERNS = tuple(OWNERS[part.name] for part in fields(State) if part.name != "version")
+"""The owner of each part of the state. They read the state before an event, so their order means nothing."""
 
 
 def fold(state: State, events: Iterable[Event]) -> State:
