@@ -10,8 +10,8 @@ import json
 from functools import partial
 
 from broker.contract.actions import CondensationAction
+from broker.contract.condenser_specs import LLMAttentionCondenserSpec
 from broker.contract.events import ModelReply
-from broker.contract.specs import LLMAttentionCondenserSpec
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.condensers.condenser import Condensed, Inquiry, forgetting
 from controller_worker.condensers.event_text import event_blocks

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import controller_worker.condensers
-from broker.contract.specs import CondenserPipelineSpec, CondenserSpec
+from broker.contract.condenser_specs import CondenserPipelineSpec, CondenserSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.modules import classes_in
 from broker.tools.plugins import entry_points
