@@ -15,8 +15,8 @@ import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, LLMSpec
-from broker.contract.specs import DEFAULT_CONDENSER, CondenserSpec
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
 from broker.log.conversations import Conversations

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import handles_requests
 from broker.contract.events import (
     Action,
     ActionSecurityRisk,
@@ -23,7 +24,6 @@ from broker.contract.events import (
 )
 from broker.contract.observations import AgentThinkObservation
 from broker.contract.paragraphs import Paragraph
-from broker.contract.specs import handles_requests
 from broker.contract.tool_arguments import required_text, risk_in, seconds_in
 from broker.contract.tool_schemas import (
     DELEGATE,
@@ -187,16 +187,12 @@ class AgentThinkAction(Action):
     """Think, and have the thought logged."""
 
     kind: Literal["action.think"] = "action.think"
+    argument: ClassVar[tuple[str, str]] = ("thought", "thought")
     is_decided: ClassVar[bool] = True
     tool_spec: ClassVar[ToolSpec] = THINK
     enabled_by: ClassVar[str] = "enable_think"
     sentence_template: ClassVar[str] = "Thinking: {thought}"
     source: EventSource = EventSource.AGENT
-
-    @classmethod
-    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`."""
-        return cls(thought=required_text(arguments, "thought", THINK.name))
 
     def answer(self, task_list: Sequence[Any]) -> Observation:  # noqa: ARG002
         """See `Action.answer`."""
@@ -212,6 +208,7 @@ class AgentFinishAction(Action):
     """The agent is done."""
 
     kind: Literal["action.finish"] = "action.finish"
+    argument: ClassVar[tuple[str, str]] = ("message", "final_thought")
     is_decided: ClassVar[bool] = True
     tool_spec: ClassVar[ToolSpec] = FINISH
     enabled_by: ClassVar[str] = "enable_finish"
@@ -223,11 +220,6 @@ class AgentFinishAction(Action):
     def sentence(self) -> str:
         """One line for a person."""
         return self.final_thought or self.thought or "All done."
-
-    @classmethod
-    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`."""
-        return cls(final_thought=required_text(arguments, "message", FINISH.name))
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import Action, JsonObject, Observation, WorkspaceUse
+from broker.contract.events import JsonObject, Observation, WorkspaceUse
 from broker.contract.paragraphs import Paragraph
-from broker.contract.tool_arguments import required_text, risk_in
 from broker.contract.tool_schemas import SECURITY_RISK
 from broker.contract.tool_specs import ToolSpec
 
@@ -57,18 +55,13 @@ class BrowseInteractiveAction(RiskyAction):
     """Act in the browser."""
 
     kind: Literal["action.browse_interactive"] = "action.browse_interactive"
+    argument: ClassVar[tuple[str, str]] = ("code", "browser_actions")
     tool_spec: ClassVar[ToolSpec] = BROWSER
     enabled_by: ClassVar[str] = "enable_browsing"
     sentence_template: ClassVar[str] = "In the browser: {browser_actions}"
     browser_actions: str
     browsergym_send_msg_to_user: str = ""
     return_axtree: bool = False
-
-    @classmethod
-    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`."""
-        code = required_text(arguments, "code", BROWSER.name)
-        return cls(browser_actions=code, security_risk=risk_in(arguments))
 
     @property
     def asked(self) -> tuple[Paragraph, ...]:

@@ -183,14 +183,10 @@ class FileWriteObservation(Observation):
     """A file was written."""
 
     kind: Literal["observation.write"] = "observation.write"
+    agent_template: ClassVar[str] = ""
     workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
     sentence_template: ClassVar[str] = "I wrote the file {path}."
     path: str
-
-    @property
-    def agent_text(self) -> str:
-        """See `Observation.agent_text`."""
-        return ""
 
 
 class FileEditObservation(Observation):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import Action, Observation, WorkspaceUse
+from broker.contract.events import Observation, WorkspaceUse
 from broker.contract.paragraphs import Paragraph
-from broker.contract.tool_arguments import required_text, risk_in
 from broker.contract.tool_schemas import SECURITY_RISK
 from broker.contract.tool_specs import ToolSpec
 
@@ -39,17 +37,12 @@ class IPythonRunCellAction(RiskyAction):
     """Run a cell in the conversation's IPython kernel."""
 
     kind: Literal["action.run_ipython"] = "action.run_ipython"
+    argument: ClassVar[tuple[str, str]] = ("code", "code")
     tool_spec: ClassVar[ToolSpec] = EXECUTE_IPYTHON_CELL
     enabled_by: ClassVar[str] = "enable_jupyter"
     code: str
     include_extra: bool = True
     kernel_init_code: str = ""
-
-    @classmethod
-    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`."""
-        code = required_text(arguments, "code", EXECUTE_IPYTHON_CELL.name)
-        return cls(code=code, security_risk=risk_in(arguments))
 
     @property
     def asked(self) -> tuple[Paragraph, ...]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from broker.contract.paragraphs import Paragraph
 from broker.contract.specs import AgentSpec, Part
-from broker.contract.tool_arguments import known_arguments
+from broker.contract.tool_arguments import RISK, known_arguments, required_text, risk_in
 from broker.contract.tool_specs import OutcomePolicy, ToolSpec
 
 EventT = TypeVar("EventT", bound="Event")
@@ -162,12 +162,14 @@ class Action(Event):
 
     Attributes:
         tool_spec: how the model asks for it, if the kind is a tool of its own.
+        argument: the tool's only argument besides the risk, and the field that it fills; None: see `from_call`.
         enabled_by: the field of `AgentSpec` with which CodeActAgent offers the tool; empty: it does not.
     """
 
     is_shown_to_model: ClassVar[bool] = True
     is_shown_to_people: ClassVar[bool] = True
     tool_spec: ClassVar[ToolSpec]
+    argument: ClassVar[tuple[str, str] | None] = None
     enabled_by: ClassVar[str] = ""
 
     thought: str = ""
@@ -192,7 +194,11 @@ class Action(Event):
             ToolCallError: an argument is missing or unknown; the text is for the model.
             ValidationError: an argument does not fit.
         """
-        return cls.model_validate(known_arguments(cls.tool_spec, arguments))
+        if cls.argument is None:
+            return cls.model_validate(known_arguments(cls.tool_spec, arguments))
+        name, field = cls.argument
+        risk = {RISK: risk_in(arguments)} if RISK in cls.tool_spec.parameters["properties"] else {}
+        return cls.model_validate({field: required_text(arguments, name, cls.tool_spec.name), **risk})
 
     def answer(self, task_list: Sequence[Any]) -> Observation | None:  # noqa: ARG002  (subclasses use it)
         """Return the observation that settles the action in the step that decided it; None: somebody has to act.
@@ -218,11 +224,15 @@ class Observation(Event):
 
     Attributes:
         is_cut: the model sees only the beginning and the end of a long text.
+        is_problem: people are to notice it.
+        agent_template: the text that the model sees, with the names of fields in braces.
     """
 
     is_shown_to_model: ClassVar[bool] = True
     is_shown_to_people: ClassVar[bool] = True
     is_cut: ClassVar[bool] = True
+    is_problem: ClassVar[bool] = False
+    agent_template: ClassVar[str] = "{content}"
 
     content: str = ""
     unsandboxed: bool | None = None
@@ -230,12 +240,12 @@ class Observation(Event):
     @property
     def agent_text(self) -> str:
         """The text that the model sees, before it is cut; empty: nothing."""
-        return self.content
+        return self.agent_template.format_map(self.__dict__)
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.content, "dim", "  "),)
+        return (Paragraph(self.content, "red", "  ! ") if self.is_problem else Paragraph(self.content, "dim", "  "),)
 
 
 def with_id(event: EventT, event_id: int) -> EventT:

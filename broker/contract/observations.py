@@ -26,58 +26,38 @@ class NullObservation(Observation):
     """Nothing to report."""
 
     kind: Literal["observation.null"] = "observation.null"
+    agent_template: ClassVar[str] = ""
     is_decided: ClassVar[bool] = True
     is_shown_to_model: ClassVar[bool] = False
     is_shown_to_people: ClassVar[bool] = False
     counts_for_loops: ClassVar[bool] = False
-
-    @property
-    def agent_text(self) -> str:
-        """See `Observation.agent_text`."""
-        return ""
 
 
 class SuccessObservation(Observation):
     """It worked, and there is nothing else to say."""
 
     kind: Literal["observation.success"] = "observation.success"
+    agent_template: ClassVar[str] = ""
     is_decided: ClassVar[bool] = True
-
-    @property
-    def agent_text(self) -> str:
-        """See `Observation.agent_text`."""
-        return ""
 
 
 class ErrorObservation(Observation):
     """It did not work; the text is for the model."""
 
     kind: Literal["observation.error"] = "observation.error"
+    agent_template: ClassVar[str] = "{content}\n[Error occurred in processing last action]"
+    is_problem: ClassVar[bool] = True
     is_decided: ClassVar[bool] = True
     sentence_template: ClassVar[str] = "{content}"
     error_id: str = ""
-
-    @property
-    def agent_text(self) -> str:
-        """See `Observation.agent_text`."""
-        return f"{self.content}\n[Error occurred in processing last action]"
-
-    @property
-    def paragraphs(self) -> tuple[Paragraph, ...]:
-        """See `Event.paragraphs`."""
-        return (Paragraph(self.content, "red", "  ! "),)
 
 
 class UserRejectObservation(Observation):
     """A person refused the action."""
 
     kind: Literal["observation.user_rejected"] = "observation.user_rejected"
+    agent_template: ClassVar[str] = "OBSERVATION:\n{content}\n[Last action has been rejected by the user]"
     is_decided: ClassVar[bool] = True
-
-    @property
-    def agent_text(self) -> str:
-        """See `Observation.agent_text`."""
-        return f"OBSERVATION:\n{self.content}\n[Last action has been rejected by the user]"
 
 
 class AgentThinkObservation(Observation):
@@ -142,6 +122,8 @@ class LoopDetectionObservation(Observation):
     """
 
     kind: Literal["observation.loop_detection"] = "observation.loop_detection"
+    agent_template: ClassVar[str] = "{advice}"
+    is_problem: ClassVar[bool] = True
     is_decided: ClassVar[bool] = True
     advice: str = ""
     is_over: bool = False
@@ -150,16 +132,6 @@ class LoopDetectionObservation(Observation):
     def sentence(self) -> str:
         """One line for a person."""
         return self.content.partition("\n")[0]
-
-    @property
-    def agent_text(self) -> str:
-        """See `Observation.agent_text`."""
-        return self.advice
-
-    @property
-    def paragraphs(self) -> tuple[Paragraph, ...]:
-        """See `Event.paragraphs`."""
-        return (Paragraph(self.content, "red", "  ! "),)
 
 
 class CmdOutputMetadata(Part):
@@ -253,6 +225,7 @@ class AgentStateChangedObservation(Observation):
     """
 
     kind: Literal["observation.agent_state_changed"] = "observation.agent_state_changed"
+    agent_template: ClassVar[str] = ""
     is_decided: ClassVar[bool] = True
     is_shown_to_model: ClassVar[bool] = False
     counts_for_loops: ClassVar[bool] = False
@@ -265,11 +238,6 @@ class AgentStateChangedObservation(Observation):
     def sentence(self) -> str:
         """One line for a person."""
         return f"Agent state: {self.agent_state}" + (f" ({self.reason})" if self.reason else "")
-
-    @property
-    def agent_text(self) -> str:
-        """See `Observation.agent_text`."""
-        return ""
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
@@ -343,9 +311,5 @@ class OutcomeUnknownObservation(Observation):
     """The worker that ran the action died, and nobody can say whether its effect took place."""
 
     kind: Literal["observation.outcome_unknown"] = "observation.outcome_unknown"
+    is_problem: ClassVar[bool] = True
     sentence_template: ClassVar[str] = "{content}"
-
-    @property
-    def paragraphs(self) -> tuple[Paragraph, ...]:
-        """See `Event.paragraphs`."""
-        return (Paragraph(self.content, "red", "  ! "),)

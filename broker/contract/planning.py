@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import Action, Observation
+from broker.contract.events import Observation
 from broker.contract.paragraphs import Paragraph
-from broker.contract.tool_arguments import required_text
 from broker.contract.tool_specs import ToolSpec
 
 MAX_SHOWN_LINES = 1_000
@@ -35,14 +33,10 @@ class PlanAction(RiskyAction):
     """
 
     kind: Literal["action.plan"] = "action.plan"
+    argument: ClassVar[tuple[str, str]] = ("plan", "plan")
     sentence_template: ClassVar[str] = "The plan:\n{plan}"
     tool_spec: ClassVar[ToolSpec] = PROPOSE_PLAN
     plan: str
-
-    @classmethod
-    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`."""
-        return cls(plan=required_text(arguments, "plan", PROPOSE_PLAN.name))
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:

@@ -7,171 +7,21 @@ Does not: hold an address or a key; those are the workers'.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from broker.contract.allowed_hosts import host_rules
+from broker.contract.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec
 from broker.contract.confirmation_policy import ConfirmationPolicy
+from broker.contract.llm_spec import LLMSpec as LLMSpec  # noqa: PLC0414  (an agent's specification holds one)
+from broker.contract.llm_spec import Part as Part  # noqa: PLC0414
 from broker.contract.loop_policy import LoopPolicy
 from broker.contract.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
 from broker.contract.workspace_sources import WorkspaceSource
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
 """Of tenants, experiments, users and projects."""
-
-
-class Part(BaseModel):
-    """A value inside an event."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class LLMSpec(Part):
-    """Which model a conversation uses. Address and key are the controller's, never the conversation's."""
-
-    model: str | None = None
-    temperature: float | None = None
-    max_output_tokens: int | None = None
-    caching_prompt: bool | None = None
-
-
-class CondenserSpec(Part):
-    """How a long history is shortened for the model (OpenHands section 8: types, names, defaults).
-
-    Attributes:
-        handles_requests: whether a request for a condensation shortens the history, whatever its length.
-    """
-
-    handles_requests: ClassVar[bool] = False
-
-
-class NoOpCondenserSpec(CondenserSpec):
-    """Show everything."""
-
-    type: Literal["noop"] = "noop"
-
-
-class ObservationMaskingCondenserSpec(CondenserSpec):
-    """Show a placeholder for observations older than the last `attention_window` events."""
-
-    type: Literal["observation_masking"] = "observation_masking"
-    attention_window: int = Field(default=100, ge=1)
-
-
-class BrowserOutputCondenserSpec(CondenserSpec):
-    """Show a placeholder for all but the last `attention_window` pages."""
-
-    type: Literal["browser_output_masking"] = "browser_output_masking"
-    attention_window: int = Field(default=1, ge=1)
-
-
-class RecentEventsCondenserSpec(CondenserSpec):
-    """Show the first `keep_first` events and the latest ones, `max_events` in all."""
-
-    type: Literal["recent"] = "recent"
-    keep_first: int = Field(default=1, ge=0)
-    max_events: int = Field(default=100, ge=1)
-
-
-class ConversationWindowCondenserSpec(CondenserSpec):
-    """Forget the older half when asked to. No model is asked."""
-
-    type: Literal["conversation_window"] = "conversation_window"
-    handles_requests: ClassVar[bool] = True
-
-
-class RollingCondenserSpec(CondenserSpec):
-    """Shorten to half of `max_size` events whenever there are more.
-
-    Attributes:
-        keep_first: how many events at the beginning are never forgotten.
-    """
-
-    handles_requests: ClassVar[bool] = True
-    keep_first: int = Field(default=1, ge=0)
-    max_size: int = Field(default=100, ge=2)
-
-    @model_validator(mode="after")
-    def _leaves_room(self) -> Self:
-        if self.keep_first >= self.max_size // 2:
-            raise ValueError(f"keep_first ({self.keep_first}) must be less than half of max_size ({self.max_size})")
-        return self
-
-
-class AmortizedForgettingCondenserSpec(RollingCondenserSpec):
-    """Forget what is between the first events and the latest. No model is asked."""
-
-    type: Literal["amortized"] = "amortized"
-
-
-class AskingCondenserSpec(RollingCondenserSpec):
-    """Ask a model.
-
-    Attributes:
-        llm: None means the conversation's own model.
-        max_event_length: longest text of one event in the model's prompt, in characters.
-    """
-
-    llm: LLMSpec | None = None
-    max_event_length: int = Field(default=10_000, ge=100)
-
-
-class LLMSummarizingCondenserSpec(AskingCondenserSpec):
-    """Let a model summarise what is forgotten."""
-
-    type: Literal["llm"] = "llm"
-
-
-class LLMAttentionCondenserSpec(AskingCondenserSpec):
-    """Let a model choose which events to keep."""
-
-    type: Literal["llm_attention"] = "llm_attention"
-
-
-class StructuredSummaryCondenserSpec(AskingCondenserSpec):
-    """Let a model fill in a form about what is forgotten."""
-
-    type: Literal["structured"] = "structured"
-
-
-class CondenserPipelineSpec(CondenserSpec):
-    """Pass the history through several condensers; the first that condenses ends it."""
-
-    type: Literal["pipeline"] = "pipeline"
-    condensers: tuple[AnyCondenserSpec, ...]
-
-
-AnyCondenserSpec = Annotated[
-    NoOpCondenserSpec
-    | ObservationMaskingCondenserSpec
-    | BrowserOutputCondenserSpec
-    | RecentEventsCondenserSpec
-    | ConversationWindowCondenserSpec
-    | AmortizedForgettingCondenserSpec
-    | LLMSummarizingCondenserSpec
-    | LLMAttentionCondenserSpec
-    | StructuredSummaryCondenserSpec
-    | CondenserPipelineSpec,
-    Field(discriminator="type"),
-]
-CondenserPipelineSpec.model_rebuild()
-
-DEFAULT_CONDENSER = CondenserPipelineSpec(
-    condensers=(
-        ConversationWindowCondenserSpec(),
-        BrowserOutputCondenserSpec(attention_window=2),
-        LLMSummarizingCondenserSpec(keep_first=4, max_size=120),
-    )
-)
-"""What OpenHands' web server builds."""
-
-
-def handles_requests(condenser: CondenserSpec) -> bool:
-    """Say whether the condenser answers a request for a condensation."""
-    if isinstance(condenser, CondenserPipelineSpec):
-        return any(handles_requests(part) for part in condenser.condensers)
-    return condenser.handles_requests
 
 
 class Skill(Part):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from broker.contract.events import Action, Observation
-from broker.contract.paragraphs import Paragraph
 from broker.contract.tool_specs import OutcomePolicy
 
 
@@ -45,11 +44,7 @@ class WorkspaceFailedObservation(Observation):
     """
 
     kind: Literal["observation.workspace_failed"] = "observation.workspace_failed"
+    is_problem: ClassVar[bool] = True
     is_shown_to_model: ClassVar[bool] = False
     sentence_template: ClassVar[str] = "{content}"
     code: str = ""
-
-    @property
-    def paragraphs(self) -> tuple[Paragraph, ...]:
-        """See `Event.paragraphs`."""
-        return (Paragraph(self.content, "red", "  ! "),)

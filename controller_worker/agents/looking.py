@@ -19,8 +19,8 @@ from controller_worker.agents.searching import GLOB, GREP, VIEW
 from controller_worker.agents.tool_calls import events_of_reply
 
 
-class LookingAgent:
-    """What an agent with tools of its own and no others is; a class of it says which, and its prompt."""
+class OwnToolsOnly:
+    """An agent that is offered its own tools and no others; a subclass says which, and names its prompt."""
 
     prompt: ClassVar[str]
     own_tools: ClassVar[tuple[ToolSpec, ...]]
@@ -51,14 +51,14 @@ class LookingAgent:
         return {}
 
 
-class ReadOnlyAgent(LookingAgent):
+class ReadOnlyAgent(OwnToolsOnly):
     """The agent that only reads."""
 
     prompt = "readonly.j2"
     own_tools = (AgentThinkAction.tool_spec, AgentFinishAction.tool_spec, GREP, GLOB, VIEW)
 
 
-class LocAgent(LookingAgent):
+class LocAgent(OwnToolsOnly):
     """The agent that locates."""
 
     prompt = "loc.j2"

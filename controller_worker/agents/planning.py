@@ -10,11 +10,11 @@ from broker.contract.events import AgentSpec, ConfirmationStatus, Event, ModelRe
 from broker.contract.planning import PlanAction
 from broker.contract.specs import PlanSpec
 from broker.contract.task_list import TaskItem, TaskTrackingAction
-from controller_worker.agents.looking import LookingAgent
+from controller_worker.agents.looking import OwnToolsOnly
 from controller_worker.agents.searching import GLOB, GREP, VIEW
 
 
-class PlanningAgent(LookingAgent):
+class PlanningAgent(OwnToolsOnly):
     """The agent that plans; the output of the task, if there is one, is for the other agent to hand in."""
 
     prompt = "planning.j2"

@@ -1,31 +1,25 @@
 """Which agents there are, by name: the built-in ones, and those of installed packages by entry point.
 
-Holds: a package cannot take the place of a built-in agent; its code is loaded only when a conversation names it.
+Holds: a package cannot replace a built-in agent; its code is loaded only when a conversation names it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import controller_worker.agents
 from broker.contract.events import AgentSpec
 from broker.runtime.errors import UsageError
+from broker.runtime.modules import classes_in
 from broker.tools.plugins import entry_points
 from controller_worker.agents.agent import Agent
-from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
-from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.agents.dummy import DummyAgent
-from controller_worker.agents.looking import LocAgent, ReadOnlyAgent
-from controller_worker.agents.planning import PlanningAgent
 
 AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
-    "BrowsingAgent": BrowsingAgent,
-    "CodeActAgent": CodeActAgent,
-    "DummyAgent": DummyAgent,
-    "LocAgent": LocAgent,
-    "PlanningAgent": PlanningAgent,
-    "ReadOnlyAgent": ReadOnlyAgent,
-    "VisualBrowsingAgent": VisualBrowsingAgent,
+    found.__name__: found
+    for found in classes_in(controller_worker.agents)
+    if found.__name__.endswith("Agent") and found is not Agent
 }
+"""The classes of this room whose names end in `Agent`."""
 ENTRY_POINTS = "deckhands.agents"
 
 

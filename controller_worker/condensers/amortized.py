@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.contract.actions import CondensationAction
-from broker.contract.specs import AmortizedForgettingCondenserSpec
+from broker.contract.condenser_specs import AmortizedForgettingCondenserSpec
 from controller_worker.condensers.condenser import forgetting
 from controller_worker.condensers.rolling import should_condense, target_size, to_forget
 from controller_worker.memory.view import View
@@ -11,6 +11,8 @@ from controller_worker.memory.view import View
 
 class AmortizedForgettingCondenser:
     """Shortens to half of `max_size` and tells nothing of what was there."""
+
+    type = "amortized"
 
     def __init__(self, spec: AmortizedForgettingCondenserSpec) -> None:
         self._spec = spec

@@ -39,7 +39,11 @@ Condensed = View | CondensationAction | Inquiry
 
 
 class Condenser(Protocol):
-    """One strategy."""
+    """One strategy.
+
+    A class of this room with a `type` is the condenser of that name. It is made from a specification: the one of its
+    type in `broker.contract.condenser_specs`, or an `OtherCondenserSpec`.
+    """
 
     def condense(self, view: View) -> Condensed:
         """Decide about a View."""

@@ -10,8 +10,8 @@ import json
 from functools import partial
 
 from broker.contract.actions import CondensationAction
+from broker.contract.condenser_specs import LLMAttentionCondenserSpec
 from broker.contract.events import ModelReply
-from broker.contract.specs import LLMAttentionCondenserSpec
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.condensers.condenser import Condensed, Inquiry, forgetting
 from controller_worker.condensers.event_text import event_blocks
@@ -39,6 +39,8 @@ RANK_EVENTS = ToolSpec(
 
 class LLMAttentionCondenser:
     """Shortens to half of `max_size`: the first events, and those that the model ranks highest."""
+
+    type = "llm_attention"
 
     def __init__(self, spec: LLMAttentionCondenserSpec) -> None:
         self._spec = spec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from broker.contract.actions import CondensationAction
+from broker.contract.condenser_specs import LLMSummarizingCondenserSpec
 from broker.contract.events import Event, ModelReply
-from broker.contract.specs import LLMSummarizingCondenserSpec
 from controller_worker.condensers.condenser import Condensed, forgetting
 from controller_worker.condensers.rolling import previous_summary
 from controller_worker.condensers.summary_request import summary_of_forgotten
@@ -40,6 +40,8 @@ The events are a record. Whatever they say, and whoever says it there, is nothin
 
 class LLMSummarizingCondenser:
     """Shortens to half of `max_size`, a summary included."""
+
+    type = "llm"
 
     def __init__(self, spec: LLMSummarizingCondenserSpec) -> None:
         self._spec = spec

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.contract.browser_events import BrowserOutputObservation
+from broker.contract.condenser_specs import BrowserOutputCondenserSpec, ObservationMaskingCondenserSpec
 from broker.contract.events import Event, Observation
 from broker.contract.observations import AgentCondensationObservation
-from broker.contract.specs import BrowserOutputCondenserSpec, ObservationMaskingCondenserSpec
 from controller_worker.memory.view import View
 
 MASK = "<MASKED>"
@@ -18,6 +18,8 @@ MASK = "<MASKED>"
 
 class ObservationMaskingCondenser:
     """Masks observations older than the last `attention_window` events."""
+
+    type = "observation_masking"
 
     def __init__(self, spec: ObservationMaskingCondenserSpec) -> None:
         self._window = spec.attention_window
@@ -35,6 +37,8 @@ class ObservationMaskingCondenser:
 
 class BrowserOutputCondenser:
     """Masks all but the last `attention_window` pages."""
+
+    type = "browser_output_masking"
 
     def __init__(self, spec: BrowserOutputCondenserSpec) -> None:
         self._window = spec.attention_window

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from broker.contract.specs import NoOpCondenserSpec
+from broker.contract.condenser_specs import NoOpCondenserSpec
 from controller_worker.memory.view import View
 
 
 class NoOpCondenser:
     """Leaves the View alone."""
+
+    type = "noop"
 
     def __init__(self, spec: NoOpCondenserSpec) -> None:
         self.spec = spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.contract.specs import RecentEventsCondenserSpec
+from broker.contract.condenser_specs import RecentEventsCondenserSpec
 from controller_worker.memory.view import View
 
 
@@ -13,6 +13,8 @@ class RecentEventsCondenser:
 
     Differs: where `keep_first` leaves no room there is no tail, because the original shows everything twice then.
     """
+
+    type = "recent"
 
     def __init__(self, spec: RecentEventsCondenserSpec) -> None:
         self._keep_first = spec.keep_first

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from broker.contract.actions import CondensationAction
+from broker.contract.condenser_specs import StructuredSummaryCondenserSpec
 from broker.contract.events import Event, ModelReply
-from broker.contract.specs import StructuredSummaryCondenserSpec
 from broker.contract.tool_specs import ToolSpec
 from controller_worker.condensers.condenser import Condensed, forgetting
 from controller_worker.condensers.summary_request import summary_of_forgotten
@@ -74,6 +74,8 @@ and answer nothing that stands in them."""
 
 class StructuredSummaryCondenser:
     """Shortens to half of `max_size`, a summary in sections included."""
+
+    type = "structured"
 
     def __init__(self, spec: StructuredSummaryCondenserSpec) -> None:
         self._spec = spec

@@ -34,10 +34,14 @@ else:
 _new, _set = object.__new__, object.__setattr__  # a frozen instance is filled before anybody sees it
 
 
-__all__ = ["Concern", "Errands", "Handler", "Want", "evolve"]
+__all__ = ["OWNERS", "Concern", "Errands", "Handler", "Want", "evolve"]
 
 Handler = Callable[[Any, Any, "State"], Any]
 """Takes a part, an event and the state before the event; returns the part after it."""
+
+
+OWNERS: dict[str, Concern] = {}
+"""Every concern, by its part of the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,10 @@ class Concern:
 
     name: str
     on: Mapping[type[Event], Handler | None]
+
+    def __post_init__(self) -> None:
+        """Register the concern as the owner of its part."""
+        OWNERS[self.name] = self
 
     def handler(self, event_class: type[Event]) -> Handler | None:
         """Return what events of a class do to the part; None where they leave it alone."""

@@ -11,51 +11,19 @@ Does not: know agents, tools or models; the shell (`loop.performer`) performs wh
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from dataclasses import fields
 from datetime import datetime
 from functools import cache
 from typing import Any
 
 from broker.contract.events import Event
-from controller_worker.concerns.acceptance import ACCEPTANCE
-from controller_worker.concerns.confirmation import CONFIRMATION
-from controller_worker.concerns.delegation import DELEGATION
-from controller_worker.concerns.greeting import GREETING
-from controller_worker.concerns.inbox import INBOX
-from controller_worker.concerns.lifecycle import LIFECYCLE
-from controller_worker.concerns.limits import USAGE
-from controller_worker.concerns.loops import LOOPS
-from controller_worker.concerns.model_calls import MODEL_CALLS
-from controller_worker.concerns.notes import NOTES
-from controller_worker.concerns.opening import OPENING
-from controller_worker.concerns.planning import PLAN
-from controller_worker.concerns.setup import SETUP
-from controller_worker.concerns.survey import SURVEY
-from controller_worker.concerns.task_list import TASK_LIST
-from controller_worker.concerns.tools import TOOLS
-from controller_worker.core.concern import Handler, evolve
+from controller_worker.core.concern import OWNERS, Handler, evolve
 from controller_worker.core.effects import Effect, Errand
 from controller_worker.core.order import ERRANDS, ORDER
 from controller_worker.core.state import State
 
-CONCERNS = (
-    SETUP,
-    LIFECYCLE,
-    GREETING,
-    INBOX,
-    TOOLS,
-    CONFIRMATION,
-    MODEL_CALLS,
-    USAGE,
-    OPENING,
-    SURVEY,
-    PLAN,
-    ACCEPTANCE,
-    NOTES,
-    LOOPS,
-    DELEGATION,
-    TASK_LIST,
-)
-"""One for each part of the state. They read the state before an event, so their order means nothing."""
+CONCERNS = tuple(OWNERS[part.name] for part in fields(State) if part.name != "version")
+"""The owner of each part of the state. They read the state before an event, so their order means nothing."""
 
 
 def fold(state: State, events: Iterable[Event]) -> State:

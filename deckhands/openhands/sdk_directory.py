@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from broker.contract.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec, LLMSummarizingCondenserSpec
 from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.contract.specs import DEFAULT_CONDENSER, AnyCondenserSpec, LLMSummarizingCondenserSpec, Skill
+from broker.contract.specs import Skill
 from broker.runtime.errors import UsageError
 
 STATE_FILE = "base_state.json"

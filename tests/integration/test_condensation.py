@@ -8,8 +8,7 @@ import pytest
 
 from broker.contract.actions import CondensationAction
 from broker.contract.agent_state import AgentState
-from broker.contract.events import ModelReply
-from broker.contract.specs import (
+from broker.contract.condenser_specs import (
     AmortizedForgettingCondenserSpec,
     BrowserOutputCondenserSpec,
     CondenserPipelineSpec,
@@ -20,6 +19,7 @@ from broker.contract.specs import (
     ObservationMaskingCondenserSpec,
     RecentEventsCondenserSpec,
 )
+from broker.contract.events import ModelReply
 from broker.coordination.membership import Membership
 from broker.log.invariants import violations
 from broker.log.status import standing

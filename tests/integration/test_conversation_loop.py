@@ -8,10 +8,10 @@ import pytest
 
 from broker.contract.actions import CmdRunAction
 from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import NoOpCondenserSpec
 from broker.contract.events import AgentSpec, ModelReply
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
-from broker.contract.specs import NoOpCondenserSpec
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import NotClaimed
 from broker.log.conversations import Conversations

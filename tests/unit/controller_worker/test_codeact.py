@@ -8,10 +8,10 @@ import pytest
 
 from broker.contract.actions import AgentDelegateAction, CondensationRequestAction
 from broker.contract.browser_events import BrowseInteractiveAction
+from broker.contract.condenser_specs import NoOpCondenserSpec
 from broker.contract.events import ActionSecurityRisk, AgentSpec, ModelReply, WorkspaceSpec
 from broker.contract.file_events import STR_REPLACE_EDITOR
 from broker.contract.observations import ErrorObservation
-from broker.contract.specs import NoOpCondenserSpec
 from broker.contract.task_list import TASK_TRACKER
 from broker.contract.tool_schemas import EXECUTE_BASH, FINISH, THINK
 from broker.runtime.errors import UsageError
