@@ -417,6 +417,7 @@ async def test_a_worker_takes_up_no_more_conversations_than_it_can_begin(bench: 
 # The worker as a whole
 
 
+@pytest.mark.soak
 async def test_remote_control(bench: Bench) -> None:
     worker = bench.start_controller(DECKHANDS_IDLE_SECONDS="600")
     waiting = await bench.begin(BASH, FINISH)
