@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
 POLL_SECONDS = 0.02
+
+
+def unhurried(seconds: float) -> float:
+    """Return the limit for what an idle machine does in so many seconds: longer while this one is busy with others."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 async def until(condition: Callable[[], Any], *, limit: float = 30.0, what: str = "condition") -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.contract.specs import GoalSpec
 from tests.faults.harness import FaultCluster
@@ -11,6 +13,7 @@ from tests.faults.harness import FaultCluster
 CHECK = "echo begin-$(wc -l < checks) >> effects; echo x >> checks; sleep 2; echo end-x >> effects; test -f fixed"
 
 
+@pytest.mark.soak
 async def test_a_refused_finish_is_mended_and_the_check_runs_once_each_time(cluster: FaultCluster) -> None:
     folder = cluster.root / "work"
     folder.mkdir()

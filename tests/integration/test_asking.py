@@ -72,7 +72,7 @@ async def test_an_answer_to_no_question_is_refused_with_what_is_asked(cluster: F
 
 @pytest.mark.parametrize(
     ("answer", "code"),
-    [(b"y\n", ExitCode.FINISHED), pytest.param(b"\n", ExitCode.NEEDS_PERSON, marks=pytest.mark.slow)],
+    [(b"y\n", ExitCode.FINISHED), pytest.param(b"\n", ExitCode.NEEDS_PERSON, marks=pytest.mark.soak)],
 )
 def test_a_person_at_a_terminal_sees_what_would_be_written_before_it_is(
     tmp_path: Path, answer: bytes, code: ExitCode

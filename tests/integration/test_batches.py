@@ -27,7 +27,7 @@ TURNS = [
     {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], **USAGE},
 ]
 both = pytest.mark.parametrize(
-    "evaluation", ["anthropic", pytest.param("openai", marks=pytest.mark.slow)], indirect=True
+    "evaluation", ["anthropic", pytest.param("openai", marks=pytest.mark.soak)], indirect=True
 )
 anthropic = pytest.mark.parametrize("evaluation", ["anthropic"], indirect=True)
 openai = pytest.mark.parametrize("evaluation", ["openai"], indirect=True)
@@ -127,9 +127,9 @@ async def test_calls_of_many_conversations_go_in_few_batches(evaluation: Evaluat
         ("anthropic", "batch_after_send"),
         pytest.param("openai", "batch_before_send", marks=pytest.mark.soak),
         pytest.param("openai", "batch_deliver", marks=pytest.mark.soak),
-        pytest.param("anthropic", "batch_before_send", marks=pytest.mark.slow),
-        pytest.param("openai", "batch_after_send", marks=pytest.mark.slow),
-        pytest.param("anthropic", "batch_before_close", marks=pytest.mark.slow),
+        pytest.param("anthropic", "batch_before_send", marks=pytest.mark.soak),
+        pytest.param("openai", "batch_after_send", marks=pytest.mark.soak),
+        pytest.param("anthropic", "batch_before_close", marks=pytest.mark.soak),
     ],
     indirect=["evaluation"],
 )
@@ -149,7 +149,7 @@ async def test_a_worker_that_dies_with_a_batch_in_hand(evaluation: Evaluation, p
 
 
 @anthropic
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_worker_that_was_taken_for_dead_sends_nothing_any_more(evaluation: Evaluation) -> None:
     evaluation.start("zombie", DECKHANDS_FAILPOINTS="controller.batch_before_send:stop@1")
     ids = await evaluation.begin(3)
@@ -186,7 +186,7 @@ async def test_all_workers_are_killed_while_batches_are_under_way(evaluation: Ev
 
 
 @openai
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_connection_that_breaks_while_a_batch_is_sent(evaluation: Evaluation) -> None:
     evaluation.provider.plan({"kind": "reset", "turn": -1})
     evaluation.start("c1")
@@ -249,7 +249,7 @@ async def test_a_stopped_conversation_gives_its_call_up(evaluation: Evaluation) 
 
 
 @openai
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_pause_keeps_the_call_and_a_message_does_not_buy_another(evaluation: Evaluation) -> None:
     evaluation.start("c1", {"gather_seconds": 2.0})
     (cid,) = await evaluation.begin(1)

@@ -158,7 +158,7 @@ def test_looking_leaves_no_session_with_the_browser_behind() -> None:
     assert (done.stdout, done.returncode) == ("True 0\n" * 3, 0), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_page_whose_program_never_rests_loses_its_tab(tmp_path: Path) -> None:
     async with opened_site() as site, opened(tmp_path / "node", **SETTINGS) as workspaces:
         surf = Surfer(await workspaces.open(CONVERSATION))

@@ -215,7 +215,7 @@ class TestStore:
     def test_no_cluster(self, env, verb):
         refused(deckhands(*verb, env=env), 1, "No cluster is running here.", "`deckhands up`", "DECKHANDS_URL")
 
-    @pytest.mark.slow
+    @pytest.mark.soak
     async def test_a_full_disk_can_be_read(self, tmp_path):
         home = tmp_path / "home"
         home.mkdir()

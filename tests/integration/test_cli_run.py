@@ -193,7 +193,7 @@ def test_a_run_under_way_is_seen_and_stopped_from_another_terminal(env, workspac
 
 
 @pytest.mark.parametrize(
-    "size_bytes", [60_000, *(pytest.param(size, marks=pytest.mark.slow) for size in (20_000, 90_000))]
+    "size_bytes", [60_000, *(pytest.param(size, marks=pytest.mark.soak) for size in (20_000, 90_000))]
 )
 def test_a_disk_that_is_full_is_named(env, home, workspace, tmp_path, size_bytes):
     home.mkdir()

@@ -8,6 +8,7 @@ import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
+from broker.contract.observations import AgentStateChangedObservation
 from broker.log.conversations import Conversations
 from broker.runtime.errors import CorruptEntry, StoreUnavailable, UnknownConversation, UsageError
 from broker.store.embedded import EmbeddedValkey
@@ -101,7 +102,7 @@ async def test_what_is_over_cannot_be_paused(client):
 
 
 async def test_what_is_over_can_be_paused_once_somebody_has_spoken_up(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     await settle(client, cid, "finished")
     await client.send_message(cid, "And now?")
     await client.pause(cid)
@@ -109,7 +110,7 @@ async def test_what_is_over_can_be_paused_once_somebody_has_spoken_up(client):
 
 
 async def test_pausing_and_confirming_do_not_read_the_whole_log(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     question = state("awaiting_user_confirmation").model_copy(update={"action_id": 40})
     talk = [MessageAction(content="x", source="agent")] * 40
     await client.log.append(cid, [*talk, question, *talk], fields={"state": "awaiting_user_confirmation"})
@@ -125,7 +126,7 @@ async def test_pausing_and_confirming_do_not_read_the_whole_log(client):
 
 
 async def test_nothing_can_be_confirmed_where_nothing_is_asked(client):
-    cid = await client.submit("Mend it.")
+    cid = await client.submit("Fix it.")
     for answer in (client.confirm, client.reject):
         with pytest.raises(UsageError, match="asks nothing: it is loading"):
             await answer(cid)
@@ -169,6 +170,56 @@ async def test_a_closed_conversation_takes_no_messages(client):
         await client.send_message(cid, "Hello?")
 
 
+async def test_only_what_is_over_is_closed(client):
+    cid = await client.submit("Fix it.")
+    with pytest.raises(UsageError, match="is loading; only one that is over can be closed"):
+        await client.close(cid)
+    await settle(client, cid, "finished")
+    await client.close(cid)
+    assert (await client.row(cid)).is_closed
+
+
+async def test_an_answer_is_for_the_action_that_was_shown(client):
+    cid = await client.submit("Fix it.")
+    await client.log.append(cid, [state("running"), reply(), command("make")])
+    asked = AgentStateChangedObservation(agent_state="awaiting_user_confirmation", action_id=5)
+    await client.log.append(cid, [asked])
+    for answer in (client.confirm, client.reject):
+        with pytest.raises(UsageError, match="asks about action 5"):
+            await answer(cid, action_id=4)
+    await client.confirm(cid, action_id=5)
+    (answered,) = await client.events(cid, after=6)
+    assert (answered.agent_state, answered.action_id, answered.source) == ("user_confirmed", 5, "user")
+
+
+async def test_another_model_is_switched_to_before_the_message(client):
+    cid = await client.submit("Fix it.")
+    await client.send_message(cid, "Faster.", model="acme/small")
+    await client.resume(cid, model="acme/large")
+    kinds = [event.kind for event in await client.events(cid, after=2)]
+    assert kinds == ["model.switched", "action.message", "model.switched", "action.change_agent_state"]
+
+
+async def test_secrets_are_hidden_in_what_a_person_says_and_in_what_an_answer_edits(client, tmp_path, monkeypatch):
+    monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path / "home"))
+    cid = await client.submit("Fix it.", secrets={"TOKEN": "correct-horse-battery"})
+    await client.send_message(cid, "It is correct-horse-battery.")
+    await client.log.append(cid, [state("running"), reply(), command("make")])
+    asked = AgentStateChangedObservation(agent_state="awaiting_user_confirmation", action_id=6)
+    await client.log.append(cid, [asked])
+    await client.confirm(cid, edited={"command": "login correct-horse-battery"})
+    said, *_, answered = await client.events(cid, after=2)
+    assert said.content == "It is <secret_hidden>."
+    assert answered.edited == {"command": "login <secret_hidden>"}
+
+
+async def test_a_fork_under_the_same_key_is_the_same_fork(client):
+    cid = await client.submit("Fix it.")
+    first = await client.fork(cid, at=2, idempotency_key="again")
+    assert await client.fork(cid, at=2, idempotency_key="again") == first == conversation_id_of("again")
+    assert await client.fork(cid, at=2) != first
+
+
 async def test_waiting_until_it_settles(client):
     cid = await client.submit("Fix it.")
     waiting = asyncio.ensure_future(client.wait_until_settled(cid, timeout_seconds=10))
@@ -201,4 +252,5 @@ async def test_long_texts_are_whole_when_asked_for(client):
 
 def test_titles_are_one_line():
     assert title_of("\n  Fix it.  \nNow.") == "Fix it."
+    assert title_of("x" * 80) == "x" * 80
     assert title_of("x" * 100) == "x" * 79 + "…"

@@ -14,7 +14,7 @@ import pytest
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.store.connection import MultiplexedConnection
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, WorkerKeepsFailing, node_name
-from tests.polling import until
+from tests.polling import unhurried, until
 
 SLEEPING = ("sleep", "600")
 CLUSTER = """
@@ -61,7 +61,7 @@ async def test_a_worker_that_dies_is_replaced_within_a_second(start):
     worker = cluster.workers["controller-2"]
     before = worker.child.pid
     worker.child.send(signal.SIGKILL)
-    await until(lambda: worker.replaced == 1, limit=1.0, what="replacement")
+    await until(lambda: worker.replaced == 1, limit=unhurried(1.0), what="replacement")
     assert is_alive(worker.child.pid)
     assert worker.child.pid != before
     assert notices == ["controller-2 ended with SIGKILL; starting it again"]
@@ -93,7 +93,7 @@ async def test_a_store_that_dies_is_replaced_within_a_second_and_has_kept_everyt
     await connection.call("SET", "a", "1")
     before = cluster.store.child.pid
     cluster.store.child.send(signal.SIGKILL)
-    await until(lambda: cluster.store.child.pid != before, limit=1.0, what="replacement")
+    await until(lambda: cluster.store.child.pid != before, limit=unhurried(1.0), what="replacement")
 
     async def answers() -> bool:
         try:
@@ -101,7 +101,7 @@ async def test_a_store_that_dies_is_replaced_within_a_second_and_has_kept_everyt
         except DeckhandsError:
             return False
 
-    await until(answers, limit=1.0, what="answer")
+    await until(answers, limit=unhurried(1.0), what="answer")
     await connection.aclose()
     assert notices == ["the store ended with SIGKILL; starting it again"]
 

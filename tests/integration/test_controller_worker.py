@@ -31,7 +31,7 @@ from broker.log.invariants import violations
 from tests.controller_parts import answer
 from tests.faults.harness import FaultCluster
 from tests.model_server.running_server import RunningModelServer
-from tests.polling import until
+from tests.polling import unhurried, until
 
 pytest_plugins = ("tests.model_server.fixtures",)
 
@@ -270,7 +270,8 @@ async def test_a_stop_while_a_tool_runs(bench: Bench) -> None:
 
 async def test_a_rate_limit_parks_the_conversation_and_passes(bench: Bench) -> None:
     bench.start_controller(LLM_RETRY_MULTIPLIER="0.4", LLM_RETRY_MIN_WAIT="0.4")
-    limited = THINK | {"error": {"code": "rate_limit", "times": 2, "retry_after_seconds": 0.4}}
+    # Long enough to be seen by a test that seldom has its turn.
+    limited = THINK | {"error": {"code": "rate_limit", "times": 2, "retry_after_seconds": 1.5}}
     cid = await bench.begin(limited, FINISH)
     await bench.until_state(cid, "rate_limited")
 
@@ -278,7 +279,7 @@ async def test_a_rate_limit_parks_the_conversation_and_passes(bench: Bench) -> N
         row = await bench.client.row(cid)
         return (row.state, row.wait_reason, row.owner) == ("rate_limited", "rate_limit", "")
 
-    await until(is_parked, limit=2.0, what="parked conversation")
+    await until(is_parked, limit=unhurried(2.0), what="parked conversation")
     await bench.settle([cid])
     assert await bench.states(cid) == ["running", "rate_limited", "running", "rate_limited", "running", "finished"]
     failures = [event for event in await bench.check_log(cid) if isinstance(event, ModelCallFailed)]
@@ -416,6 +417,7 @@ async def test_a_worker_takes_up_no_more_conversations_than_it_can_begin(bench: 
 # The worker as a whole
 
 
+@pytest.mark.soak
 async def test_remote_control(bench: Bench) -> None:
     worker = bench.start_controller(DECKHANDS_IDLE_SECONDS="600")
     waiting = await bench.begin(BASH, FINISH)
@@ -459,7 +461,7 @@ async def test_a_worker_that_is_told_to_end_hands_back_at_once(bench: Bench) -> 
         owners = [(await bench.client.row(cid)).owner for cid in cids]
         return first not in owners and "" not in owners
 
-    await until(others, limit=1.0, what="takeover of all")
+    await until(others, limit=unhurried(1.0), what="takeover of all")
     assert await bench.until_ended("first") == 0
     async with bench.tools():
         await bench.settle(cids)
@@ -552,7 +554,7 @@ async def _answers_within_a_second(bench: Bench, cids: Sequence[str]) -> None:
     for cid in cids:
         action = (await bench.client.events(cid))[-1]
         await log.append_observation(cid, answer(action), worker_id="tool-played")
-        await bench.until_state(cid, "finished", limit=1.0)
+        await bench.until_state(cid, "finished", limit=unhurried(1.0))
 
 
 async def test_an_order_from_nobody_known_is_ignored(bench: Bench) -> None:

@@ -26,7 +26,7 @@ from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.messages.messages import Message, TextPart
 from tests.broker_parts import lapse, mail_of, rung
 from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands
-from tests.polling import until
+from tests.polling import unhurried, until
 
 SHOW_ALL = (NoOpCondenser(NoOpCondenserSpec()), PromptOptions(max_message_chars=1_000))
 
@@ -395,7 +395,7 @@ async def test_a_loop_that_is_dropped_while_the_model_thinks_leaves_no_task(hand
     def left() -> list[str]:
         return [task.get_name() for task in asyncio.all_tasks() if CID in task.get_name()]
 
-    await until(lambda: not left(), limit=2.0, what="end of its tasks")
+    await until(lambda: not left(), limit=unhurried(2.0), what="end of its tasks")
 
 
 async def test_an_action_reaches_its_stream_once(hands: Hands) -> None:

@@ -153,6 +153,7 @@ async def test_a_person_overtakes_a_crowd(crowd: Crowd) -> None:
     assert sum(row.state == "finished" for row in rows) < 60  # a hundred would take fifteen seconds
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("crowd", [(0, "--latency", "1000")], indirect=True)
 async def test_a_killed_worker_leaks_no_reservation(crowd: Crowd) -> None:
     crowd.start("c1", "concurrency = 4")

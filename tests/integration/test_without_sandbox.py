@@ -87,6 +87,7 @@ def test_a_run_that_was_refused_goes_on_without_a_sandbox(env, tmp_path):
     assert (workspace / "n").read_text() == "42\n"
 
 
+@pytest.mark.soak
 def test_a_cluster_says_that_it_refuses(env):
     with started("up", env=env, before=WITHOUT_BWRAP) as running:
         assert running.stderr is not None

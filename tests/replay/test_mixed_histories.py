@@ -79,7 +79,7 @@ def test_random_histories(part: int) -> None:
         checked_or_named(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("part", range(PARTS))
 def test_more_random_histories(part: int) -> None:
     for seed in range(SEEDS + part, SEEDS + MORE_SEEDS, PARTS):

@@ -231,3 +231,18 @@ def test_the_question_survives_snapshots_and_the_log_is_whole() -> None:
     answer_with(core, "user_rejected")
     check_snapshots(core)
     assert violations(core.events, conversation_id=CID) == []
+
+
+def test_a_rejection_that_a_fork_begins_in_is_none_of_an_earlier_confirmed_action() -> None:
+    core = asking()
+    core.reply(bash("one", "a"))
+    answer_with(core, "user_confirmed")
+    core.observe(core.dispatched[-1])
+    core.reply(bash("two", "b"))
+    asked_id = core.state.confirmation.asked_id
+    core.put(ChangeAgentStateAction(agent_state=AgentState.USER_REJECTED, source=EventSource.USER))
+    # The fork has the rejected copy, and nothing of what was written with it.
+    rejected = {"confirmation_state": ConfirmationStatus.REJECTED, "replaces": asked_id}
+    core.put(CmdRunAction(command="two", source=EventSource.AGENT, **rejected))
+    assert core.run() == Rest()
+    assert core.states()[-2:] == ["user_rejected", "awaiting_user_input"]

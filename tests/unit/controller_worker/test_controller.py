@@ -193,10 +193,12 @@ def test_an_outdated_reply_still_acts() -> None:
     assert core.reply(bash(), seen_id=6) == AwaitTools((11,))
 
 
-def test_an_unread_message_keeps_a_finish_from_ending() -> None:
+@pytest.mark.parametrize("seen_id", [6, 7])
+def test_an_unread_message_keeps_a_finish_from_ending(seen_id: int) -> None:
     core = started()
     core.say("one more thing")
-    assert core.reply(finish(), seen_id=6) == CallModel(2, 1)
+    assert core.reply(finish(), seen_id=seen_id) == CallModel(2, 1)
+    assert core.state.inbox.is_reply_outdated is (seen_id < 7)
 
 
 # Tools

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Limits, ModelCallFailed
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.status import standing
@@ -153,6 +154,14 @@ def test_a_person_ends_the_wait(go_on: str) -> None:
     core.say() if go_on == "message" else core.ask("running")
     assert core.run() == CallModel(1, 1)
     assert core.states() == ["running", "rate_limited", "running"]
+
+
+def test_what_failed_before_an_error_is_not_waited_for_after_it() -> None:
+    core = started()
+    core.fail("authentication", retry_in=None)
+    core.put(ModelCallFailed(code="timeout", attempt=2, retry_at=core.now + timedelta(seconds=60)))
+    core.put(AgentStateChangedObservation(agent_state=AgentState.RUNNING))
+    assert core.run() == CallModel(1, 1)
 
 
 def test_a_resume_ends_a_wait_that_does_not_show() -> None:

@@ -49,6 +49,7 @@ def test_a_condensers_reply_does_not_begin_the_count_again() -> None:
     for _ in range(MAX_OVERFLOWS):
         assert overflow(core) == CallModel(1, 1)
         core.append(ModelReply(service="condenser", content="notes"), CondensationAction(forgotten_event_ids=()))
+    assert core.state.calls.reply_id == 0
     assert isinstance(overflow(core), Rest)
     assert core.states() == ["running", "error"]
 

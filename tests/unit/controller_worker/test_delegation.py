@@ -12,11 +12,12 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
 from broker.contract.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
 from broker.log.invariants import violations
+from controller_worker.calls.budget_reservation import own_cost_usd
 from controller_worker.concerns.delegation import Order, errands
 from controller_worker.concerns.lifecycle import Lifecycle
 from controller_worker.concerns.limits import limit_reached
 from controller_worker.concerns.setup import Setup
-from controller_worker.core.controller import apply, next_effect
+from controller_worker.core.controller import apply, fold, next_effect
 from controller_worker.core.effects import (
     AwaitDelegates,
     AwaitTools,
@@ -190,6 +191,26 @@ def test_a_limit_that_delegates_have_used_up_grows_too() -> None:
     assert core.state.usage.max_iterations == 6
 
 
+def test_what_the_delegates_of_earlier_turns_may_still_use_is_left_to_them() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=9, max_budget_usd=4.25, max_tokens=1_110))
+    core.reply(delegate("a", background=True))
+    started_in_background(core, 8)
+    core.reply(delegate("b"))
+    shares = [(one.iterations, one.budget_usd, one.tokens) for one in core.state.delegation.delegates]
+    assert shares == [(4, 2.0, 500), (3, 1.75, 390)]
+
+
+def test_what_a_forks_origin_has_paid_is_not_the_forks_own_with_delegates_or_without() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate())
+    ended(core, 8, cost_usd=0.5)
+    inherited = len(core.events)
+    core.reply(think())
+    created = core.events[0].model_copy(update={"forked_from": f"{CID}@{inherited}"})
+    state = fold(State(), [created, *core.events[1:]])
+    assert (state.usage.cost_usd, state.usage.inherited_usd, own_cost_usd(state)) == (1.0, 0.25, 0.25)
+
+
 def test_one_alone_gets_all_that_is_left() -> None:
     core = started(agent=ABLE, limits=Limits(max_iterations=11))
     core.reply(delegate())
@@ -307,8 +328,10 @@ def test_delegates_survive_snapshots() -> None:
 
 def test_an_end_of_a_delegate_that_is_none_means_nothing() -> None:
     core = started(agent=ABLE)
+    before = core.state.usage
     assert ended(core, 99) == CallModel(1, 1)
     assert results(core) == []
+    assert core.state.usage == before
 
 
 def test_without_the_tool_nothing_is_delegated() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 
 from broker.contract.actions import CondensationAction, LoopRecoveryAction
 from broker.contract.confirmation_policy import ConfirmationPolicy
-from broker.contract.events import AgentSpec, EventSource, Limits, LLMSpec
+from broker.contract.events import AgentSpec, EventSource, Limits, LLMSpec, Parent
 from broker.contract.loop_policy import LoopPolicy
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
 from broker.log.invariants import violations
@@ -305,6 +306,43 @@ def test_what_a_person_said_is_never_taken_out() -> None:
     choose(core, 1)
     assert forgotten(core)[0][0] is not None
     assert forgotten(core)[0][0] > message_id
+
+
+def test_a_restart_behind_the_beginning_of_the_loop_keeps_what_a_person_said_in_it() -> None:
+    core = core_with("restart")
+    for _ in range(9):
+        core.append(CondensationAction(forgotten_event_ids=()))
+    core.say("go on")
+    message_id = core.state.version
+    core.run()
+    core.append(CondensationAction(forgotten_event_ids=()))
+    last_condensation = core.state.version - 2
+    assert forgotten(core)[-1] == (message_id + 1, last_condensation)
+
+
+def test_a_loop_that_was_recovered_from_counts_for_the_policy() -> None:
+    core = core_with("nudge")
+    repeat(core)
+    assert choose(core, 2) == CallModel(5, 1)
+    assert repeat(core) == Rest()
+    assert core.states() == ["running", "error"]
+
+
+def test_2_without_a_message_waits_for_one() -> None:
+    core = Core(None, agent=AgentSpec(loop_policy=LoopPolicy(responses=("park",))))
+    core.run()
+    core.put(*(CondensationAction(forgotten_event_ids=()) for _ in range(10)))
+    assert choose(core, 2) == Rest()
+    assert core.states() == ["awaiting_user_input"]
+
+
+@pytest.mark.parametrize(("headless", "state"), [(True, "error"), (False, "paused")])
+def test_a_delegate_parks_only_where_a_person_may_look_after_it(headless: bool, state: str) -> None:
+    core = core_with("park", headless=headless)
+    setup = replace(core.state.setup, parent=Parent(conversation_id="parent", delegate_id=8))
+    core.state = replace(core.state, setup=setup)
+    assert repeat(core) == Rest()
+    assert core.states() == ["running", state]
 
 
 @pytest.mark.parametrize("option", [1, 2, 3])

@@ -76,6 +76,7 @@ def test_several_notes_and_a_command_of_one_turn() -> None:
     assert isinstance(first, TakeNote)
     second = taken(core, first.action_id)
     assert isinstance(second, TakeNote)
+    assert first.action_id < second.action_id
     wanted = taken(core, second.action_id)
     assert isinstance(wanted, AwaitTools)
     assert core.observe(wanted.action_ids[0]) == CallModel(2, 1)

@@ -142,6 +142,7 @@ def test_what_is_pending_besides_the_plan_is_still_done() -> None:
     core = planning(needs_approval=False)
     grep = call("grep", '{"pattern": "till"}', "g1")
     assert core.reply(grep, propose()) == AwaitTools((8,))
+    assert core.state.setup.agent.name == "PlanningAgent"
     assert core.observe(8) == CallModel(2, 1)
     assert core.state.setup.agent.name == "CodeActAgent"
     assert is_sound(core)

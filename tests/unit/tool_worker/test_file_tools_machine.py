@@ -276,6 +276,6 @@ def test_any_order_of_calls_leaves_what_the_model_says() -> None:
     run_state_machine_as_test(FileToolsMachine, settings=settings(max_examples=examples(60), stateful_step_count=35))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_any_order_of_many_calls_leaves_what_the_model_says() -> None:
     run_state_machine_as_test(FileToolsMachine, settings=settings(max_examples=500, stateful_step_count=60))
