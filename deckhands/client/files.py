@@ -56,7 +56,7 @@ class Carrier:
         """Copy a file or a directory into a workspace, and return how many entries and bytes it has.
 
         Args:
-            path: relative to the workspace. An existing directory, or a name ending with `/`, gets it under its own name.
+            path: relative to the workspace. An existing directory, or a name with a final `/`, gets it under its name.
 
         Raises:
             UsageError: the source cannot be read or is too large, or the conversation has no workspace yet.
