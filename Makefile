@@ -1,18 +1,18 @@
-# Every target prepares what it needs: `make run` and `make test` work on a fresh clone.
+# Every target prepares what it needs: `make run` and `make test` work in a fresh clone.
 
 VENV = .venv
 BIN := $(VENV)/bin
 PYTHON = $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
 PYTEST_ARGS ?=
-# Most tests wait for other processes: more of them at once than there are cores.
+# Most tests wait for other processes, so more of them run at once than there are cores.
 JOBS ?= 4
 BENCH_ARGS ?=
-# For every platform and Python; no name of an index gets into the files. It takes an index that has all files of a
-# package: of a mirror with some of them it would note only those (see UV_DEFAULT_INDEX).
+# Covers every platform and Python, and writes no name of an index. Use an index with all files of each package: with a
+# partial mirror, only the files that it has would get hashes (see UV_DEFAULT_INDEX).
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	--extra build -c constraints.txt pyproject.toml
-# Tests of the docker sandbox need its engine; without one they are left out, as the printed command says.
+# Tests of the docker sandbox need its engine. Without one they are skipped, as the printed command shows.
 ENGINE = $(shell docker info >/dev/null 2>&1 || echo 'not docker')
 MARKED = not slow$(if $(ENGINE), and $(ENGINE))
 MARKERS ?= not soak and $(MARKED)

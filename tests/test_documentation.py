@@ -13,6 +13,8 @@ from tests.source_code import ROOT, tracked_sources
 
 PAGES = [source.path for source in tracked_sources() if source.path.endswith(".md")]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+FOLDERS = (*MAY_IMPORT, "tests", "benchmarks", "docs", "deploy", "examples")
+MADE_BY_USERS = {"deploy/tools.env"}
 ROW = re.compile(r"^\| `(\w+/\w+)` \| .+ \| `([\w/.]+)` \|$", re.MULTILINE)
 
 
@@ -59,7 +61,14 @@ def test_the_map_shows_every_room_and_where_to_start() -> None:
     assert dict(ROW.findall(ARCHITECTURE.read_text(encoding="utf-8"))) == rooms()
 
 
-def test_every_file_that_the_page_names_exists() -> None:
+def test_every_file_that_the_architecture_names_exists() -> None:
     named = re.findall(r"`([\w.-]+(?:/[\w.-]+)+)`", ARCHITECTURE.read_text(encoding="utf-8"))
     missing = sorted({path for path in named if not (ROOT / path).exists()})
     assert not missing, f"docs/architecture.md names what is not there: {missing}"
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_file_that_a_page_names_exists(path: str) -> None:
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`", (ROOT / path).read_text(encoding="utf-8"))
+    missing = sorted({name for name in named if not (ROOT / name).exists()} - MADE_BY_USERS)
+    assert not missing, f"{path} names what is not there: {missing}"

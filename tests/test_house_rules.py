@@ -211,7 +211,7 @@ KEPT = [
     (
         "wording",
         "docs/a.md",
-        "`recover ID go-on`: the list of two items that follows. It may be its turn. We told them.\n",
+        "`recover ID go-on`: the list of two items that follows. It may be its turn. This might be it. We told them.\n",
     ),
     ("wording", "tests/replay/golden/a.jsonl", '{"content": "go o¦n"}'),
 ]

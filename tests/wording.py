@@ -21,7 +21,7 @@ BANNED = {
     r"(?:is|are|be|was|were|been|being)(?: (?:not|then|also|only|never|always))? t[o]ld(?! (?:apart|from)\b)": "say who says it: the model reads, the log shows",
     r"what (?:came|comes) o[f]": "write: the result, the outcome, how it ended",
     r"a[n]ew": "write: again, from the beginning",
-    r"be i[t]": "write: whether, or, even if",
+    r"(?<!can\s)(?<!could\s)(?<!may\s)(?<!might\s)(?<!must\s)(?<!should\s)(?<!will\s)(?<!would\s)be i[t]": "write: whether, or, even if",
     r"of its ow[n]": "write: its own X, a separate X",
     r"unaware[s]": "write: by accident, unnoticed",
     r"m[e]nd(?:s|ed|ing)?": "write: fix, repair",

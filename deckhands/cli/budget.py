@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 import click
 
 from broker.limits.ledger import Account, Ledger, account_path
+from deckhands.cli.connecting import on_cluster
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json, table
-from deckhands.cli.reach import on_cluster
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.reading.spending import Spending, spending_of

@@ -13,8 +13,8 @@ import click
 from broker.contract.actions import RiskyAction
 from broker.contract.planning import PlanAction
 from broker.runtime.errors import UsageError
+from deckhands.cli.connecting import on_conversation
 from deckhands.cli.output import note
-from deckhands.cli.reach import on_conversation
 from deckhands.cli.verbs import options_as
 from deckhands.reading.rendering import Renderer
 from deckhands.reading.terminal import ask, print_coloured

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import ConversationOptions, json_option, read_task
 from deckhands.cli.output import note, print_json
-from deckhands.cli.reach import on_conversation
 from deckhands.cli.verbs import options_as
 
 SECTION = "Control a conversation"

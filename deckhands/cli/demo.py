@@ -20,7 +20,7 @@ from deckhands.cli.output import note, print_json
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
 from deckhands.cluster.demo import Demo, DemoReport, DemoSpec, Progress
-from deckhands.cluster.examining import reason_unconfined
+from deckhands.cluster.diagnostics import reason_unconfined
 from deckhands.reading.summary import ExitCode
 from deckhands.reading.terminal import print_text, redraw
 from deckhands.settings import FaceSettings

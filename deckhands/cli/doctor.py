@@ -10,7 +10,7 @@ import click
 from deckhands.cli.options import json_option
 from deckhands.cli.output import print_json
 from deckhands.cli.verbs import options_as
-from deckhands.cluster.examining import DEAD_LETTERS, Finding, examine_machine, examine_store
+from deckhands.cluster.diagnostics import DEAD_LETTERS, Finding, examine_machine, examine_store
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 

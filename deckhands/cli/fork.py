@@ -12,11 +12,11 @@ import click
 from broker.contract.events import ConversationCreated, Event, WorkspaceSpec
 from broker.coordination.stored_files import StoredFiles
 from broker.runtime.ids import new_conversation_id
+from deckhands.cli.connecting import RunIsOver, cluster_client, conversation_client, read_events
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
-from deckhands.cli.reach import RunIsOver, cluster_client, conversation_client, read_events
 from deckhands.cli.verbs import options_as
-from deckhands.client.forking import Point, fork_of, taken_over
+from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.named_directory import own_directory, require_served
 from deckhands.client.tasks import check_task
 from deckhands.reading.terminal import print_text
@@ -81,7 +81,9 @@ async def _fork(settings: FaceSettings, point: Point, options: ForkOptions) -> l
         for conversation_id in ids:
             created = fork_of(events, conversation_id, model=options.model, workspace=place, title=options.title)
             await StoredFiles(client.store).lend(point.conversation_id, conversation_id, created.workspace.source)
-            await client.log.adopt(created, taken_over(events, model=options.model), key=f"fork:{created.forked_from}")
+            await client.log.adopt(
+                created, copied_events(events, model=options.model), key=f"fork:{created.forked_from}"
+            )
             if options.message is not None:
                 await client.send_message(conversation_id, options.message)
     return ids

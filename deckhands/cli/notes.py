@@ -16,10 +16,10 @@ from broker.coordination.notebooks import Notebooks
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_key
+from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import NAME_REMEDY, json_option, memory_of
 from deckhands.cli.output import note as say
 from deckhands.cli.output import print_json, table
-from deckhands.cli.reach import cluster_client
 from deckhands.cli.verbs import options_as
 from deckhands.cluster.home import Home
 from deckhands.reading.notebook_file import NotebookFile, notebooks_in

@@ -16,9 +16,7 @@ from broker.contract.events import Event
 from broker.log.conversations import ConversationRow
 from broker.log.export import event_line
 from broker.runtime.errors import CorruptEntry, UsageError
-from deckhands.cli.options import json_option
-from deckhands.cli.output import EventPrinter, cost_text, note, print_json, summary_lines, table
-from deckhands.cli.reach import (
+from deckhands.cli.connecting import (
     NoCluster,
     RunIsOver,
     cluster_client,
@@ -27,6 +25,8 @@ from deckhands.cli.reach import (
     read_summary,
     read_wait_reason,
 )
+from deckhands.cli.options import json_option
+from deckhands.cli.output import EventPrinter, cost_text, note, print_json, summary_lines, table
 from deckhands.cli.verbs import options_as
 from deckhands.client.forking import Point
 from deckhands.cluster.home import Home

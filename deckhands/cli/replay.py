@@ -18,9 +18,9 @@ import click
 
 from broker.log.export import event_line
 from broker.runtime.errors import DeckhandsError, UsageError
+from deckhands.cli.connecting import read_events
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
-from deckhands.cli.reach import read_events
 from deckhands.cli.verbs import options_as
 from deckhands.reading.terminal import clean_line, print_text
 from deckhands.settings import FaceSettings

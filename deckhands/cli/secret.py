@@ -10,9 +10,9 @@ import click
 
 from broker.runtime.errors import UsageError
 from broker.secrets.secrets import check_secret
+from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
-from deckhands.cli.reach import on_conversation
 from deckhands.cli.verbs import options_as
 from deckhands.client.secret_keeping import keep_secrets
 from deckhands.reading.terminal import print_text

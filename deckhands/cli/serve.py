@@ -17,13 +17,13 @@ from broker.runtime.settings import BrokerSettings, joined_paths, split_paths
 from broker.secrets.private_directories import workspace_roots as roots_in
 from broker.store.store import open_store
 from broker.tools.tool_offers import ToolOffers
+from deckhands.cli.connecting import on_cluster
 from deckhands.cli.options import sandbox_option, workspace_root_option
 from deckhands.cli.output import note
-from deckhands.cli.reach import on_cluster
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
+from deckhands.cluster.diagnostics import reason_unconfined
 from deckhands.cluster.embedded_cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
-from deckhands.cluster.examining import reason_unconfined
 from deckhands.cluster.home import Home, supervising
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings

@@ -10,15 +10,15 @@ from pydantic import ValidationError
 
 from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
+from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import NAME_REMEDY, json_option, read_task
 from deckhands.cli.output import note, print_json
-from deckhands.cli.reach import cluster_client
 from deckhands.cli.secret import secret_values
 from deckhands.cli.task_options import TaskOptions, agent_of, limits_of, place_of, task_options, workspace_of
 from deckhands.cli.verbs import options_as
 from deckhands.client.named_directory import own_directory
 from deckhands.reading.terminal import print_text
-from deckhands.runs.headless import tell_of_silence
+from deckhands.runs.headless import warn_of_missing_workers
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
@@ -85,7 +85,7 @@ async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> 
             secrets=values,
             idempotency_key=options.idempotency_key,
         )
-        await tell_of_silence(client, note)
+        await warn_of_missing_workers(client, note)
         return conversation_id
 
 

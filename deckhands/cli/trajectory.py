@@ -12,8 +12,8 @@ from broker.contract.events import ConversationCreated, Event
 from broker.log.export import event_line, events_from_lines
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_conversation_id
+from deckhands.cli.connecting import cluster_client
 from deckhands.cli.output import note
-from deckhands.cli.reach import cluster_client
 from deckhands.cli.verbs import options_as
 from deckhands.client.forking import fork_of
 from deckhands.openhands.sdk_conversation import read_sdk_directory

@@ -39,7 +39,7 @@ from broker.store.store import Store, open_store
 from broker.tools.output_schema import check_output_schema
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client.confirmations import asked_about
-from deckhands.client.forking import Point, fork_of, taken_over
+from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.named_directory import require_served
 from deckhands.client.secret_keeping import keep_secrets, secrets_of
 from deckhands.client.tasks import check_task, output_of, title_of
@@ -169,7 +169,7 @@ class Client:
         created = fork_of(events, fork_id, model=model, workspace=workspace, title=title)
         await require_served(self.store, created.workspace)
         await StoredFiles(self.store).lend(conversation_id, fork_id, created.workspace.source)
-        await self.log.adopt(created, taken_over(events, model=model), key=f"fork:{created.forked_from}")
+        await self.log.adopt(created, copied_events(events, model=model), key=f"fork:{created.forked_from}")
         return fork_id
 
     async def send_message(

@@ -26,7 +26,7 @@ else:  # Debian 12's tarfile has no data filter
 MAX_UNPACKED_BYTES = 512 * 2**20
 
 
-class Carrier:
+class WorkspaceFiles:
     """Copies files between this machine and the workspaces of a store."""
 
     def __init__(self, store: Store) -> None:
@@ -46,9 +46,9 @@ class Carrier:
             UsageError: the target cannot be written, or the conversation has no workspace yet.
             TransferFailed: the tool worker failed.
         """
-        carried = await self._transfers.ask(conversation_id, TransferRequest(what="download", path=path))
+        answer = await self._transfers.ask(conversation_id, TransferRequest(what="download", path=path))
         try:
-            return await asyncio.to_thread(_unpack, carried.content, target)
+            return await asyncio.to_thread(_unpack, answer.content, target)
         except OSError as error:
             raise UsageError(f"{target} cannot be written: {error.strerror}.", remedy="Name another target.") from error
 
@@ -56,7 +56,7 @@ class Carrier:
         """Copy a file or a directory into a workspace, and return how many entries and bytes it has.
 
         Args:
-            path: relative to the workspace. An existing directory, or a name ending with `/`, takes it under its name.
+            path: relative to the workspace. An existing directory, or a name with a final `/`, gets it under its name.
 
         Raises:
             UsageError: the source cannot be read or is too large, or the conversation has no workspace yet.

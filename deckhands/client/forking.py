@@ -85,7 +85,7 @@ def fork_of(
     return created.model_copy(update=changes)
 
 
-def taken_over(events: Sequence[Event], *, model: str | None = None) -> list[Event]:
+def copied_events(events: Sequence[Event], *, model: str | None = None) -> list[Event]:
     """Return the events after the first as the fork has them. A switch of model keeps the model of the fork."""
     return [
         event.model_copy(update={"model": model}) if model is not None and isinstance(event, ModelSwitched) else event

@@ -185,7 +185,7 @@ async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
     async with await Client.connect(url, patience_seconds=PATIENCE_SECONDS) as client:
         seen_id = await _begin(client, task, conversation_id, watcher)
         watcher.on_start(conversation_id)
-        await tell_of_silence(client, watcher.on_notice)
+        await warn_of_missing_workers(client, watcher.on_notice)
 
         def on_event(event: Event) -> None:
             if event.id > seen_id:
@@ -194,7 +194,7 @@ async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
         return await carry_out(client, conversation_id, task, watcher, on_event=on_event)
 
 
-async def tell_of_silence(client: Client, on_notice: Notice) -> None:
+async def warn_of_missing_workers(client: Client, on_notice: Notice) -> None:
     """Report which kind of worker a cluster lacks, because nothing happens until there is one."""
     with contextlib.suppress(StoreUnavailable, OutcomeUnknown):  # the task is in the log all the same
         if lacking := await silent_roles(client.store):

@@ -18,7 +18,7 @@ from broker.coordination.transfers import TransferFailed, Transfers
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
 from broker.store.store import Store
-from deckhands.client.files import Carrier
+from deckhands.client.files import WorkspaceFiles
 from deckhands.client.forking import fork_of
 from tests.integration.workspace_hosts import opened
 from tests.polling import until
@@ -244,7 +244,7 @@ async def test_a_workspace_is_saved_when_somebody_asks_for_it(valkey_store: Stor
         async def nothing() -> Sandbox:
             raise AssertionError("no sandbox is needed")
 
-        asking = asyncio.create_task(Carrier(valkey_store).checkpoint(CID))
+        asking = asyncio.create_task(WorkspaceFiles(valkey_store).checkpoint(CID))
         stream = names.shard.actions("node:one")
         await until(lambda: call("XLEN", stream))
         [(entry, fields)] = await call("XRANGE", stream, "-", "+")

@@ -10,7 +10,7 @@ from broker.coordination.membership import Membership
 from broker.store.connection import MultiplexedConnection
 from broker.store.server_versions import weakness_of
 from broker.store.store import Store, server_facts
-from deckhands.cluster.examining import Finding, examine_store
+from deckhands.cluster.diagnostics import Finding, examine_store
 from tests.integration.command_line import deckhands, environment
 from tests.stores import RealServer, emptied
 

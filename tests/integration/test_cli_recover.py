@@ -47,7 +47,7 @@ def test_what_cannot_be_chosen(tmp_path: Path, valkey_server: RealServer) -> Non
         (("recover", conversation_id, "go-on"), "is not in a loop"),
         (("recover", conversation_id, "away"), "'away' is not one of"),
         (("run", "-t", "x", "--recover", "wait"), "--recover needs a run to resume."),
-        (("run", "--resume", conversation_id, "-t", "x", "--recover", "wait"), "both given"),
+        (("run", "--resume", conversation_id, "-t", "x", "--recover", "wait"), "cannot be combined"),
     ):
         done = deckhands(*arguments, env=env)
         assert done.code == 2, done

@@ -24,7 +24,7 @@ from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import AwaitTools, CallModel
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
-from deckhands.client.forking import fork_of, taken_over
+from deckhands.client.forking import copied_events, fork_of
 from tests.controller_parts import CID, Core, bash, finish, messages_of, started
 from tests.replay.test_replay import GOLDEN, recorded
 
@@ -36,7 +36,7 @@ async def test_a_golden_log_forked_at_each_of_its_events(path: Path, memory_stor
     events, log = recorded(path), EventLog(memory_store)
     for at in range(1, len(events) + 1):
         created = fork_of(events[:at], f"fork-{at}", model="acme/large")
-        assert await log.adopt(created, taken_over(events[:at], model="acme/large"), key="fork") == Appended(1, at)
+        assert await log.adopt(created, copied_events(events[:at], model="acme/large"), key="fork") == Appended(1, at)
         assert await log.adopt(created, events[1:at], key="fork") == Duplicate(1, at)
         fork = await log.read(f"fork-{at}")
         assert [event.export() for event in fork[1:]] == [event.export() for event in events[1:at]]

@@ -7,7 +7,7 @@ import pytest
 from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, ModelSwitched, WorkspaceSpec, with_id
 from broker.contract.specs import PlanSpec
 from broker.runtime.errors import UsageError
-from deckhands.client.forking import Point, fork_of, taken_over
+from deckhands.client.forking import Point, copied_events, fork_of
 from tests.controller_parts import said
 
 
@@ -53,6 +53,6 @@ def test_another_model_is_that_of_whoever_carries_a_plan_out_and_outlasts_a_swit
     ]
     other = fork_of(events, "new", model="acme/large")
     assert other.agent.plan == PlanSpec(executor="LocAgent")
-    assert taken_over(events, model="acme/large") == [events[1], ModelSwitched(id=3, model="acme/large")]
-    assert taken_over(events) == events[1:]
+    assert copied_events(events, model="acme/large") == [events[1], ModelSwitched(id=3, model="acme/large")]
+    assert copied_events(events) == events[1:]
     assert fork_of(events, "new").agent == agent

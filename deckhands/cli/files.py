@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from broker.runtime.errors import UsageError
+from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import ConversationOptions, json_option
 from deckhands.cli.output import note, print_json
-from deckhands.cli.reach import on_conversation
 from deckhands.cli.verbs import options_as
-from deckhands.client.files import Carrier
+from deckhands.client.files import WorkspaceFiles
 from deckhands.reading.terminal import print_patch
 
 SECTION = "Files of a workspace"
@@ -61,13 +61,15 @@ def cp(options: CopyOptions) -> None:
     if ends[0] is not None:
         conversation_id, path = ends[0]
         files, size, skipped = on_conversation(
-            conversation_id, lambda client: Carrier(client.store).download(conversation_id, path, Path(options.target))
+            conversation_id,
+            lambda client: WorkspaceFiles(client.store).download(conversation_id, path, Path(options.target)),
         )
     else:
         assert ends[1] is not None
         conversation_id, path = ends[1]
         files, size = on_conversation(
-            conversation_id, lambda client: Carrier(client.store).upload(conversation_id, Path(options.source), path)
+            conversation_id,
+            lambda client: WorkspaceFiles(client.store).upload(conversation_id, Path(options.source), path),
         )
     if options.as_json:
         print_json({"files": files, "size_bytes": size, "skipped": skipped})
@@ -86,7 +88,7 @@ def diff(options: ConversationOptions) -> None:
     A file or a pipe gets the patch byte for byte. On a terminal, control characters are escaped.
     """
     conversation_id = options.conversation_id
-    patch = on_conversation(conversation_id, lambda client: Carrier(client.store).diff(conversation_id))
+    patch = on_conversation(conversation_id, lambda client: WorkspaceFiles(client.store).diff(conversation_id))
     print_patch(patch)
     if not patch:
         note("Nothing was changed.")
@@ -99,7 +101,9 @@ def diff(options: ConversationOptions) -> None:
 def checkpoint(options: CheckpointOptions) -> None:
     """Save a workspace now. Another node can restore it, and forks begin with it."""
     conversation_id = options.conversation_id
-    files, size = on_conversation(conversation_id, lambda client: Carrier(client.store).checkpoint(conversation_id))
+    files, size = on_conversation(
+        conversation_id, lambda client: WorkspaceFiles(client.store).checkpoint(conversation_id)
+    )
     if options.as_json:
         print_json({"files": files, "size_bytes": size})
     else:
