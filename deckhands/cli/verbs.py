@@ -9,7 +9,6 @@ Does not: evaluate anything. Both names are literals, and a test compares them w
 
 from __future__ import annotations
 
-import re
 from ast import literal_eval
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,9 +29,6 @@ SECTIONS = (
     "Operate a cluster",
 )
 """The sections of `--help`, in order; one that is not listed comes last."""
-
-_SECTION = re.compile(r'^SECTION = (".*")$', re.MULTILINE)
-_VERBS = re.compile(r"^VERBS = (\{[^\n]*\}|\{\n.*?^\})$", re.MULTILINE | re.DOTALL)
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -66,11 +62,14 @@ def verbs() -> dict[str, Verb]:
 
 def verbs_of(module: str, text: str) -> list[Verb]:
     """Return the verbs that the text of a module declares."""
-    section, declared = _SECTION.search(text), _VERBS.search(text)
-    if section is None or declared is None:
+    section = text.partition("\nSECTION = ")[2].partition("\n")[0]
+    declared = text.partition("\nVERBS = ")[2]
+    first_line = declared.partition("\n")[0]
+    if not section or not declared:
         return []
-    summaries: dict[str, str] = literal_eval(declared[1])
-    return [Verb(name, module, literal_eval(section[1]), summary) for name, summary in summaries.items()]
+    table = first_line if first_line.endswith("}") else declared.partition("\n}")[0] + "\n}"
+    summaries: dict[str, str] = literal_eval(table)
+    return [Verb(name, module, literal_eval(section), summary) for name, summary in summaries.items()]
 
 
 def options_as(kind: type[Options]) -> Callable[[Callable[[Options], Result]], Callable[..., Result]]:
