@@ -171,7 +171,7 @@ class Checkpointing:
         earlier = await self._log.read(conversation_id, until=action_id)
         return any(isinstance(event, Observation) and event.kind in OF_A_WORKSPACE for event in earlier)
 
-    async def save_base(self, conversation_id: str) -> None:
+    async def save_original(self, conversation_id: str) -> None:
         """Save a workspace that was opened, and what it began with; a failure is logged."""
         if self._checkpoints is None:
             return
@@ -183,7 +183,7 @@ class Checkpointing:
         except (OSError, WorkspaceError) as error:
             _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
 
-    async def base(self, conversation_id: str) -> Path | None:
+    async def original(self, conversation_id: str) -> Path | None:
         """Return where it is kept what a workspace began with, fetched if need be; None: it is not known.
 
         Raises:
