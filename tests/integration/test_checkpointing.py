@@ -251,7 +251,7 @@ async def test_a_workspace_is_saved_when_somebody_asks_for_it(valkey_store: Stor
         transfer_service = TransferService(
             Transfers(valkey_store), root, checkpointing, nothing, Bindings(root, NamedDirectories())
         )
-        await transfer_service.carry(CID, fields[-1].decode())
+        await transfer_service.transfer(CID, fields[-1].decode())
         await call("XDEL", stream, entry)
         return await asking
 

@@ -73,7 +73,7 @@ async def test_after_a_reboot_what_another_worker_may_have_run_is_not_run_again(
         assert isinstance(observation, OutcomeUnknownObservation)
         assert observation.content == (
             "The machine was restarted after this action was assigned, and the record of what ran may be incomplete. "
-            "end. The action may have taken effect, wholly or in part. Check before you repeat it."
+            "The action may have taken effect, wholly or in part. Check before you repeat it."
         )
         assert not effects.exists()
 

@@ -112,6 +112,23 @@ async def test_beyond_its_queue_a_host_refuses_commands_and_begins_none_of_them(
         assert not (workspace / "never").exists()
 
 
+async def test_everybody_who_asks_for_a_running_action_gets_its_result(tmp_path: Path, workspace: Path) -> None:
+    gate = Gate(workspace, "gate")
+    async with opened(tmp_path) as workspaces, opened(tmp_path) as others:
+        host, other = await workspaces.open(CONVERSATION), await others.open(CONVERSATION)
+        call = {"command": "echo once >> runs; read x < gate; cat runs"}
+        first = asyncio.create_task(host.run(1, "bash", call))
+        while 1 not in (await other.connection.ping()).running:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(other.run(1, "bash", call))
+        # Served after the request before it, on the same connection.
+        await other.connection.ping()
+        gate.open()
+        async with asyncio.timeout(20):
+            results = await asyncio.gather(first, second)
+        assert [result.value["content"] for result in results] == ["once", "once"]
+
+
 async def test_a_client_that_reads_nothing_is_disconnected_before_it_costs_the_host_its_memory(
     tmp_path: Path,
 ) -> None:

@@ -33,7 +33,7 @@ async def test_a_shell_that_no_longer_tells_of_ends_is_replaced(workspaces: Work
         answer = await run(f"mkdir inner; cd inner; {command}", blocking=True, timeout=60)
         directory = answer.fields["working_dir"]
         assert answer.state == "completed", command
-        assert answer.suffix.startswith("\n[The shell stopped responding and has been ended: "), command
+        assert answer.suffix.startswith("\n[The shell stopped responding and was killed. "), command
         assert "How this command ended is unknown. The next command gets a new shell in " in answer.suffix
         assert answer.exit_code == 137
         assert (await run("pwd; false")).content == directory, command
@@ -55,7 +55,7 @@ async def test_a_shell_that_no_longer_tells_of_ends_is_replaced(workspaces: Work
 async def test_a_shell_that_was_answered_before_it_was_found_deaf_is_told_of_by_the_next_call(run: Terminal) -> None:
     assert (await run("builtin() { cat; }", no_change_timeout=0.2)).state == "no_change_timeout"
     answer = await run("", blocking=True, timeout=60)
-    assert answer.suffix.startswith("\n[The shell stopped responding and has been ended: ")
+    assert answer.suffix.startswith("\n[The shell stopped responding and was killed. ")
     assert (await run("echo new")).content == "new"
 
 

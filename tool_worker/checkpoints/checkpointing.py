@@ -166,7 +166,7 @@ class Checkpointing:
         earlier = await self._log.read(conversation_id, until=action_id)
         return any(event.workspace_use is not WorkspaceUse.NONE for event in earlier)
 
-    async def save_base(self, conversation_id: str) -> None:
+    async def save_original(self, conversation_id: str) -> None:
         """Save a workspace that was opened, and what it began with; a failure is logged."""
         if self._checkpoints is None:
             return
@@ -178,7 +178,7 @@ class Checkpointing:
         except (OSError, WorkspaceError) as error:
             _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
 
-    async def base(self, conversation_id: str) -> Path | None:
+    async def original(self, conversation_id: str) -> Path | None:
         """Return where it is kept what a workspace began with, fetched if need be; None: it is not known.
 
         Raises:

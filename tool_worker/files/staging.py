@@ -1,6 +1,6 @@
 """Directories in the making beside a workspace, and the removal of what was made.
 
-    <root>/<conversation>/.staging-<random>/
+    <root>/<conversation>/.draft-<random>/
 
 Holds: what a killed worker left half made is removed by whoever next makes something for the conversation, or by the
 reaper; what is being made is not.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tool_worker.completion import to_completion
 
-STAGING_PREFIX = ".staging-"
+STAGING_PREFIX = ".draft-"
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class ResourceUsage:
     descriptors: int = DESCRIPTORS_LIMIT
 
 
-class ProcessUsage:
+class ProgramUsage:
     """A process and what it holds. Its number and its start together name it for ever."""
 
     def __init__(self, pid: int, start_tick: int, things: _Things) -> None:
@@ -59,7 +59,7 @@ class ProcessUsage:
 class WorkspaceUsage:
     """What all programs of a workspace hold, the host itself not among them."""
 
-    def __init__(self, holders: list[ProcessUsage]) -> None:
+    def __init__(self, holders: list[ProgramUsage]) -> None:
         self._holders = holders
         self._amounts: Counter[str] = Counter()
         self._counts: Counter[tuple[str, Hashable]] = Counter()
@@ -73,14 +73,14 @@ class WorkspaceUsage:
         """The sum."""
         return ResourceUsage(**{what: self._amounts[what] for what in (_UNLINKED, _TERMINAL, _INOTIFY, _DESCRIPTORS)})
 
-    def largest_consumer(self, bound: ResourceUsage) -> ProcessUsage | None:
+    def largest_consumer(self, bound: ResourceUsage) -> ProgramUsage | None:
         """Return who holds most of what there is too much of; None: there is not too much, or nobody holds it."""
         for what in (_DESCRIPTORS, _UNLINKED, _TERMINAL, _INOTIFY):
             if self._amounts[what] > getattr(bound, what):
                 return max(self._holders, key=lambda holder: holder.amounts[what], default=None)
         return None
 
-    def drop(self, holder: ProcessUsage) -> None:
+    def drop(self, holder: ProgramUsage) -> None:
         """Count without a holder that is being ended."""
         self._holders.remove(holder)
         for thing, amount in holder.things.items():
@@ -108,7 +108,7 @@ def workspace_usage(main_pid: int, workspace: Path, descriptors_limit: int = DES
                 with suppress(OSError):
                     things.update(_thing(pid, name, device))
             things.update(_mapped(pid, device))
-            holders.append(ProcessUsage(pid, start_tick(pid), things))
+            holders.append(ProgramUsage(pid, start_tick(pid), things))
     return WorkspaceUsage(holders)
 
 

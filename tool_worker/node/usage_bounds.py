@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tool_worker.launch.host_folder import HostFolder
-from tool_worker.node.resource_usage import ProcessUsage, ResourceUsage, start_tick, workspace_usage
+from tool_worker.node.resource_usage import ProgramUsage, ResourceUsage, start_tick, workspace_usage
 
 SWEEP_SECONDS = 5.0
 PAUSE_FACTOR = 20.0
@@ -92,7 +92,7 @@ class UsageBounds:
         return ENDED.format(held=_words(total), bound=_words(self._bound), count=count) if count else ""
 
 
-def _end(holder: ProcessUsage) -> bool:
+def _end(holder: ProgramUsage) -> bool:
     """Kill a process, if it is still there: its number may be somebody else's by now."""
     with suppress(OSError), ExitStack() as closing:
         process = os.pidfd_open(holder.pid)

@@ -307,7 +307,7 @@ class Executor:
             code = error.code if isinstance(error, DeckhandsError) else SourceUnusable.code
             return WorkspaceFailedObservation(content=f"The workspace could not be opened. {error}", code=code)
         if self._checkpointing is not None:
-            await self._checkpointing.save_base(delivery.conversation_id)
+            await self._checkpointing.save_original(delivery.conversation_id)
         return WorkspaceOpenedObservation(
             content=opened.text, commit=opened.commit, files=opened.files, size_bytes=opened.size_bytes
         )

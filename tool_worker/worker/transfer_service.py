@@ -140,7 +140,7 @@ class TransferService:
 
     async def _patch(self, conversation_id: str, directory: Path) -> bytes:
         require_git()
-        base = await self._checkpointing.base(conversation_id)
+        base = await self._checkpointing.original(conversation_id)
         if base is None and await self._checkpointing.has_source(conversation_id):
             raise SourceUnusable("The original state of the workspace is not known here.", remedy="Download the files.")
         repositories = Repositories(await self._sandbox())

@@ -38,7 +38,7 @@ ALL = Containers(("python:3.12", "*"))
     ],
 )
 def test_what_is_no_name_of_an_image_is_refused_whatever_the_patterns_allow(image: str) -> None:
-    with pytest.raises(WorkspaceRefused, match="no name of an image"):
+    with pytest.raises(WorkspaceRefused, match="not the name of an image"):
         ALL.chosen(image)
 
 

@@ -1,0 +1,23 @@
+"""Processes below a process: which of them began since a moment, and which do not count."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from tool_worker.host.descendants import children, present_tick, started_since
+
+
+def test_what_is_spared_does_not_count_and_neither_does_what_it_started() -> None:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 100 & echo; read x; kill $!"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        (below,) = children(shell.pid)
+        family = {shell.pid, below}
+        assert family <= set(started_since(os.getpid(), 0, frozenset()))
+        assert family & set(started_since(os.getpid(), 0, frozenset({shell.pid}))) == set()
+        assert family & set(started_since(os.getpid(), 0, frozenset({below}))) == {shell.pid}
+        assert family & set(started_since(os.getpid(), present_tick() + 1000, frozenset())) == set()
+        shell.communicate("\n")
