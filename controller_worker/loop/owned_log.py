@@ -13,6 +13,8 @@ from datetime import datetime
 from broker.contract.events import Event
 from broker.coordination.ownership import Claimed
 from broker.log.event_log import Appended, Closed, Conflict, Duplicate
+from broker.log.follower import check_remembered
+from broker.log.lost_tails import name_gap
 from broker.runtime.errors import DeckhandsError, EventsLost
 from broker.runtime.failpoints import failpoint
 from controller_worker.agents.agent import Agent
@@ -23,11 +25,11 @@ from controller_worker.core.controller import fold
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
 from controller_worker.loop.delegates import report_end
-from controller_worker.loop.lost_tail import name_lost_tail
 from controller_worker.loop.snapshots import EVERY_EVENTS, Snapshots
 from controller_worker.services import Services
 
 MAX_CRASHES = 3
+NOTICED_BY = "a controller worker"
 
 _log = logging.getLogger(__name__)
 
@@ -173,12 +175,29 @@ class OwnedLog:
             raise Gone
 
     async def name_lost_tail(self, error: Exception | None) -> bool:
-        """Return whether the log has lost what was read of it, and name the gap; `error` may be the sign of it."""
-        services, version = self._services, self.state.version
-        is_possible = isinstance(error, EventsLost) or self._connects != services.store.connection.connects
+        """Return whether the log has lost what was read of it, and name the gap if so.  Raises nothing.
+
+        After that nothing of what this owner remembers may decide anything; the next owner reads the log.
+
+        Args:
+            error: what went wrong, where it may be for that reason.
+        """
+        store, cid, version = self._services.store, self.ownership.conversation_id, self.state.version
+        is_possible = isinstance(error, EventsLost) or self._connects != store.connection.connects
         if not (is_possible and version):  # a store loses nothing while one is connected
             return False
-        return await name_lost_tail(services, self.ownership.conversation_id, version, self._checksum, error)
+        try:
+            try:
+                if isinstance(error, EventsLost) and error.conversation_id == cid:
+                    raise error
+                await check_remembered(store, cid, version, self._checksum)
+            except EventsLost as lost:
+                _log.warning("conversation %s: %s", cid, lost.message)
+                await name_gap(self._services.log, lost, noticed_by=NOTICED_BY)
+                return True
+        except DeckhandsError as other:  # the conversation is gone as a whole, or the store is
+            _log.warning("conversation %s: %s", cid, other)
+        return False
 
     async def _read(self, *, after: int) -> tuple[list[Event], str]:
         news = await self._services.log.news(self.ownership, after=after, checksum=self._checksum)
