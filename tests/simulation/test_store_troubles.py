@@ -75,13 +75,13 @@ def check(drawn: Callable[[Random], Chat], seed: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("drawn", TROUBLES)
-def test_all_go_on(drawn: Callable[[Random], Chat], tmp_path: Path) -> None:
+def test_every_conversation_continues(drawn: Callable[[Random], Chat], tmp_path: Path) -> None:
     for seed in range(SEEDS):
         check(drawn, seed, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", TROUBLES)
-def test_all_go_on_many_times(drawn: Callable[[Random], Chat], tmp_path: Path) -> None:
+def test_every_conversation_continues_many_times(drawn: Callable[[Random], Chat], tmp_path: Path) -> None:
     for seed in range(SEEDS, SEEDS + MORE_SEEDS):
         check(drawn, seed, tmp_path)
