@@ -17,6 +17,8 @@ from tests.model_server.running_server import RunningModelServer
 pytest_plugins = ("tests.model_server.fixtures",)
 
 THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}]}
+START_LIMIT_SECONDS = 1_200
+"""How long a worker may take to start and to import a client, on however busy a machine."""
 BACKENDS = [("claude-sonnet-4-5", "auto"), ("openai/mine", "openai"), ("openai/mine", "litellm")]
 
 
@@ -55,6 +57,7 @@ async def test_after_an_empty_reply_the_temperature_is_one(
     assert [request["body"]["temperature"] for request in server.requests()] == sent
 
 
+@pytest.mark.timeout(START_LIMIT_SECONDS)
 @pytest.mark.parametrize("kind", ["hang", "hang_body"])
 @pytest.mark.parametrize(("model", "backend"), BACKENDS)
 async def test_a_stop_closes_the_connection(

@@ -8,8 +8,7 @@ A failure prints the plan that reproduces it: `broken(simulate(Plan(…), enviro
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
@@ -33,14 +32,6 @@ MORE_ERRANDS = 400
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return environment(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Workers that are presumed dead say so, hundreds of times here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def boundaries(model: Mapping[str, str], **options: int) -> int:

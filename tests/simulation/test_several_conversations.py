@@ -5,8 +5,6 @@ A failure prints the chat that reproduces it: `broken_chat(simulate_chat(Chat(â€
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -20,13 +18,6 @@ MORE_SEEDS = 1_000
 PARTS = 4
 FAULTS = 6
 LAST_FAULT_AT = 900
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def random_chat(seed: int) -> Chat:

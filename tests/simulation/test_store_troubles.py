@@ -5,8 +5,7 @@ A failure prints the chat that reproduces it: `broken_chat(simulate_chat(Chat(â€
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -23,13 +22,6 @@ HOUR = 3_600.0
 PROCESSES = ("controller-0", "controller-1", "tools-0", "tools-1", "person of chat-0")
 LAST_AT = 3.0
 """By when a chat without troubles is nearly over."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def restarted(random: Random) -> Chat:
