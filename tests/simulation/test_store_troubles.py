@@ -16,7 +16,7 @@ from tests.simulation.chat import Chat, broken_chat, simulate_chat
 from tests.simulation.faults import Fault
 from tests.simulation.troubles import Kind, Trouble
 
-SEEDS = 3
+SEEDS = 2
 MORE_SEEDS = 150
 HOUR = 3_600.0
 PROCESSES = ("controller-0", "controller-1", "tools-0", "tools-1", "person of chat-0")
