@@ -99,7 +99,10 @@ def test_a_bug_is_found(bug: str, model: Mapping[str, str]) -> None:
     ],
 )
 def test_a_lost_ring_is_found(bug: Bug, has_bell: bool, tmp_path: Path) -> None:
-    assert any(broken_chat(simulate_chat(Chat(seed, bug=bug, has_bell=has_bell), tmp_path)) for seed in range(CHATS))
+    assert any(
+        broken_chat(simulate_chat(Chat(seed, command_seconds=0.02, bug=bug, has_bell=has_bell), tmp_path))
+        for seed in range(CHATS)
+    )
 
 
 def test_a_burial_of_256_conversations_and_no_more_is_found() -> None:
