@@ -22,7 +22,7 @@ from tests.simulation.plans import random_pairs, random_plan
 PARTS = 2
 PAIRS = 24
 SEEDS = 40
-KILLS_APART = 4
+KILLS_APART = 6
 CUTS_APART = 8
 STOPS_APART = 16
 ERRAND_KILLS_APART = 32
@@ -91,7 +91,7 @@ def test_the_canonical_conversation(model: Mapping[str, str]) -> None:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_kill_at_every_fourth_boundary(part: int, model: Mapping[str, str]) -> None:
+def test_a_kill_at_every_sixth_boundary(part: int, model: Mapping[str, str]) -> None:
     size = boundaries(model)
     plans = [Plan(0, {at: Fault.KILL}) for at in range(1, size + 1, KILLS_APART)[part::PARTS]]
     assert struck_in(plans, model) == len(plans)

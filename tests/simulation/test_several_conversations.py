@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.chat import Chat, broken_chat, simulate_chat
 from tests.simulation.faults import Fault
 
-SEEDS = 10
+SEEDS = 6
 MORE_SEEDS = 1_000
 PARTS = 4
 FAULTS = 6
