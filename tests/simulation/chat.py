@@ -39,7 +39,7 @@ ROUND = [
 ]
 AFTER_TROUBLE_SECONDS = 3.0
 """How long conversations may take to continue after the store was away: pauses between attempts, and beats."""
-ROUND_TRIPS = 12
+ROUND_TRIPS = 6
 """How many round trips may lie between two events, at most."""
 BELL_SECONDS = 0.2
 """How long the bell rests at most."""
@@ -52,6 +52,7 @@ class Chat:
     Attributes:
         rounds: how many messages each person has.
         latency_seconds: how long a command, and its reply, is under way at most.
+        command_seconds: how long a command takes; the two of a turn run one after the other.
         has_bell: whether conversations are rung without news.
         clocks_ahead: how far the wall clocks of processes are ahead, by the process's name.
         limit_seconds: after how long it is given up.
@@ -64,6 +65,7 @@ class Chat:
     controllers: int = 2
     tools: int = 2
     latency_seconds: float = 0.02
+    command_seconds: float = 0.2
     has_bell: bool = True
     troubles: Sequence[Trouble] = ()
     clocks_ahead: Mapping[str, float] = field(default_factory=dict)
@@ -112,6 +114,7 @@ def simulate_chat(chat: Chat, folder: Path) -> ChatOutcome:
     cluster = Cluster(chat.seed, chat.faults, script(folder, chat), bug=chat.bug)
     cluster.wire.latency_seconds, cluster.wire.random = chat.latency_seconds, Random(chat.seed)
     outcome = ChatOutcome(chat, cluster)
+    cluster.node.run_seconds = chat.command_seconds
     cluster.clocks = {name: OtherClock(cluster.clock, ahead) for name, ahead in chat.clocks_ahead.items()}
     for trouble in chat.troubles:
         schedule(trouble, cluster.loop, cluster.server)

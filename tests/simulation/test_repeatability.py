@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -22,13 +21,6 @@ ROOT = Path(__file__).parents[2]
 SEEDS = (3,)
 RUN_LIMIT_SECONDS = 240.0
 BURN = "while True: pass"
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

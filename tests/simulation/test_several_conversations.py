@@ -5,8 +5,6 @@ A failure prints the chat that reproduces it: `broken_chat(simulate_chat(Chat(â€
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -15,18 +13,11 @@ import pytest
 from tests.simulation.chat import Chat, broken_chat, simulate_chat
 from tests.simulation.faults import Fault
 
-SEEDS = 10
+SEEDS = 6
 MORE_SEEDS = 1_000
 PARTS = 4
 FAULTS = 6
 LAST_FAULT_AT = 900
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def random_chat(seed: int) -> Chat:

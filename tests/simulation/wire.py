@@ -213,12 +213,17 @@ class ProcessConnection:
         await self._travel("command")
         if server.breaks != breaks:
             raise OutcomeUnknown("The connection to the store was lost before the reply.")
+        refusal: Exception | None = None
         try:
-            return await call()
-        finally:
-            await self._travel("reply")
-            if server.breaks != breaks:
-                raise OutcomeUnknown("The connection to the store was lost before the reply.")
+            reply = await call()
+        except Exception as error:  # noqa: BLE001  (it travels back like any other reply)
+            reply, refusal = None, error
+        await self._travel("reply")
+        if server.breaks != breaks:
+            raise OutcomeUnknown("The connection to the store was lost before the reply.")
+        if refusal is not None:
+            raise refusal
+        return reply
 
     async def _travel(self, what: str) -> None:
         """Be under way for a while; nothing overtakes what was sent before on the same connection."""

@@ -1,0 +1,30 @@
+"""What every simulated test shares.
+
+Holds: how long a simulation may take is bounded in virtual time and in callbacks; the limit in real time only ends a
+run that does not come to an end, on however busy a machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REAL_LIMIT_SECONDS = 3_600
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.timeout(REAL_LIMIT_SECONDS))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Workers that are presumed dead log it, hundreds of times here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
