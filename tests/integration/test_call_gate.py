@@ -271,6 +271,17 @@ async def test_a_budget_that_is_used_up_waits_and_a_top_up_resumes(hands: Hands)
     assert (await ledger.account("tenant:acme")).spent_usd == 0.5
 
 
+async def test_a_call_that_its_budget_refuses_leaves_its_seat(hands: Hands) -> None:
+    pool = limit(hands, "concurrency = 1")
+    await Ledger(hands.store).set_limit("experiment:acme/swe", 0.0)
+    await hands.begin(FINISH, tenancy=ACME)
+    await hands.go()
+    assert (await hands.kinds())[-1] == "model.deferred"
+    governor = hands.services.gates.governor
+    answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
+    assert isinstance(answer, Granted)
+
+
 async def test_the_next_owner_charges_what_the_last_one_had_not(hands: Hands) -> None:
     await hands.begin(THINK, FINISH, tenancy=ACME)
     await is_at_rest(hands, await hands.go())
