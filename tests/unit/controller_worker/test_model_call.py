@@ -357,6 +357,16 @@ async def test_a_fallback_is_for_its_errors(tmp_path: Path, code: str, on: list[
     assert is_asked or (isinstance(result, ModelCallFailed) and result.code == code)
 
 
+async def test_a_call_that_goes_by_a_batch_falls_back_on_nobody(tmp_path: Path) -> None:
+    async def carry(body: bytes) -> Any:
+        raise AssertionError(body)
+
+    of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here I am."})
+    result = await ask(of, LLMSpec(), replace(REQUEST, carry=carry), attempt=1, clock=ManualClock())
+    assert isinstance(result, ModelCallFailed)
+    assert result.code == "rate_limit"
+
+
 async def test_each_fallback_answers_the_error_before_it(tmp_path: Path) -> None:
     of = with_fallbacks(
         tmp_path,
