@@ -330,3 +330,13 @@ def test_without_the_tool_nothing_is_delegated() -> None:
     core = started()
     core.reply(delegate())
     assert not any(isinstance(event, AgentDelegateAction) for event in core.events)
+
+
+def test_a_stop_answers_nothing_that_was_answered_when_the_delegate_began() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate(background=True))
+    started_in_background(core, 8)
+    core.ask("stopped")
+    asked = core.state.version
+    core.run()
+    assert core.trace(after=asked) == [f"{asked + 1} SC stopped"]
