@@ -18,7 +18,7 @@ from broker.contract.events import (
     ModelSwitched,
     Tenancy,
 )
-from broker.limits.governor import CallOutcome, Granted
+from broker.limits.governor import CallOutcome, Granted, InQueue
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import Pool, QuotaTable
 from broker.runtime.clock import SystemClock
@@ -174,6 +174,10 @@ async def test_a_fallback_is_asked_if_its_quota_has_room(hands: Hands, tmp_path:
     replies = [event.model for event in await hands.events() if isinstance(event, ModelReply)]
     assert replies == ([] if is_taken else [f"scripted/{tmp_path}/spare.json"])
     governor = hands.services.permits.governor
+    if is_taken:  # the seat goes to the next, not to the conversation that has turned away
+        await free(hands, quotas.pools[1])
+        answer = await governor.reserve(quotas.pools[1], "next", "controller-2", input_tokens=1, output_tokens=1)
+        assert isinstance(answer, Granted)
     for number, pool in enumerate(quotas.pools):
         answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
         assert isinstance(answer, Granted) is not (is_taken and number == 1)
@@ -270,6 +274,54 @@ async def test_a_budget_that_is_used_up_waits_and_a_top_up_resumes(hands: Hands)
         *("model.reply", "action.finish", "observation.agent_state_changed"),
     ]
     assert (await ledger.account("tenant:acme")).spent_usd == 0.5
+
+
+async def test_a_call_that_its_budget_refuses_leaves_its_seat(hands: Hands) -> None:
+    pool = limit(hands, "concurrency = 1")
+    await Ledger(hands.store).set_limit("experiment:acme/swe", 0.0)
+    await hands.begin(FINISH, tenancy=ACME)
+    await hands.go()
+    assert (await hands.kinds())[-1] == "model.deferred"
+    governor = hands.services.gates.governor
+    answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
+    assert isinstance(answer, Granted)
+
+
+async def test_how_long_a_provider_wants_to_be_left_alone_reaches_the_quota(hands: Hands) -> None:
+    pool = limit(hands, "concurrency = 3")
+    await hands.begin(FINISH | {"error": {"code": "rate_limit", "retry_after_seconds": 600}})
+    await is_at_rest(hands, await hands.go())
+    assert (await hands.kinds()).count("model.failed") == 1
+    governor = hands.services.gates.governor
+    answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
+    assert isinstance(answer, InQueue)
+    assert answer.eta_seconds > 300
+
+
+@pytest.mark.parametrize(("code", "lost"), [("timeout", 1), ("service_unavailable", 0)])
+async def test_a_failed_call_that_may_be_billed_is_charged_as_lost(hands: Hands, code: str, lost: int) -> None:
+    await hands.begin(FINISH | {"error": {"code": code, "retry_after_seconds": 600}}, tenancy=ACME)
+    await is_at_rest(hands, await hands.go())
+    assert (await hands.kinds()).count("model.failed") == 1
+    account = await Ledger(hands.store).account("tenant:acme")
+    assert (account.reserved_usd, account.lost_calls) == (0.0, lost)
+
+
+async def test_a_pause_that_comes_before_the_wait_for_a_budget_is_written_ends_the_wait(hands: Hands) -> None:
+    ledger = Ledger(hands.store)
+    await ledger.set_limit("experiment:acme/swe", 0.25)
+    await hands.begin(THINK, FINISH, tenancy=ACME)
+
+    async def pause_before_the_deferral() -> None:
+        if (await ledger.account("experiment:acme/swe")).waiting:
+            await hands.ask("paused")
+        else:
+            hands.wire.before["deck_append"] = pause_before_the_deferral
+
+    hands.wire.before["deck_append"] = pause_before_the_deferral
+    await is_at_rest(hands, await hands.go())
+    assert (await hands.kinds())[-2:] == ["action.change_agent_state", "observation.agent_state_changed"]
+    assert (await ledger.account("experiment:acme/swe")).waiting == 0
 
 
 async def test_the_next_owner_charges_what_the_last_one_had_not(hands: Hands) -> None:

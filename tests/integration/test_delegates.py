@@ -42,7 +42,7 @@ async def delegate_of(hands: Hands, *, node: str = "", **fields: Any) -> tuple[s
 
 
 async def test_a_delegate_begins_with_its_task_its_share_and_its_parent(hands: Hands) -> None:
-    limits = Limits(max_iterations=11, max_tokens=10_000)
+    limits = Limits(max_iterations=11, max_tokens=10_000, max_seconds=3_600.0)
     delegate_id, (created, message) = await delegate_of(hands, workspace=WHERE, limits=limits, headless=False)
     assert isinstance(created, ConversationCreated)
     assert (created.agent.name, created.agent.llm.model) == ("ReadOnlyAgent", "acme/small")
@@ -51,6 +51,8 @@ async def test_a_delegate_begins_with_its_task_its_share_and_its_parent(hands: H
     assert conversation_id_of(CID, created.parent.delegate_id) == delegate_id
     assert (created.parent.conversation_id, created.parent.level) == (CID, 1)
     assert (created.limits.max_iterations, created.limits.max_tokens) == (10, 10_000)
+    assert created.limits.max_seconds is not None
+    assert 3_000 < created.limits.max_seconds < 3_600  # what is left of its parent's
     assert message.sentence == "TASK: look"
 
 

@@ -120,6 +120,18 @@ async def test_an_action_that_a_person_has_edited_is_asked_about_as_it_would_run
     assert replay(events).divergence is None
 
 
+async def test_an_action_that_a_person_has_edited_into_nothing_is_not_asked_about_again(hands: Hands) -> None:
+    told = Told(None, "not on my machine")
+    give(hands, told.hook(HookPoint.BEFORE_ACTION))
+    await hands.begin(BASH, FINISH, agent=asking(hands))
+    await hands.go()
+    (asked_id,) = [event.id for event in await hands.events() if event.kind == "action.run"]
+    await hands.log.append(CID, [confirmed(asked_id, no_such_field=1)])
+    await hands.go()
+    assert [call["event"]["command"] for call in told.calls] == ["rm -rf /"]
+    assert (await hands.kinds()).count("observation.user_rejected") == 1
+
+
 async def test_what_a_person_confirms_or_rejects_as_it_is_was_asked_about_before(hands: Hands) -> None:
     told = Told()
     give(hands, told.hook(HookPoint.BEFORE_ACTION))

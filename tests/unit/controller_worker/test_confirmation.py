@@ -246,3 +246,11 @@ def test_a_rejection_that_a_fork_begins_in_is_none_of_an_earlier_confirmed_actio
     core.put(CmdRunAction(command="two", source=EventSource.AGENT, **rejected))
     assert core.run() == Rest()
     assert core.states()[-2:] == ["user_rejected", "awaiting_user_input"]
+
+
+def test_an_action_that_a_person_rejected_is_no_step_of_a_loop() -> None:
+    core = asking()
+    core.reply(bash())
+    before = core.state.loops.recent.actions
+    answer_with(core, "user_rejected")
+    assert core.state.loops.recent.actions == before

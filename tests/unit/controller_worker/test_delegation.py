@@ -375,3 +375,13 @@ def test_a_delegate_that_has_ended_or_may_use_up_nothing_is_no_errand() -> None:
     order = core.state.delegation.order
     assert order is not None
     assert list(errands(core.state)) == [TellDelegates(AgentState.STOPPED, order.id)]
+
+
+def test_a_stop_answers_nothing_that_was_answered_when_the_delegate_began() -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate(background=True))
+    started_in_background(core, 8)
+    core.ask("stopped")
+    asked = core.state.version
+    core.run()
+    assert core.trace(after=asked) == [f"{asked + 1} SC stopped"]

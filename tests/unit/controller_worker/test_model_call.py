@@ -16,7 +16,7 @@ from broker.contract.events import LLMSpec, ModelCallFailed, ModelReply, TokenUs
 from broker.runtime.clock import ManualClock, SystemClock
 from broker.runtime.errors import StoreUnavailable
 from controller_worker.calls.model_call import ask, reply_of
-from controller_worker.calls.models import Models
+from controller_worker.calls.models import ROUTED, Models
 from controller_worker.core.failures import last_error_of
 from controller_worker.llm.errors import HookVeto, LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
@@ -358,6 +358,16 @@ async def test_a_fallback_is_for_its_errors(tmp_path: Path, code: str, on: list[
     assert is_asked or (isinstance(result, ModelCallFailed) and result.code == code)
 
 
+async def test_a_call_that_goes_by_a_batch_falls_back_on_nobody(tmp_path: Path) -> None:
+    async def carry(body: bytes) -> Any:
+        raise AssertionError(body)
+
+    of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here I am."})
+    result = await ask(of, LLMSpec(), replace(REQUEST, carry=carry), attempt=1, clock=ManualClock())
+    assert isinstance(result, ModelCallFailed)
+    assert result.code == "rate_limit"
+
+
 async def test_each_fallback_answers_the_error_before_it(tmp_path: Path) -> None:
     of = with_fallbacks(
         tmp_path,
@@ -448,3 +458,16 @@ async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: 
 
 def test_settings_that_cannot_be_used_are_said_by_the_call_and_not_before() -> None:
     assert Models({"LLM_BACKEND": "openai", "LLM_MODEL": "gpt-4o"}, SystemClock()).sees_images(LLMSpec())
+
+
+def test_the_model_that_a_router_has_chosen_is_asked_without_the_router(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(
+        '[llm]\nmodel = "acme/large"\n[llm.auto]\nmodel = "acme/large"\n'
+        'router = {kind = "rules", rules = [{use = "small", images = false}]}\n[llm.small]\nmodel = "acme/small"\n'
+    )
+    of = Models({"LLM_CONFIG": str(path)}, SystemClock())
+    routers = [
+        config and config.router for name in ("auto", f"auto{ROUTED}") if (config := of.settings(LLMSpec(model=name)))
+    ]
+    assert [router is None for router in routers] == [False, True]

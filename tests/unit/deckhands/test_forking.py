@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, ModelSwitched, WorkspaceSpec, with_id
+from broker.contract.events import (
+    AgentSpec,
+    ConversationCreated,
+    LLMSpec,
+    ModelSwitched,
+    Parent,
+    WorkspaceSpec,
+    with_id,
+)
 from broker.contract.specs import PlanSpec
 from broker.runtime.errors import UsageError
 from deckhands.client.forking import Point, copied_events, fork_of
@@ -33,12 +41,16 @@ def test_a_point_behind_the_end_is_refused() -> None:
 def test_a_fork_is_as_its_origin_but_for_what_is_asked() -> None:
     agent = AgentSpec(llm=LLMSpec(model="acme/small", temperature=0.5), tool_concurrency=3)
     created = ConversationCreated(
-        conversation_id="abc", agent=agent, title="Fix it", workspace=WorkspaceSpec(path="/a")
+        conversation_id="abc",
+        agent=agent,
+        title="Fix it",
+        workspace=WorkspaceSpec(path="/a"),
+        parent=Parent(conversation_id="above", delegate_id=8),
     )
     events = [with_id(created, 1), with_id(said("a"), 2)]
     plain = fork_of(events, "new")
     assert (plain.conversation_id, plain.forked_from, plain.title) == ("new", "abc@2", "Fix it @2")
-    assert (plain.agent, plain.workspace) == (agent, created.workspace)
+    assert (plain.agent, plain.workspace, plain.parent) == (agent, created.workspace, None)
     other = fork_of(events[:1], "new", model="acme/large", workspace=WorkspaceSpec(), title="Another try")
     assert (other.agent.llm, other.agent.tool_concurrency) == (LLMSpec(model="acme/large"), 3)
     assert (other.forked_from, other.title, other.workspace) == ("abc@1", "Another try", WorkspaceSpec())
