@@ -54,7 +54,7 @@ class StoredFiles:
             UsageError: it is too large.
         """
         check_size(len(content), "The file")
-        key, call_many = self._store.keys(conversation_id).parcel(name), self._store.connection.call_many
+        key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
         expiry = [] if ttl_seconds is None else [("PEXPIRE", key, int(ttl_seconds * 1000))]
         for at in range(0, len(content), PIECE_BYTES):
             # Each at its place, so that one whose reply was lost is not there twice.
@@ -69,7 +69,7 @@ class StoredFiles:
         Raises:
             CorruptEntry: it is not there, or not what it was.
         """
-        key, call = self._store.keys(conversation_id).parcel(name), self._store.connection.call
+        key, call = self._store.keys(conversation_id).stored_file(name), self._store.connection.call
         size = await self._store.persist(lambda: call("HGET", key, "size"))
         if size is None:
             raise CorruptEntry("The file is not in the store.", remedy="Upload it again.")
@@ -90,12 +90,12 @@ class StoredFiles:
         """
         if not isinstance(source, UploadedSource):
             return
-        key = self._store.keys(target_id).parcel(source.parcel)
+        key = self._store.keys(target_id).stored_file(source.parcel)
         # A delegate is lent it again by each owner of its parent; the size is written last.
         if await self._store.persist(lambda: self._store.connection.call("HGET", key, "size")) is None:
             await self.keep(target_id, await self.fetch(source_id, source.parcel))
 
     async def drop(self, conversation_id: str, name: str) -> None:
         """Remove a file.  Idempotent."""
-        key = self._store.keys(conversation_id).parcel(name)
+        key = self._store.keys(conversation_id).stored_file(name)
         await self._store.persist(lambda: self._store.connection.call("DEL", key))

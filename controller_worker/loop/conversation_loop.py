@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 
 from broker.contract.agent_state import AgentState
-from broker.coordination.crash_attribution import Probation
+from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import Claimed
 from broker.runtime.errors import OwnershipLost
 from controller_worker.calls.call_under_way import CallUnderWay
@@ -46,10 +46,10 @@ class ConversationLoop:
         self._on_gone = on_gone
         self._is_gone = False
         self._task: asyncio.Task[None] | None = None
-        self._alarm = Alarm(services.store.clock, lambda: self.wake(has_news=False))
+        self._alarm = Alarm(services.store.clock, lambda: self.wake(has_new_events=False))
         self._log = OwnedLog(claimed, services)
-        self._suspicion = Probation(services.turns, self._log.mark, deaths=claimed.crashes)
-        self._call = CallUnderWay(services, claimed.ownership, on_answer=lambda: self.wake(has_news=False))
+        self._suspicion = CrashAttribution(services.turns, self._log.mark, deaths=claimed.crashes)
+        self._call = CallUnderWay(services, claimed.ownership, on_answer=lambda: self.wake(has_new_events=False))
         self._performer = Performer(self._log, self._call, services, self._suspicion)
 
     @property
@@ -72,11 +72,11 @@ class ConversationLoop:
         self._task = asyncio.create_task(self._run(), name=f"begin {self.conversation_id}")
         return self._task
 
-    def wake(self, *, has_news: bool = True) -> None:
+    def wake(self, *, has_new_events: bool = True) -> None:
         """Read what is new, then do what is wanted."""
         if self._is_gone:
             return  # its new owner must not be outbid by one more model call
-        self._log.has_news = self._log.has_news or has_news
+        self._log.has_new_events = self._log.has_new_events or has_new_events
         self._call.permit.is_refused = False
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"step {self.conversation_id}")
@@ -131,7 +131,7 @@ class ConversationLoop:
             assert rounds < MAX_ROUNDS, f"no end to what is wanted at version {self.state.version}"
             if not await self._step():
                 await self._suspicion.rest()
-                if not self._log.has_news and self._call.answer is None:
+                if not self._log.has_new_events and self._call.answer is None:
                     return
                 rounds = -1
 
@@ -162,7 +162,7 @@ class ConversationLoop:
         commit = await self._log.append(wanted)
         if commit is None:
             return False
-        self._suspicion.acquit()  # an append takes the mark and the crashes away
+        self._suspicion.clear()  # an append takes the mark and the crashes away
         self._performer.note(commit)
         if self.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self._call.cancel(self.state)

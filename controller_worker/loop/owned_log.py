@@ -43,7 +43,7 @@ class OwnedLog:
 
     Attributes:
         state: the fold of the log so far.
-        has_news: the log may have grown since.
+        has_new_events: the log may have grown since.
         is_watched: a client follows replies while the model writes them.
         waiting_since: when the log last grew, by the monotonic clock.
         recollection: what the model is shown of it.
@@ -52,7 +52,7 @@ class OwnedLog:
     def __init__(self, claimed: Claimed, services: Services) -> None:
         self.ownership = claimed.ownership
         self.state = State()
-        self.has_news = self.is_watched = self.is_restored = False
+        self.has_new_events = self.is_watched = self.is_restored = False
         self.waiting_since = services.store.clock.monotonic()
         self.recollection = Recollection(services.log, claimed.ownership.conversation_id)
         self._claimed = claimed
@@ -85,7 +85,7 @@ class OwnedLog:
         failpoint("controller.after_claim")
         state = await self._snapshots.latest()
         # Read as news: a ring that came since the claim is answered by this, and the next event rings again.
-        self.has_news = False
+        self.has_new_events = False
         tail, self._checksum = await self._read(after=state.version)
         self.state = fold(state, tail)
         self.is_restored = True
@@ -95,8 +95,8 @@ class OwnedLog:
 
     async def catch_up(self) -> None:
         """Fold in what is new."""
-        if self.has_news:
-            self.has_news = False
+        if self.has_new_events:
+            self.has_new_events = False
             events, checksum = await self._read(after=self.state.version)
             await self._take_in(events, fold(self.state, events), checksum)
 
@@ -125,7 +125,7 @@ class OwnedLog:
         )
         failpoint("controller.after_append")
         if isinstance(outcome, Conflict):
-            self.has_news = True
+            self.has_new_events = True
             return None
         if isinstance(outcome, Closed):
             await services.owners.release(self.ownership, seen_id=self.state.version)
@@ -163,7 +163,7 @@ class OwnedLog:
         )
         if news is None:
             raise Gone
-        self.has_news = True
+        self.has_new_events = True
 
     async def mark(self, is_acting: bool) -> None:
         """Note in the store that a suspect acts, or that it only waits now; see `crash_attribution`.
@@ -200,9 +200,9 @@ class OwnedLog:
         return False
 
     async def _read(self, *, after: int) -> tuple[list[Event], str]:
-        news = await self._services.log.news(self.ownership, after=after, checksum=self._checksum)
-        self.is_watched = news.is_watched
-        return news.events, news.checksum
+        new = await self._services.log.read_new(self.ownership, after=after, checksum=self._checksum)
+        self.is_watched = new.is_watched
+        return new.events, new.checksum
 
     async def _take_in(self, events: list[Event], state: State, checksum: str) -> None:
         """Move to the state after these events; remember them for the next prompt and let the hooks see them."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Any
 
-from broker.coordination.crash_attribution import Probation
+from broker.coordination.crash_attribution import CrashAttribution
 from controller_worker.calls.call_under_way import CallUnderWay
 from controller_worker.concerns.model_calls import asks_again_at
 from controller_worker.core.commit import Commit
@@ -52,7 +52,7 @@ class Performer:
         done: the errands that this owner has run; they leave nothing in the log.
     """
 
-    def __init__(self, log: OwnedLog, call: CallUnderWay, services: Services, suspicion: Probation) -> None:
+    def __init__(self, log: OwnedLog, call: CallUnderWay, services: Services, suspicion: CrashAttribution) -> None:
         self.done: set[Errand] = set()
         self._log = log
         self._call = call
@@ -108,7 +108,7 @@ class Performer:
     async def _await_tools(self, wanted: AwaitTools) -> Then:
         if await self._dispatches.ensure(wanted.action_ids):
             return Then.WAIT
-        self._log.has_news = True
+        self._log.has_new_events = True
         return Then.ASK_AGAIN
 
     async def _await_delegates(self, wanted: AwaitDelegates) -> Append | Then:

@@ -221,7 +221,7 @@ async def test_a_stop_gives_the_permit_back_and_loses_the_money(hands: Hands) ->
     pool = limit(hands, "concurrency = 1")
     await hands.begin(THINK, latency=60.0, tenancy=ACME)
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: any(task.get_name() == f"model {CID}" for task in asyncio.all_tasks()), what="the call")
     await hands.ask("stopped")
     loop.wake()
@@ -240,7 +240,7 @@ async def test_a_reply_that_comes_while_a_stop_is_written_is_charged_as_lost(han
 
     await hands.begin(THINK, latency=0.5, tenancy=ACME)
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(is_thinking, what="the call")
     await hands.ask("stopped")
     hands.wire.before["deck_append"] = lambda: until(lambda: not is_thinking(), what="the reply")
@@ -345,7 +345,7 @@ async def test_a_fork_does_not_pay_again_for_what_its_origin_has_paid(hands: Han
     created = fork_of(events[:at], "fork", title="fork")
     await hands.log.adopt(created, events[1:at], key="fork")
     loop = await hands.claim("fork")
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: "fork" in hands.gone, what="the fork's end")
     ledger = Ledger(hands.store)
     assert (await ledger.account("conversation:fork")).spent_usd == 0.25

@@ -8,7 +8,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.specs import PlanSpec
 from broker.coordination.action_streams import ControlDelivery
-from broker.log.status import standing
+from broker.log.status import status_of
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, snapshot_of
 from controller_worker.loop.delegates import conversation_id_of
@@ -43,7 +43,7 @@ async def test_a_snapshot_that_is_ahead_of_its_log_is_not_used_and_the_gap_is_na
     await hands.go()
     events = await hands.events()
     assert "observation.events_lost" in [event.kind for event in events]
-    assert standing(events).state is AgentState.FINISHED
+    assert status_of(events).state is AgentState.FINISHED
 
 
 async def test_an_error_ends_what_runs_and_no_later_answer_counts(hands: Hands) -> None:
@@ -60,7 +60,7 @@ async def test_an_error_ends_what_runs_and_no_later_answer_counts(hands: Hands) 
     hands.wire.before["deck_dispatch"] = fail
     loop.check_dispatch()
     await hands.at_rest(loop)
-    assert standing(await hands.events()).state is AgentState.ERROR
+    assert status_of(await hands.events()).state is AgentState.ERROR
     orders = [order for order in await reader.read(limit=5) if isinstance(order, ControlDelivery)]
     assert [(order.action_id, order.order) for order in orders] == [(action, "cancel")]
     assert await hands.log.is_answered(CID, action)

@@ -22,7 +22,7 @@ from broker.coordination.wakeups import wake
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
 from broker.log.lost_tails import followed
-from broker.log.status import Standing, standing
+from broker.log.status import Status, status_of
 from broker.runtime.errors import EventsLost, UnknownConversation
 from broker.store.store import Store
 from tests.simulation.canonical import bash, said
@@ -175,11 +175,11 @@ async def _talk(store: Store, cid: str, rounds: int, outcome: ChatOutcome) -> No
 
 
 async def _talked(log: EventLog, cid: str, rounds: int) -> bool:
-    standing, count = Standing(), 0
+    standing, count = Status(), 0
     async for event in followed(log, cid, after=0, decode=decode):
-        standing = standing.after(event)
+        status = status.after(event)
         count += isinstance(event, MessageAction) and event.source is EventSource.USER
-        if standing.is_settled and event.id == await log.last_id(cid):
+        if status.is_settled and event.id == await log.last_id(cid):
             if count >= rounds:
                 return True
             await log.append(cid, [said(f"message {count + 1}")], key=f"message {count + 1}")
@@ -196,7 +196,7 @@ async def _ring(store: Store, chat: Chat) -> None:
 def broken_chat(outcome: ChatOutcome) -> list[str]:
     """Return what does not hold, each with the id of its invariant where it has one."""
     if outcome.failure:
-        stand = {cid: str(standing(events).state) for cid, events in outcome.logs.items()}
+        stand = {cid: str(status_of(events).state) for cid, events in outcome.logs.items()}
         return [f"I1: {outcome.failure}; {stand}"]
     found = [line for cid, events in outcome.logs.items() for line in _broken_log(outcome, cid, events)]
     actions = {(cid, event.id) for cid, events in outcome.logs.items() for event in events if event.runnable}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from broker.contract.agent_state import AgentState
 from broker.contract.events import Event
-from broker.log.status import Standing
+from broker.log.status import Status
 from tests.simulation.faults import Fault
 from tests.simulation.wire import Written
 
@@ -33,14 +33,14 @@ class Wait:
 def waits(written: Sequence[Written], logs: Mapping[str, Sequence[Event]]) -> Iterator[Wait]:
     """Yield the waits between the events of logs, while their conversations were neither settled nor rate limited."""
     for conversation_id, events in logs.items():
-        standing, before = Standing(), 0.0
+        standing, before = Status(), 0.0
         for append in written:
             if append.conversation_id != conversation_id:
                 continue
-            if append.first_id > 1 and not (standing.is_settled or standing.state is AgentState.RATE_LIMITED):
+            if append.first_id > 1 and not (status.is_settled or status.state is AgentState.RATE_LIMITED):
                 yield Wait(append.at - before, conversation_id, append.first_id - 1)
             for event in events[append.first_id - 1 : append.last_id]:
-                standing = standing.after(event)
+                status = status.after(event)
             before = append.at
 
 
