@@ -94,7 +94,7 @@ async def take(actions: ActionQueue) -> ActionDelivery:
     return delivery
 
 
-async def rung(store: Store) -> list[str]:
+async def notified(store: Store) -> list[str]:
     """Return the conversations in the ready stream, delivered or not, in order."""
     entries = await store.connection.call("XRANGE", store.all_shards[0].ready, "-", "+")
     return [fields[1].decode() for _, fields in entries]

@@ -110,7 +110,7 @@ class Hands:
     async def go(self, conversation_id: str = CID) -> ConversationLoop:
         """Claim a conversation and let it run until it waits, or is gone."""
         loop = await self.claim(conversation_id)
-        loop.wake(has_news=False)
+        loop.wake(has_new_events=False)
         await self.at_rest(loop)
         return loop
 

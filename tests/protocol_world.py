@@ -54,7 +54,7 @@ class World:
     names: dict[str, str] = field(default_factory=dict)
     claims: list[Claimed] = field(default_factory=list)
     handed: list[Handed] = field(default_factory=list)
-    rung: list[tuple[str, str, str]] = field(default_factory=list)
+    notified: list[tuple[str, str, str]] = field(default_factory=list)
     read_to: dict[str, int] = field(default_factory=dict)
     """The last event of each conversation when it was given up."""
 
@@ -123,14 +123,14 @@ class World:
         worker = name or self.names[slot]
         ready = self.store.all_shards[0].ready
         found = await self._read("controllers", worker, [ready])
-        self.rung += [(worker, fields[1].decode(), entry.decode()) for _, entry, fields in found]
+        self.notified += [(worker, fields[1].decode(), entry.decode()) for _, entry, fields in found]
         return [fields for _, _, fields in found]
 
     async def answer(self, n: int) -> Any:
         """Claim what was rung, at any later time."""
-        if not self.rung:
+        if not self.notified:
             return None
-        worker, cid, entry = self.rung.pop(n % len(self.rung))
+        worker, cid, entry = self.notified.pop(n % len(self.notified))
         return self._remember(await self.owners.claim(cid, worker, ready_entry=entry))
 
     async def claim(self, slot: str, cid: str) -> Any:
@@ -256,7 +256,7 @@ class World:
         for name in self.memberships:
             if await self._is_alive(name):
                 await lapse(self.store, name)
-        self.claims, self.handed, self.rung = [], [], []
+        self.claims, self.handed, self.notified = [], [], []
         for slot in SLOTS:
             await self.restart(slot)
         await self._let_parked_become_due()
@@ -264,7 +264,7 @@ class World:
             for slot in SLOTS:
                 await self.tick(slot, 0)
             await self.hear("c1")
-            while self.rung:
+            while self.notified:
                 await self.answer(0)
             for cid in CONVERSATIONS if dispatches else ():
                 await self.claim("c1", cid)

@@ -80,7 +80,7 @@ class UploadedSource(BaseModel):
 
     Attributes:
         name: of the file, for people.
-        parcel: see `broker.coordination.file_pieces`.
+        parcel: see `broker.coordination.stored_files`.
         ref: of a bundle, see `GitSource`.
     """
 

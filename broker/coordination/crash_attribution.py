@@ -47,7 +47,7 @@ class Turns:
         return end
 
 
-class Probation:
+class CrashAttribution:
     """The probation of one thing; none at all for what no worker has died with.
 
     Args:
@@ -87,7 +87,7 @@ class Probation:
             self._end_turn()
             self._end_turn = None
 
-    def acquit(self) -> None:
+    def clear(self) -> None:
         """End the probation: it got on, and the store has forgotten what it was suspected of."""
         self._is_suspect = self._is_marked = False
         self.end_turn()
@@ -97,5 +97,5 @@ async def _never_marked(is_acting: bool) -> None:
     raise AssertionError(f"nobody is suspected, and yet marked {is_acting}")
 
 
-INNOCENT = Probation(Turns(), _never_marked, deaths=0)
+NOT_SUSPECTED = CrashAttribution(Turns(), _never_marked, deaths=0)
 """Of what no worker has died with."""

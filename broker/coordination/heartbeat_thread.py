@@ -27,7 +27,7 @@ STUCK_AFTER_SECONDS = 10.0
 REPLY_TIMEOUT_SECONDS = 1.0
 
 
-class Understudy:
+class HeartbeatThread:
     """Stands in for the beats of one incarnation, as a context manager around its life."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Understudy:
         self._turned = self._clock.monotonic()
         self._progress = 0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="understudy", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
         self._turned = self._clock.monotonic()

@@ -40,9 +40,9 @@ _log = logging.getLogger(__name__)
 class Tick:
     """What one beat found to do for everybody."""
 
-    buried: int
+    removed: int
     woken: int
-    rung_again: int
+    notified_again: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from broker.coordination.file_pieces import Parcels
+from broker.coordination.stored_files import StoredFiles
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.ids import new_key
 from broker.store.store import Store
@@ -80,7 +80,7 @@ class Transfers:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._parcels = Parcels(store)
+        self._stored_files = StoredFiles(store)
 
     async def ask(
         self,
@@ -109,7 +109,7 @@ class Transfers:
         token = new_key()
         key = names.transfer(token)
         if content:
-            await self._parcels.put(conversation_id, token, content, ttl_seconds=TTL_SECONDS)
+            await self._stored_files.put(conversation_id, token, content, ttl_seconds=TTL_SECONDS)
         await self._write(key, "request", request.model_dump_json())
         stream = names.shard.actions(f"node:{node.decode()}")
         order = ("c", conversation_id, "a", 0, "x", "transfer", "t", token)
@@ -130,8 +130,8 @@ class Transfers:
             raise failure
         brought = b""
         if request.what in ("download", "diff"):
-            brought = await self._parcels.fetch(conversation_id, f"{token}-back")
-            await self._parcels.drop(conversation_id, f"{token}-back")
+            brought = await self._stored_files.fetch(conversation_id, f"{token}-back")
+            await self._stored_files.drop(conversation_id, f"{token}-back")
         return Carried(answer, brought)
 
     async def request(self, conversation_id: str, token: str) -> TransferRequest | None:
@@ -146,8 +146,8 @@ class Transfers:
             return None  # nobody of ours has written it
 
     async def content(self, conversation_id: str, token: str) -> bytes:
-        """Return what is to be uploaded; raises what `Parcels.fetch` does."""
-        return await self._parcels.fetch(conversation_id, token)
+        """Return what is to be uploaded; raises what `StoredFiles.fetch` does."""
+        return await self._stored_files.fetch(conversation_id, token)
 
     async def answer(self, conversation_id: str, token: str, answer: TransferAnswer, content: bytes | None) -> None:
         """Answer a request, as the tool worker.  Idempotent.
@@ -157,8 +157,8 @@ class Transfers:
         """
         key = self._store.keys(conversation_id).transfer(token)
         if content is not None:
-            await self._parcels.put(conversation_id, f"{token}-back", content, ttl_seconds=TTL_SECONDS)
-        await self._parcels.drop(conversation_id, token)
+            await self._stored_files.put(conversation_id, f"{token}-back", content, ttl_seconds=TTL_SECONDS)
+        await self._stored_files.drop(conversation_id, token)
         await self._write(key, "answer", answer.model_dump_json())
 
     async def _write(self, key: str, field: str, text: str) -> None:

@@ -36,16 +36,16 @@ class ReadyStream:
 
         The entry is acknowledged by the claim it leads to.
         """
-        rung = []
+        notified = []
         for _, entry, fields in await self._reader.read(limit=min(limit, BATCH)):
             entry_id = entry.decode()
             try:
-                rung.append((_conversation_in(self._store, self._names, fields), entry_id))
+                notified.append((_conversation_in(self._store, self._names, fields), entry_id))
             except CANNOT_BE_READ as error:
                 await self._unreadable.put_aside(
                     self._names, self._names.ready, entry_id, fields, error, group="controllers"
                 )
-        return rung
+        return notified
 
     async def aclose(self) -> None:
         """Close its connection."""
@@ -72,13 +72,13 @@ class Mailbox:
             if self._read_since_trim >= TRIM_MAILBOX_EVERY:
                 self._read_since_trim = 0
                 await self._store.persist(lambda: self._store.connection.call("XTRIM", self._key, "MINID", self._after))
-        rung: dict[str, None] = {}
+        notified: dict[str, None] = {}
         for entry_id, fields in entries:
             try:
-                rung[_conversation_in(self._store, self._names, fields)] = None
+                notified[_conversation_in(self._store, self._names, fields)] = None
             except CANNOT_BE_READ as error:
                 await self._unreadable.put_aside(self._names, self._key, entry_id.decode(), fields, error)
-        return list(rung)
+        return list(notified)
 
     async def _entries(self) -> list[Any]:
         command = ("XREAD", "COUNT", BATCH, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._key, self._after)

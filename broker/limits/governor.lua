@@ -404,7 +404,7 @@ end
 
 -- deck_quota_told: obey what a provider's headers say is left.  ARGV key, worker, what, left, what, left …
 -- returns {'told', next_ms, '', 0, woken …} {'unknown'}
-local function told(keys, args)
+local function report_left(keys, args)
   local pool = open(keys[1], now_ms(keys[2]))
   if not pool then return {'unknown'} end
   local key = pool.by_name[args[1]]
@@ -443,6 +443,6 @@ end
 redis.register_function('deck_quota_publish', publish)
 redis.register_function('deck_quota_reserve', reserve)
 redis.register_function('deck_quota_settle', settle)
-redis.register_function('deck_quota_told', told)
+redis.register_function('deck_quota_told', report_left)
 redis.register_function('deck_quota_withdraw', withdraw)
 redis.register_function('deck_quota_pump', pump_for)

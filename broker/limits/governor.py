@@ -25,8 +25,8 @@ from broker.store.connection import Argument
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
-LONGEST_NAP_SECONDS = 1.0
-SHORTEST_NAP_SECONDS = 0.005
+LONGEST_SLEEP_SECONDS = 1.0
+SHORTEST_SLEEP_SECONDS = 0.005
 LONGEST_REFUSAL_SECONDS = 3_600.0
 """One odd header must not hold up a cluster for years."""
 
@@ -71,7 +71,7 @@ class Governor:
         self._store = store
         self._table = table
         self._shard = ShardKeys(0)
-        self._naps: dict[str, _Nap] = {pool.name: _Nap() for pool in table.pools}
+        self._wake_timers: dict[str, _WakeTimer] = {pool.name: _WakeTimer() for pool in table.pools}
 
     @property
     def is_idle(self) -> bool:
@@ -165,7 +165,7 @@ class Governor:
                 await self.pump(pool, worker_id)
             except StoreRefused as error:
                 _log.error("nobody is woken who waits for %s: %s", pool.name, error)
-            await self._naps[pool.name].sleep()
+            await self._wake_timers[pool.name].sleep()
 
     async def _call(self, function: str, pool: Pool, arguments: tuple[Argument, ...]) -> tuple[str, str, int]:
         reply: list[Any] = await self._store.function(function, self._keys(pool), *arguments)
@@ -174,7 +174,7 @@ class Governor:
             reply = await self._store.function(function, self._keys(pool), *arguments)
         outcome, next_ms, key, eta_ms, *woken = reply
         if next_ms >= 0:
-            self._naps[pool.name].end_after(next_ms / 1000)
+            self._wake_timers[pool.name].end_after(next_ms / 1000)
         if woken:
             await wake(self._store, [cid.decode(errors="backslashreplace") for cid in woken])
         return outcome, key.decode(), eta_ms
@@ -183,7 +183,7 @@ class Governor:
         return self._shard.quota(pool.name), self._shard.root
 
 
-class _Nap:
+class _WakeTimer:
     """A sleep that can be shortened while it lasts."""
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class _Nap:
 
     def end_after(self, seconds: float) -> None:
         """End it in so many seconds, unless it ends before."""
-        at = asyncio.get_running_loop().time() + max(seconds, SHORTEST_NAP_SECONDS)
+        at = asyncio.get_running_loop().time() + max(seconds, SHORTEST_SLEEP_SECONDS)
         if self._wanted is None or at < self._wanted:
             self._wanted = at
             self._shortened.set()
@@ -200,7 +200,7 @@ class _Nap:
     async def sleep(self) -> None:
         """Sleep until the earliest end that was asked for, a second at most."""
         loop = asyncio.get_running_loop()
-        longest = loop.time() + LONGEST_NAP_SECONDS
+        longest = loop.time() + LONGEST_SLEEP_SECONDS
         while True:
             self._shortened.clear()
             end = longest if self._wanted is None else min(longest, self._wanted)

@@ -91,8 +91,8 @@ end
 local function charge(shard, cid, account, token, total)
   local chain = chain_of(shard, account)
   local delta = total - number(budget(shard, account), 'own')
-  local has_news = delta > 0
-  if has_news then
+  local has_new_events = delta > 0
+  if has_new_events then
     redis.call('HSET', budget(shard, account), 'own', string.format('%.0f', total))
     add(shard, chain, 'spent', delta)
     add(shard, chain, 'calls', 1)
@@ -100,16 +100,16 @@ local function charge(shard, cid, account, token, total)
   local lost = reserved_for(shard, cid, 'lost')
   if lost then
     redis.call('HDEL', shard .. ':ledger:lost', cid)
-    if has_news then
+    if has_new_events then
       add(shard, chain_of(shard, lost.account), 'lost', -lost.amount)
       add(shard, chain_of(shard, lost.account), 'lost_calls', -1)
     end
   end
   local held = reserved_for(shard, cid, 'held')
   if held and held.worker == '-' then
-    if has_news then give_back(shard, cid, held) end
+    if has_new_events then give_back(shard, cid, held) end
   elseif held and held.token < token then
-    if has_news then give_back(shard, cid, held) else lose(shard, cid, held) end
+    if has_new_events then give_back(shard, cid, held) else lose(shard, cid, held) end
     redis.call('HDEL', shard .. ':ledger:lost', cid)
   end
 end

@@ -40,7 +40,7 @@ READ_BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class NewEvents:
     """What an owner finds who has been rung.
 
     Attributes:
@@ -232,7 +232,7 @@ class EventLog:
             await self.last_id(conversation_id)
         return events
 
-    async def news(self, ownership: Ownership, *, after: int, checksum: str = "") -> News:
+    async def read_new(self, ownership: Ownership, *, after: int, checksum: str = "") -> NewEvents:
         """Return the events above `after`, as the owner who has been rung: later appends ring again.
 
         Args:
@@ -258,8 +258,8 @@ class EventLog:
         events = [decoded(entry_id, fields, after + n) for n, (entry_id, fields) in enumerate(new, 1)]
         checksum = codec.checksum_of(batch[-1][1][-1]) if batch else ""
         if len(batch) < READ_BATCH:
-            return News(events, bool(is_watched), checksum)
-        more = await self.news(ownership, after=after + len(events), checksum=checksum)
+            return NewEvents(events, bool(is_watched), checksum)
+        more = await self.read_new(ownership, after=after + len(events), checksum=checksum)
         return replace(more, events=[*events, *more.events])
 
     async def tail(

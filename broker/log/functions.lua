@@ -33,8 +33,8 @@ end
 
 -- Tell whoever must know that a conversation has news: its owner's mailbox, or the ready stream when nobody owns it.
 -- Coalesced: nothing is added while an earlier ring has not been answered (meta.rung).
-local function ring_unless(rung, owner, shard, meta, cid, now)
-  if rung then return end
+local function notify_unless(notified, owner, shard, meta, cid, now)
+  if notified then return end
   if owner then
     redis.call('XADD', shard .. ':worker:' .. owner .. ':mail', '*', 'c', cid)
     redis.call('HSET', meta, 'rung', '1')
@@ -45,14 +45,14 @@ local function ring_unless(rung, owner, shard, meta, cid, now)
   end
 end
 
-local function ring(shard, meta, cid, now)
+local function notify(shard, meta, cid, now)
   local found = redis.call('HMGET', meta, 'rung', 'owner')
-  ring_unless(found[1], found[2], shard, meta, cid, now)
+  notify_unless(found[1], found[2], shard, meta, cid, now)
 end
 
-local function ring_anew(shard, meta, cid, now)
+local function notify_again(shard, meta, cid, now)
   redis.call('HDEL', meta, 'rung')
-  ring(shard, meta, cid, now)
+  notify(shard, meta, cid, now)
 end
 
 local function is_owner(meta, worker, token)
@@ -119,7 +119,7 @@ end
 
 -- Whether an entry still waits to be delivered to a group ('queued'), was delivered to a live worker ('delivered'),
 -- or is in nobody's hands ('lost').
-local function whereabouts(shard, stream, group, entry)
+local function delivery_state(shard, stream, group, entry)
   if not id_parts(entry) or redis.call('EXISTS', stream) == 0 then return 'lost' end
   if #redis.call('XRANGE', stream, entry, entry) == 0 then return 'lost' end
   local found = group_of(shard, stream, group)
@@ -165,7 +165,7 @@ local function append(keys, args)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
     'append_ids', 'crashes', 'mark')
-  local last, closed, node, owner, token, rung, append_key, append_ids, crashes, mark = unpack(found)
+  local last, closed, node, owner, token, notified, append_key, append_ids, crashes, mark = unpack(found)
   last = last and tonumber(last)
 
   local remember
@@ -248,7 +248,7 @@ local function append(keys, args)
     if crashes or mark then redis.call('HDEL', meta, 'crashes', 'mark') end
   else
     if guard == 'tool' and c ~= '' then acknowledge(c) end
-    if flags ~= 'quiet' then ring_unless(rung, owner, shard, meta, cid, now) end
+    if flags ~= 'quiet' then notify_unless(notified, owner, shard, meta, cid, now) end
   end
   return {'appended', first, last}
 end
@@ -269,7 +269,7 @@ local function claim(keys, args)
   local owner, now = get(meta, 'owner'), now_ms(shard)
   if owner == worker then return {'yours'} end
   if owner and alive(shard, owner) then
-    ring_anew(shard, meta, cid, now)
+    notify_again(shard, meta, cid, now)
     return {'owned'}
   end
   local before = tonumber(get(meta, 'token')) or 0
@@ -341,7 +341,7 @@ local function requeue(keys, args)
   if not get(meta, 'last_id') then return {'missing'} end
   redis.call('HDEL', meta, 'crashes', 'mark')
   redis.call('ZREM', shard .. ':dead', cid)
-  ring_anew(shard, meta, cid, now_ms(shard))
+  notify_again(shard, meta, cid, now_ms(shard))
   return {'requeued'}
 end
 
@@ -350,7 +350,7 @@ end
 local function wake(keys, args)
   local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
   if not get(meta, 'last_id') then return {'missing'} end
-  ring(shard, meta, cid, now_ms(shard))
+  notify(shard, meta, cid, now_ms(shard))
   return {'rung'}
 end
 
@@ -366,7 +366,7 @@ local function dispatch(keys, args)
   local queued = get(once, 'q:' .. action)
   if queued then
     local stream, entry = string.match(queued, '^(.*)|(.*)$')
-    local where = stream and whereabouts(shard, stream, TOOLS, entry)
+    local where = stream and delivery_state(shard, stream, TOOLS, entry)
     if where == 'queued' then return {'queued'} end
     if where == 'delivered' then return {'running', claimer or ''} end
   end
@@ -433,7 +433,7 @@ local function mark_action(keys, args)
 end
 
 -- Time in which nobody beat, because the store was away or its clock jumped, counts against nobody.
-local function spare_all(shard, passed)
+local function extend_deadlines(shard, passed)
   for _, key in ipairs({shard .. ':workers', shard .. ':nodes'}) do
     for _, name in ipairs(redis.call('ZRANGEBYSCORE', key, 1, '+inf')) do
       redis.call('ZADD', key, tonumber(redis.call('ZSCORE', key, name)) + passed, name)
@@ -469,7 +469,7 @@ local function keep_time(shard, worker, ttl, monotonic, is_believed)
     local most = math.min(now - before, BEAT_GAP_MS) / 20
     now = now + math.max(-most, math.min(most, wall - now))
     -- By what this worker said before: its latest word may be a longer one, because the store has become slow for all.
-    if now - before > math.min(ttl, said) / 2 then spare_all(shard, math.floor(now - before)) end
+    if now - before > math.min(ttl, said) / 2 then extend_deadlines(shard, math.floor(now - before)) end
   end
   if monotonic then
     local lead = math.min(now - monotonic, crept or math.huge)
@@ -521,7 +521,7 @@ local function give_entry_back(shard, stream, group, entry, fields)
   if not carrier then return end
   if carrier ~= before .. entry then
     local other, its_entry = string.match(carrier, '^(.*)|(.*)$')
-    if whereabouts(shard, other or stream, group, its_entry or carrier) ~= 'lost' then return end
+    if delivery_state(shard, other or stream, group, its_entry or carrier) ~= 'lost' then return end
   end
   redis.call('HSET', key, field, before .. redis.call('XADD', stream, '*', unpack(fields)))
 end
@@ -561,13 +561,13 @@ local function hand_back(shard, worker, cid, now, how)
     if crashes >= 3 then redis.call('ZADD', shard .. ':dead', now, cid) end
   end
   redis.call('HDEL', meta, 'owner')
-  ring_anew(shard, meta, cid, now)
+  notify_again(shard, meta, cid, now)
 end
 
 -- Hand back everything a worker had, at most `limit` things at a time. Returns whether it is done.
 -- how  'crash' counts against a conversation the first time, and after that only if the worker died while stepping it
 --      (meta.mark); 'leave' does not. What a burial began with is how it ends, whoever goes on with it.
-local function bury(shard, worker, now, limit, how)
+local function remove_worker(shard, worker, now, limit, how)
   local me = shard .. ':worker:' .. worker
   redis.call('ZADD', shard .. ':workers', 0, worker)
   is_there(shard, me .. ':about', 'hash')
@@ -592,7 +592,7 @@ end
 
 -- Look after a stream: make its group anew if it was lost, give back what a worker was handed after its burial (a
 -- server goes on serving the blocked read of a process that is stopped), drop entries that all have acknowledged.
-local function tend(shard, stream, group)
+local function maintain_stream(shard, stream, group)
   make_group(shard, stream, group)
   local oldest = group_of(shard, stream, group)['last-delivered-id']
   local pending = redis.call('XPENDING', stream, group)
@@ -628,7 +628,7 @@ local function leave_node(shard, node)
 end
 
 -- A tool worker's beat is its node's; it sees to it that nothing waits for nodes that are lost.
-local function tend_nodes(shard, about, now)
+local function maintain_nodes(shard, about, now)
   local node = get(about, 'node')
   if not node then return end
   redis.call('ZADD', shard .. ':nodes', now + (tonumber(get(about, 'node_patience_ms')) or NODE_PATIENCE_MS), node)
@@ -639,23 +639,23 @@ end
 
 local function wake_parked(shard, cid, now)
   local meta = shard .. ':c:' .. cid .. ':meta'
-  if get(meta, 'last_id') then ring_anew(shard, meta, cid, now) end
+  if get(meta, 'last_id') then notify_again(shard, meta, cid, now) end
 end
 
 -- See after a ring that nobody has answered. Returns 'rung' when it was lost, and 'seen' otherwise.
-local function see_after_ring(shard, cid, now)
+local function check_notification(shard, cid, now)
   local meta = shard .. ':c:' .. cid .. ':meta'
   local entry = get(meta, 'ready_id')
   if get(meta, 'owner') or not get(meta, 'last_id') then
     redis.call('ZREM', shard .. ':unread', cid)
     return 'seen'
-  elseif entry and whereabouts(shard, shard .. ':ready', CONTROLLERS, entry) == 'queued' then
+  elseif entry and delivery_state(shard, shard .. ':ready', CONTROLLERS, entry) == 'queued' then
     redis.call('ZADD', shard .. ':unread', now, cid)
     return 'seen'
   end
   -- Lost, or delivered and not answered: its reader may never have seen the reply that delivered it.
   if entry and id_parts(entry) then redis.call('XACK', shard .. ':ready', CONTROLLERS, entry) end
-  ring_anew(shard, meta, cid, now)
+  notify_again(shard, meta, cid, now)
   return 'rung'
 end
 
@@ -678,9 +678,9 @@ local function tick(keys, args)
   redis.call('ZADD', workers, now + ttl, worker)
   redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl)
 
-  local buried = 0
+  local removed = 0
   for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do
-    if attempt(shard, workers, dead, bury, shard, dead, now, 256, 'crash') then buried = buried + 1 end
+    if attempt(shard, workers, dead, remove_worker, shard, dead, now, 256, 'crash') then removed = removed + 1 end
   end
   -- A deadline further off than any beat can have set it comes from a clock that has been set back.
   for _, other in ipairs(redis.call('ZRANGEBYSCORE', workers, now + 2 * ttl, '+inf', 'LIMIT', 0, 64)) do
@@ -697,17 +697,17 @@ local function tick(keys, args)
     attempt(shard, shard .. ':parked', cid, wake_parked, shard, cid, now)
   end
 
-  local rung = 0
+  local notified = 0
   for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':unread', '-inf', now - patience, 'LIMIT', 0, 64)) do
-    local found = attempt(shard, shard .. ':unread', cid, see_after_ring, shard, cid, now)
-    if found == 'rung' then rung = rung + 1 end
+    local found = attempt(shard, shard .. ':unread', cid, check_notification, shard, cid, now)
+    if found == 'rung' then notified = notified + 1 end
     if not found then redis.call('ZREM', shard .. ':unread', cid) end
   end
 
-  tend_nodes(shard, me .. ':about', now)
-  tend(shard, shard .. ':ready', CONTROLLERS)
-  for _, stream in ipairs(streams_of(shard, worker)) do tend(shard, stream, TOOLS) end
-  return {'alive', buried, #due, rung, now}
+  maintain_nodes(shard, me .. ':about', now)
+  maintain_stream(shard, shard .. ':ready', CONTROLLERS)
+  for _, stream in ipairs(streams_of(shard, worker)) do maintain_stream(shard, stream, TOOLS) end
+  return {'alive', removed, #due, notified, now}
 end
 
 -- now: the shard's time.  KEYS shard base.  returns {'now', ms}
@@ -718,7 +718,7 @@ end
 -- leave: a worker that ends in order hands back all it has, a thousand things at a time.
 -- KEYS shard base.  ARGV worker.  returns {'left'} {'leaving'}   leaving: call again
 local function leave(keys, args)
-  if bury(keys[1], args[1], now_ms(keys[1]), 1000, 'leave') then return {'left'} end
+  if remove_worker(keys[1], args[1], now_ms(keys[1]), 1000, 'leave') then return {'left'} end
   return {'leaving'}
 end
 

@@ -14,7 +14,7 @@ from broker.contract.actions import AgentDelegateAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Event, Observation
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.status import Standing, standing
+from broker.log.status import Status, status_of
 
 TERMINAL = "I1"
 GAPLESS = "I2"
@@ -54,7 +54,7 @@ def violations(
         seen: events that were acknowledged to, or read by, somebody along the way.
         is_over: the conversation has had its time; False for a log that is still being written.
     """
-    stands = standing(events)
+    stands = status_of(events)
     found = [*_gapless(events, conversation_id, last_event_id), *_durable(events, seen)]
     found += _one_observation(events, must_be_settled=is_over and stands.state not in _UNFINISHED_ACTIONS_ALLOWED)
     if is_over:
@@ -128,7 +128,7 @@ def _wants_observation(action: Action) -> bool:
     return isinstance(action, AgentDelegateAction) or (action.runnable and not waits)
 
 
-def _terminal(stands: Standing) -> Iterator[Violation]:
+def _terminal(stands: Status) -> Iterator[Violation]:
     if stands.is_unanswered:
         yield Violation(TERMINAL, 0, f"somebody spoke up and got no answer (the agent is {stands.state})")
     elif not stands.is_settled and stands.state != AgentState.RATE_LIMITED:

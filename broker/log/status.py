@@ -26,7 +26,7 @@ RECOVERED_TO = {1: AgentState.AWAITING_USER_INPUT, 2: AgentState.RUNNING, 3: Age
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Status:
     """What a reader of the log knows of the agent.
 
     Attributes:
@@ -47,7 +47,7 @@ class Standing:
     is_in_loop: bool = False
     is_recovering: bool = False
 
-    def after(self, event: Event) -> Standing:
+    def after(self, event: Event) -> Status:
         """Return the standing after one more event."""
         match event:
             case AgentStateChangedObservation(agent_state=state):
@@ -55,7 +55,7 @@ class Standing:
                 is_answer = state in (self.requested, AgentState.ERROR)
                 is_answer = is_answer or (state in ANSWERS and self.requested in ANSWERS)  # an edit may be refused
                 is_stop = state is AgentState.STOPPED
-                return Standing(
+                return Status(
                     state,
                     event.reason,
                     None if is_answer else self.requested,
@@ -82,7 +82,7 @@ class Standing:
         is_asked = self.state is AgentState.AWAITING_USER_CONFIRMATION and self.requested is None
         return is_asked and request.agent_state in ANSWERS and request.action_id in (None, self.asked_id)
 
-    def _asked_for(self, state: AgentState) -> Standing:
+    def _asked_for(self, state: AgentState) -> Status:
         # To be asked for the state it is in is never acknowledged; it only takes back what was asked before.
         return replace(self, requested=None if state is self.state else state)
 
@@ -108,7 +108,7 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
     ends = [event for event in events if isinstance(event, DelegateEnded)]
     usages = [reply.usage for reply in replies]
     return {
-        "state": standing(events).state.value,
+        "state": status_of(events).state.value,
         "iterations": sum(reply.service == "agent" for reply in replies),
         "cost_usd": round(sum(r.cost_usd or 0.0 for r in replies) + sum(e.cost_usd for e in ends), 8),
         "has_unknown_cost": int(any(r.cost_usd is None for r in replies) or any(e.has_unknown_cost for e in ends)),
@@ -117,9 +117,9 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
     }
 
 
-def standing(events: Iterable[Event]) -> Standing:
+def status_of(events: Iterable[Event]) -> Status:
     """Return the standing after these events, which begin with the conversation's first."""
-    found = Standing()
+    found = Status()
     for event in events:
         found = found.after(event)
     return found

@@ -207,7 +207,7 @@ class ConversationKeys:
         """A large text."""
         return f"{self.root}:blob:{sha256}"
 
-    def parcel(self, name: str) -> str:
+    def stored_file(self, name: str) -> str:
         """A file kept beside the log, or on its way."""
         return f"{self.root}:parcel:{name}"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from broker.celery.bootstep import cancel_when
-from broker.coordination.heartbeat_thread import Understudy
+from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.coordination.wakeups import Mailbox, ReadyStream
@@ -61,8 +61,8 @@ class ControllerConsumer:
         try:
             while not stop.is_set():
                 incarnation = await self.begin(services)
-                with Understudy(settings.store_url, incarnation.membership) as understudy:
-                    await incarnation.run(stop, on_beat=understudy.loop_turned)
+                with HeartbeatThread(settings.store_url, incarnation.membership) as heartbeat_thread:
+                    await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
         finally:
             await services.hooks.aclose()
             await services.gates.aclose()

@@ -21,7 +21,7 @@ from dataclasses import replace
 from broker.contract.actions import CondensationAction
 from broker.contract.agent_state import AgentState, is_settled
 from broker.contract.events import Event, ModelCallDeferred
-from broker.coordination.crash_attribution import Probation
+from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import Claimed
 from broker.log.event_log import Appended, Closed, Conflict, Duplicate
 from broker.runtime.errors import DeckhandsError, EventsLost, OwnershipLost
@@ -85,7 +85,7 @@ class ConversationLoop:
         self._delegates = Delegates(services.log, services.store)
         self._is_gone = False
         self._is_restored = False
-        self._has_news = False
+        self._has_new_events = False
         self._is_watched = False
         self._task: asyncio.Task[None] | None = None
         self._call: asyncio.Task[None] | None = None
@@ -95,7 +95,7 @@ class ConversationLoop:
         self._dispatches = Dispatches(services.log, services.owners, claimed.ownership)
         self._snapshots = Snapshots(services, claimed)
         self._shown: dict[str, str | int | float] = {}
-        self._probation = Probation(services.turns, self._note_mark, deaths=claimed.crashes)
+        self._attribution = CrashAttribution(services.turns, self._note_mark, deaths=claimed.crashes)
 
     @property
     def conversation_id(self) -> str:
@@ -112,11 +112,11 @@ class ConversationLoop:
         self._task = asyncio.create_task(self._run(), name=f"begin {self.conversation_id}")
         return self._task
 
-    def wake(self, *, has_news: bool = True) -> None:
+    def wake(self, *, has_new_events: bool = True) -> None:
         """Go on: read what is new, then do what is wanted."""
         if self._is_gone:
             return  # whoever owns it now must not be outbid by one more model call
-        self._has_news = self._has_news or has_news
+        self._has_new_events = self._has_new_events or has_new_events
         self._gate.is_shut = False
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"step {self.conversation_id}")
@@ -143,7 +143,7 @@ class ConversationLoop:
         for task in (self._task, self._call):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
-        self._probation.end_turn()
+        self._attribution.end_turn()
         self._gate.abandon(self.state)
         self._on_gone(self)
 
@@ -158,7 +158,7 @@ class ConversationLoop:
             if is_release:
                 await self._release()
             await self._advance()
-            while self._has_news or self._answer is not None:
+            while self._has_new_events or self._answer is not None:
                 await self._advance()
             self._set_alarm()
         except (_Gone, OwnershipLost):
@@ -177,7 +177,7 @@ class ConversationLoop:
         deadline = self.state.usage.deadline
         if deadline is not None and not is_settled(self.state.lifecycle.agent_state):
             left = (deadline - self._services.store.clock.now()).total_seconds()
-            self._alarm = asyncio.get_running_loop().call_later(max(left, 0.0), lambda: self.wake(has_news=False))
+            self._alarm = asyncio.get_running_loop().call_later(max(left, 0.0), lambda: self.wake(has_new_events=False))
 
     async def _advance(self) -> None:
         """Do what is wanted until there is nothing left to do for now."""
@@ -188,7 +188,7 @@ class ConversationLoop:
             version = self.state.version
             assert rounds < MAX_ROUNDS_A_VERSION, f"no end to what is wanted at version {version}"
             if not await self._does_next():
-                await self._probation.rest()
+                await self._attribution.rest()
                 return
 
     async def _does_next(self) -> bool:
@@ -214,7 +214,7 @@ class ConversationLoop:
         elif isinstance(effect, AwaitTools):
             if await self._dispatches.see_to(effect.action_ids):
                 return False
-            self._has_news = True
+            self._has_new_events = True
         elif isinstance(effect, CallModel):
             if not self._gate.is_shut or self.state.calls.gate is None:
                 return await self._does_call(effect)
@@ -228,12 +228,12 @@ class ConversationLoop:
 
     async def _catch_up(self) -> None:
         """Restore at first, then fold in what is new."""
-        await self._probation.act()
+        await self._attribution.act()
         if not self._is_restored:
             await self._restore()
-        if self._has_news:
-            self._has_news = False
-            events, checksum = await self._news(after=self.state.version)
+        if self._has_new_events:
+            self._has_new_events = False
+            events, checksum = await self._read_new(after=self.state.version)
             await self._take_in(events, fold(self.state, events), checksum)
 
     async def _restore(self) -> None:
@@ -248,8 +248,8 @@ class ConversationLoop:
         failpoint("controller.after_claim")
         state = await self._snapshots.latest()
         # Read as news: a ring that came since the claim is answered by this, and the next event rings again.
-        self._has_news = False
-        tail, self._checksum = await self._news(after=state.version)
+        self._has_new_events = False
+        tail, self._checksum = await self._read_new(after=state.version)
         self.state = fold(state, tail)
         self._is_restored = True
         if claimed.crashes == MAX_CRASHES:
@@ -257,10 +257,10 @@ class ConversationLoop:
         self._agent = create_agent(self.state.setup.agent)
         await self._gate.catch_up(self.state)
 
-    async def _news(self, *, after: int) -> tuple[list[Event], str]:
-        news = await self._services.log.news(self.ownership, after=after, checksum=self._checksum)
-        self._is_watched = news.is_watched
-        return news.events, news.checksum
+    async def _read_new(self, *, after: int) -> tuple[list[Event], str]:
+        new = await self._services.log.read_new(self.ownership, after=after, checksum=self._checksum)
+        self._is_watched = new.is_watched
+        return new.events, new.checksum
 
     async def _take_in(self, events: list[Event], state: State, checksum: str) -> None:
         """Go on to the state after these events, and remember them for the next prompt."""
@@ -293,7 +293,7 @@ class ConversationLoop:
         )
         failpoint("controller.after_append")
         if isinstance(outcome, Conflict):
-            self._has_news = True
+            self._has_new_events = True
             return
         if isinstance(outcome, Closed):
             await services.owners.release(self.ownership, seen_id=self.state.version)
@@ -305,7 +305,7 @@ class ConversationLoop:
 
     async def _after_commit(self, commit: Commit, checksum: str) -> None:
         first_id = self.state.version + 1
-        self._probation.acquit()  # an append takes the mark and the crashes away
+        self._attribution.clear()  # an append takes the mark and the crashes away
         await self._take_in(commit.events, commit.state, checksum)
         self._dispatches.note(first_id + position for position in commit.dispatch)
         if self.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR) and self._call is not None:
@@ -328,7 +328,7 @@ class ConversationLoop:
             await self._commit(Append((question,)))
             return True
         models, llm = self._services.models, question.llm
-        await self._probation.rest()  # for a client that is made, a seat, the model
+        await self._attribution.rest()  # for a client that is made, a seat, the model
         notice = await self._gate.knock(self.state, models.settings(llm), question.request, lambda: models.of(llm))
         if notice is not None:
             await self._commit(Append((notice,)))
@@ -346,7 +346,7 @@ class ConversationLoop:
             return  # cancelled too late to notice; nobody waits for the answer any more
         self._call = None
         self._answer = answer
-        self.wake(has_news=False)
+        self.wake(has_new_events=False)
 
     async def _take_answer(self, answer: ModelAnswer) -> None:
         """Append what the model answered, unless the conversation was stopped meanwhile."""
@@ -380,7 +380,7 @@ class ConversationLoop:
         )
         if news is None:
             raise _Gone
-        self._has_news = True
+        self._has_new_events = True
 
     async def _save_snapshot(self) -> None:
         if not await self._snapshots.save(self.state, self._checksum):

@@ -29,7 +29,7 @@ from broker.contract.events import (
     Parent,
 )
 from broker.contract.observations import ErrorObservation, SuccessObservation
-from broker.coordination.file_pieces import Parcels
+from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import name_gap
@@ -57,7 +57,7 @@ class Delegates:
     def __init__(self, log: EventLog, store: Store) -> None:
         self._log = log
         self._conversations = Conversations(store)
-        self._parcels = Parcels(store)
+        self._stored_files = StoredFiles(store)
         self._clock = store.clock
         self._started: set[int] = set()
         self._told_id = 0
@@ -162,7 +162,7 @@ class Delegates:
         )
         message = MessageAction(content=task, source=EventSource.USER)
         # A directory means the same only where its parent works.
-        await self._parcels.lend(state.setup.conversation_id, conversation_id, state.setup.workspace.source)
+        await self._stored_files.lend(state.setup.conversation_id, conversation_id, state.setup.workspace.source)
         node = (await self._conversations.row(state.setup.conversation_id)).node if state.setup.workspace.path else ""
         if self._log.secrets is not None:  # before its first event, in which they are to be hidden
             await self._log.secrets.lend(state.setup.conversation_id, conversation_id)

@@ -64,8 +64,8 @@ async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -
         )
         if isinstance(outcome, Fenced):
             return
-        has_news = isinstance(outcome, Conflict)
-        if not has_news and await owners.release(ownership, seen_id=last_id, delay_seconds=LEFT_SECONDS) is None:
+        has_new_events = isinstance(outcome, Conflict)
+        if not has_new_events and await owners.release(ownership, seen_id=last_id, delay_seconds=LEFT_SECONDS) is None:
             return
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from broker.contract.events import ConversationCreated, Event, WorkspaceSpec
-from broker.coordination.file_pieces import Parcels
+from broker.coordination.stored_files import StoredFiles
 from broker.runtime.ids import new_conversation_id
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
@@ -78,7 +78,7 @@ async def _fork(
         await require_served(client.store, place)
         for conversation_id in ids:
             created = fork_of(events, conversation_id, model=model, workspace=place, title=title)
-            await Parcels(client.store).lend(point.conversation_id, conversation_id, created.workspace.source)
+            await StoredFiles(client.store).lend(point.conversation_id, conversation_id, created.workspace.source)
             await client.log.adopt(created, taken_over(events, model=model), key=f"fork:{created.forked_from}")
             if message is not None:
                 await client.send_message(conversation_id, message)

@@ -19,7 +19,7 @@ from broker.contract.skills import skills_in
 from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec, Skill
 from broker.contract.tool_specs import MAX_SCHEMA_CHARS
 from broker.contract.workspace_sources import GitSource, UploadedSource, format_of, git_source
-from broker.coordination.file_pieces import check_size, parcel_name
+from broker.coordination.stored_files import check_size, stored_file_name
 from broker.runtime.errors import UsageError
 from deckhands.client.tasks import check_task, output_of
 from deckhands.settings import SANDBOXES
@@ -205,7 +205,7 @@ def place_of(text: str | None, options: dict[str, Any]) -> Place:
         content = Path(name).read_bytes()
     except OSError as error:
         raise UsageError(f"The file {name} cannot be read: {error.strerror}.", remedy="Name another by -w.") from error
-    parcel = parcel_name(content)
+    parcel = stored_file_name(content)
     if ref and form != "bundle":
         raise UsageError(f"{name} is no bundle; it has no {ref!r}.", remedy="Leave out what stands behind the #.")
     try:

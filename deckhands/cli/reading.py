@@ -159,7 +159,7 @@ async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPr
         async for event in events:
             printer.event(event)
             tally.add(event)
-            if tally.standing.is_terminal and tally.last_event_id >= await client.log.last_id(conversation_id):
+            if tally.status.is_terminal and tally.last_event_id >= await client.log.last_id(conversation_id):
                 return
 
 

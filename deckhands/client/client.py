@@ -28,11 +28,11 @@ from broker.contract.events import (
 )
 from broker.contract.specs import Tenancy
 from broker.contract.unknown_event import decode_any
-from broker.coordination.file_pieces import Parcels
+from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import Closed, EventLog
 from broker.log.lost_tails import followed
-from broker.log.status import RECOVERED_TO, Standing
+from broker.log.status import RECOVERED_TO, Status
 from broker.runtime.errors import EventsLost, StoreUnavailable, UsageError
 from broker.runtime.ids import check_conversation_id, new_conversation_id
 from broker.store.store import Store, open_store
@@ -126,7 +126,7 @@ class Client:
                 conversation_id_of(idempotency_key) if idempotency_key is not None else new_conversation_id()
             )
         if upload is not None:
-            await Parcels(self.store).keep(check_conversation_id(conversation_id), upload)
+            await StoredFiles(self.store).keep(check_conversation_id(conversation_id), upload)
         created = ConversationCreated(
             conversation_id=check_conversation_id(conversation_id),
             source=EventSource.USER,
@@ -168,7 +168,7 @@ class Client:
         fork_id = conversation_id_of(idempotency_key) if idempotency_key is not None else new_conversation_id()
         created = fork_of(events, fork_id, model=model, workspace=workspace, title=title)
         await require_served(self.store, created.workspace)
-        await Parcels(self.store).lend(conversation_id, fork_id, created.workspace.source)
+        await StoredFiles(self.store).lend(conversation_id, fork_id, created.workspace.source)
         await self.log.adopt(created, taken_over(events, model=model), key=f"fork:{created.forked_from}")
         return fork_id
 
@@ -216,7 +216,7 @@ class Client:
         Raises:
             UsageError: the agent is in no loop, or there is no such option.
         """
-        if not (await self._tally(conversation_id)).standing.is_in_loop or option not in RECOVERED_TO:
+        if not (await self._tally(conversation_id)).status.is_in_loop or option not in RECOVERED_TO:
             raise UsageError(
                 f"The conversation {conversation_id} is in no loop that option {option} leads out of.",
                 remedy="Send it a message to go on with it.",
@@ -269,14 +269,14 @@ class Client:
             StoreUnavailable: it has not stopped after `wait_seconds`; the request stays in the log.
         """
         tally = await self._tally(conversation_id)
-        if tally.standing.is_terminal:
+        if tally.status.is_terminal:
             return tally.summary()
         await self._ask_for(conversation_id, AgentState.STOPPED)
         if wait_seconds is None:
             return await self.summary(conversation_id)
         try:
             async with asyncio.timeout(wait_seconds):
-                await self._follow(conversation_id, tally, is_enough=lambda standing: standing.is_terminal)
+                await self._follow(conversation_id, tally, is_enough=lambda status: status.is_terminal)
         except TimeoutError as error:
             raise StoreUnavailable(
                 f"The conversation {conversation_id} has not stopped within {wait_seconds:g} s.",
@@ -327,7 +327,7 @@ class Client:
             while True:
                 tally = Tally()
                 try:
-                    await self._follow(conversation_id, tally, is_enough=lambda standing: standing.is_settled)
+                    await self._follow(conversation_id, tally, is_enough=lambda status: status.is_settled)
                 except EventsLost:
                     continue  # the log goes on from an older state
                 return tally.summary()
@@ -340,12 +340,12 @@ class Client:
         """Return a conversation as a listing shows it."""
         return await self._conversations.row(conversation_id)
 
-    async def _follow(self, conversation_id: str, tally: Tally, *, is_enough: Callable[[Standing], bool]) -> None:
+    async def _follow(self, conversation_id: str, tally: Tally, *, is_enough: Callable[[Status], bool]) -> None:
         """Take in events until the standing will do and the log holds no more."""
         async with contextlib.aclosing(self.tail(conversation_id, after=tally.last_event_id)) as events:
             async for event in events:
                 tally.add(event)
-                if is_enough(tally.standing) and tally.last_event_id >= await self.log.last_id(conversation_id):
+                if is_enough(tally.status) and tally.last_event_id >= await self.log.last_id(conversation_id):
                     return
 
     async def _tally(self, conversation_id: str) -> Tally:
@@ -355,8 +355,8 @@ class Client:
         """Return the state in which a conversation is over; None: it is not.  Reads the log only where it may be."""
         if (await self.row(conversation_id)).state not in TERMINAL_STATES:
             return None
-        standing = (await self._tally(conversation_id)).standing
-        return standing.state if standing.is_terminal else None
+        status = (await self._tally(conversation_id)).status
+        return status.state if status.is_terminal else None
 
     async def _answer(
         self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zstandard
 
-from broker.coordination.file_pieces import check_size
+from broker.coordination.stored_files import check_size
 from broker.coordination.transfers import TransferRequest, Transfers
 from broker.runtime.errors import UsageError
 from broker.store.store import Store

@@ -226,11 +226,11 @@ class Demo:
             async for event in events:
                 case.seen.append(event)
                 case.tally.add(event)
-                is_over = case.tally.standing.is_settled
+                is_over = case.tally.status.is_settled
                 async with self._moved:
                     self.progress.events += 1
                     self.progress.replies += isinstance(event, ModelReply)
-                    self.progress.finished += is_over and case.tally.standing.state is AgentState.FINISHED
+                    self.progress.finished += is_over and case.tally.status.state is AgentState.FINISHED
                     self._moved.notify_all()
                 self._on_progress(self.progress)
                 if is_over:

@@ -23,7 +23,7 @@ from broker.contract.events import (
     Observation,
 )
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.status import Standing
+from broker.log.status import Status
 from deckhands.reading.metrics import Metrics, metrics_of, with_delegate, with_reply
 
 LIMIT_ERRORS = (
@@ -159,7 +159,7 @@ class Tally:
     """A summary in the making."""
 
     def __init__(self) -> None:
-        self.standing = Standing()
+        self.status = Status()
         self._created: ConversationCreated | None = None
         self._last: Event | None = None
         self._started: datetime | None = None
@@ -191,8 +191,8 @@ class Tally:
 
     def add(self, event: Event) -> None:
         """Take in the next event."""
-        was = self.standing.state
-        self.standing = self.standing.after(event)
+        was = self.status.state
+        self.status = self.status.after(event)
         self._last = event
         self._updated = event.timestamp or self._updated
         self._started = self._started or event.timestamp
@@ -234,7 +234,7 @@ class Tally:
         seconds = (self._updated - self._started).total_seconds() if self._started and self._updated else 0.0
         return Summary(
             conversation_id=created.conversation_id,
-            state=self.standing.state.value,
+            state=self.status.state.value,
             iterations=self._replies,
             cost_usd=round(self._metrics.accumulated_cost, 8),
             prompt_tokens=self._metrics.accumulated_token_usage.prompt_tokens,
@@ -253,8 +253,8 @@ class Tally:
             error_detail=self._failure.content if self._failure else "",
             message=self._message,
             metrics=self._metrics,
-            outputs=self._outputs if self.standing.state is AgentState.FINISHED else {},
-            asked_id=self.standing.asked_id,
+            outputs=self._outputs if self.status.state is AgentState.FINISHED else {},
+            asked_id=self.status.asked_id,
             sandbox=self._sandbox,
         )
 

@@ -25,7 +25,7 @@ from broker.coordination.membership import silent_roles
 from broker.coordination.notebooks import Notebooks
 from broker.coordination.workspace_orders import WorkspaceOrders
 from broker.log.live_text import LiveText, Piece
-from broker.log.status import Standing
+from broker.log.status import Status
 from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable, UnknownConversation, UsageError
 from broker.runtime.ids import new_conversation_id
 from deckhands.client.client import Client
@@ -301,8 +301,8 @@ async def _follow(client: Client, conversation_id: str, tally: Tally, on_event: 
             tally.add(event)
             if isinstance(event, RiskyAction) and event.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION:
                 waiting[event.id] = event
-            if tally.standing.is_settled and tally.last_event_id >= await client.log.last_id(conversation_id):
-                asked = waiting.get(tally.standing.asked_id or 0)
+            if tally.status.is_settled and tally.last_event_id >= await client.log.last_id(conversation_id):
+                asked = waiting.get(tally.status.asked_id or 0)
                 if ask is None or asked is None:
                     return
                 answer = client.confirm if await ask(asked) else client.reject
@@ -332,13 +332,13 @@ async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watc
         await client.send_message(conversation_id, task.text, model=task.model)
     elif task.recovery is not None:
         await client.recover(conversation_id, option=task.recovery, model=task.model)
-    elif _is_to_be_asked(tally.standing, task):
+    elif _is_to_be_asked(tally.status, task):
         await client.resume(conversation_id, model=task.model)
-    elif tally.standing.is_settled:
-        watcher.on_notice(f"This run has settled ({tally.standing.state}); say by -t what it is to do next.")
+    elif tally.status.is_settled:
+        watcher.on_notice(f"This run has settled ({tally.status.state}); say by -t what it is to do next.")
     return tally.last_event_id
 
 
-def _is_to_be_asked(standing: Standing, task: Task) -> bool:
+def _is_to_be_asked(status: Status, task: Task) -> bool:
     """Say whether a resumed run is to be asked to go on: one that rests, or one that goes on with another model."""
-    return standing.state in _GOES_ON_WHEN_ASKED if standing.is_settled else task.model is not None
+    return status.state in _GOES_ON_WHEN_ASKED if status.is_settled else task.model is not None

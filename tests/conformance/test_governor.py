@@ -6,7 +6,7 @@ from broker.limits.governor import CallOutcome, Governor, Granted, InQueue, Prio
 from broker.limits.quotas import QuotaTable
 from broker.runtime.clock import ManualClock
 from broker.store.store import Store
-from tests.broker_parts import begin, enter, lapse, pass_time, rung
+from tests.broker_parts import begin, enter, lapse, pass_time, notified
 
 WORKER = "w1"
 
@@ -86,13 +86,13 @@ async def test_a_conversation_is_woken_when_its_turn_comes(store: Store) -> None
     assert await callers.may_call("aaa")
     assert not await callers.may_call("bbb")
     assert not await callers.may_call("ccc")
-    assert await rung(store) == []
+    assert await notified(store) == []
     await callers.settle("aaa")
-    assert await rung(store) == ["bbb"]  # one wake for one place
+    assert await notified(store) == ["bbb"]  # one wake for one place
     assert not await callers.may_call("ccc")  # what was granted is kept for whom it was granted to
     assert await callers.may_call("bbb")
     await callers.settle("bbb")
-    assert await rung(store) == ["bbb", "ccc"]
+    assert await notified(store) == ["bbb", "ccc"]
 
 
 async def test_interactive_conversations_go_first(store: Store) -> None:

@@ -13,7 +13,7 @@ from broker.log.fencing import Ownership
 from broker.runtime.errors import UsageError
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
-from tests.broker_parts import begin, enter, lapse, rung
+from tests.broker_parts import begin, enter, lapse, notified
 
 TENANT, EXPERIMENT = "tenant:acme", "experiment:acme/swe"
 
@@ -108,9 +108,9 @@ async def test_room_wakes_as_many_as_fit_and_a_top_up_the_others(store: Store) -
     for cid in ids:
         assert await reserve(ledger, cid, 0.3) == Exhausted(TENANT)
     await settle(ledger, "aaa", 0.4)
-    assert await rung(store) == ["bbb", "ccc"]
+    assert await notified(store) == ["bbb", "ccc"]
     await ledger.top_up(TENANT, 2.0)
-    assert await rung(store) == ids
+    assert await notified(store) == ids
     assert (await ledger.account(TENANT)).limit_usd == 3.0
 
 
@@ -124,7 +124,7 @@ async def test_a_conversation_that_waits_no_longer_is_not_woken(store: Store) ->
     assert await reserve(ledger, "aaa", 0.1) == Exhausted(TENANT)
     await ledger.withdraw("aaa", chain("aaa"))
     await ledger.top_up(TENANT, 1.0)
-    assert await rung(store) == []
+    assert await notified(store) == []
 
 
 async def test_the_call_of_a_dead_worker_is_lost_and_counts(store: Store) -> None:

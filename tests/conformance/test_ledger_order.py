@@ -13,7 +13,7 @@ from broker.log.fencing import Ownership
 from broker.runtime.clock import ManualClock
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection, MemoryServer
-from tests.broker_parts import begin, enter, pass_time, rung
+from tests.broker_parts import begin, enter, pass_time, notified
 
 TENANT, EXPERIMENT = "tenant:acme", "experiment:acme/swe"
 PATIENCE_SECONDS = 3.0
@@ -38,13 +38,13 @@ async def made(store: Store, *ids: str, limit: float = 1.0) -> Ledger:
     await ledger.set_limit(TENANT, limit)
     for cid in ids:
         await begin(store, cid)
-    await newly_rung(store)
+    await newly_notified(store)
     return ledger
 
 
-async def newly_rung(store: Store) -> list[str]:
+async def newly_notified(store: Store) -> list[str]:
     """Return who was rung since the last look, in order."""
-    ids = await rung(store)
+    ids = await notified(store)
     await store.connection.call("DEL", store.all_shards[0].ready)
     for cid in ids:
         await store.connection.call("HDEL", store.keys(cid).meta, "rung")
@@ -68,12 +68,12 @@ async def test_whoever_has_just_called_stands_behind_those_who_wait(store: Store
     assert not await reserve(ledger, "bbb", 0.6)
     assert not await reserve(ledger, "ccc", 0.6)
     await settle(ledger, "aaa", 0.1)
-    assert await newly_rung(store) == ["bbb"]
+    assert await newly_notified(store) == ["bbb"]
     assert not await reserve(ledger, "aaa", 0.6, 0.1)
     assert not await reserve(ledger, "ccc", 0.6)
     assert await reserve(ledger, "bbb", 0.6)
     await settle(ledger, "bbb", 0.1)
-    assert await newly_rung(store) == ["ccc"]
+    assert await newly_notified(store) == ["ccc"]
 
 
 async def test_what_is_left_beside_those_who_wait_is_for_whoever_comes(store: Store) -> None:
@@ -94,9 +94,9 @@ async def test_a_small_call_does_not_overtake_a_large_one(store: Store) -> None:
     assert not await reserve(ledger, "big", 0.9)
     await settle(ledger, "aaa", 0.1)
     assert not await reserve(ledger, "aaa", 0.3, 0.1)
-    assert await newly_rung(store) == []
+    assert await newly_notified(store) == []
     await settle(ledger, "bbb", 0.1)
-    assert await newly_rung(store) == ["big"]
+    assert await newly_notified(store) == ["big"]
     assert await reserve(ledger, "big", 0.9)  # the only one under way
 
 
@@ -106,17 +106,17 @@ async def test_whoever_was_woken_and_does_not_come_holds_nobody_up(store: Store)
     assert not await reserve(ledger, "bbb", 0.6)
     assert not await reserve(ledger, "ccc", 0.6)
     await settle(ledger, "aaa", 0.1)
-    assert await newly_rung(store) == ["bbb"]
+    assert await newly_notified(store) == ["bbb"]
     await ledger.sweep()
-    assert await newly_rung(store) == []
+    assert await newly_notified(store) == []
     await let_time_pass(store, "bbb")
     await ledger.sweep()
-    assert sorted(await newly_rung(store)) == ["bbb", "ccc"]
+    assert sorted(await newly_notified(store)) == ["bbb", "ccc"]
     assert await reserve(ledger, "ccc", 0.6)
     assert not await reserve(ledger, "bbb", 0.6)  # it comes after all, and is the first again
     assert not await reserve(ledger, "aaa", 0.6, 0.1)
     await settle(ledger, "ccc", 0.1)
-    assert await newly_rung(store) == ["bbb"]
+    assert await newly_notified(store) == ["bbb"]
 
 
 async def test_whoever_never_comes_is_forgotten(store: Store) -> None:
@@ -125,10 +125,10 @@ async def test_whoever_never_comes_is_forgotten(store: Store) -> None:
     assert not await reserve(ledger, "bbb", 0.6)
     await settle(ledger, "aaa", 0.1)
     for _ in range(3):
-        assert await newly_rung(store) == ["bbb"]
+        assert await newly_notified(store) == ["bbb"]
         await let_time_pass(store, "bbb")
         await ledger.sweep()
-    assert await newly_rung(store) == []
+    assert await newly_notified(store) == []
     assert (await ledger.account(TENANT)).waiting == 0
     assert await store.connection.call("SMEMBERS", f"{store.all_shards[0].root}:ledger:crowded") in ([], set())
     assert await reserve(ledger, "bbb", 0.6)
@@ -140,7 +140,7 @@ async def test_whoever_leaves_lets_the_next_one_in(store: Store) -> None:
     assert not await reserve(ledger, "big", 0.9)
     assert not await reserve(ledger, "ccc", 0.3)
     await ledger.withdraw("big", accounts_of("big", tenant="acme", experiment="swe"))
-    assert await newly_rung(store) == ["ccc"]
+    assert await newly_notified(store) == ["ccc"]
 
 
 async def test_from_one_queue_to_another_a_conversation_takes_its_time_with_it(store: Store) -> None:
@@ -151,11 +151,11 @@ async def test_from_one_queue_to_another_a_conversation_takes_its_time_with_it(s
     assert await reserve(ledger, "other", 0.4, experiment="more")
     assert not await reserve(ledger, "late", 0.7, experiment="more")  # for the tenant
     await ledger.set_limit(EXPERIMENT, 5.0)
-    await newly_rung(store)
+    await newly_notified(store)
     assert not await reserve(ledger, "early", 0.3)
     assert (await ledger.account(EXPERIMENT)).waiting == 0
     await settle(ledger, "other", 0.1, experiment="more")
-    assert await newly_rung(store) == ["early"]
+    assert await newly_notified(store) == ["early"]
     assert await reserve(ledger, "early", 0.3)
 
 
@@ -188,7 +188,7 @@ class Turns:
             if not self.calling and not self.awake:
                 await pass_time(store, clock, PATIENCE_SECONDS, worker_id="w1")
                 await ledger.sweep()
-            woken = set(await newly_rung(store)) - self.dead - set(self.awake)
+            woken = set(await newly_notified(store)) - self.dead - set(self.awake)
             self.awake += sorted(woken)
         spent = (await ledger.account(TENANT)).spent_usd
         await store.aclose()

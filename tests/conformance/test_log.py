@@ -41,7 +41,7 @@ async def test_a_log_longer_than_a_batch(store: Store) -> None:
     assert [event.id for event in await log.read(CID)] == list(range(1, 2_502))
     await enter(store, "w1")
     ownership = await claim(store, "w1")
-    assert [event.id for event in (await log.news(ownership, after=1)).events] == list(range(2, 2_502))
+    assert [event.id for event in (await log.read_new(ownership, after=1)).events] == list(range(2, 2_502))
     assert await log.fork(CID, ConversationCreated(conversation_id="forked"), at=2_501) == Appended(1, 2_501)
 
 

@@ -46,7 +46,7 @@ async def test_an_owner_does_not_go_on_from_an_event_that_is_another_now(store: 
     await log.append(CID, [message("another")])
     for attempt in (
         lambda: log.append_as_owner(ownership, [message()], expected_last_id=2, checksum=known),
-        lambda: log.news(ownership, after=2, checksum=known),
+        lambda: log.read_new(ownership, after=2, checksum=known),
         lambda: Owners(store).release(ownership, seen_id=2, checksum=known),
         lambda: Owners(store).save_snapshot(ownership, b"state", seen_id=2, checksum=known),
         lambda: check_remembered(store, CID, 2, known),
@@ -61,11 +61,11 @@ async def test_an_owner_does_not_go_on_from_an_event_that_is_another_now(store: 
     assert isinstance(appended, Appended)
     assert appended.checksum == await checksum(log, 3)
     await log.append(CID, [message("theirs")])
-    news = await log.news(ownership, after=3, checksum=appended.checksum)
-    assert [event.id for event in news.events] == [4]
-    assert news.checksum == await checksum(log, 4)
-    assert await Owners(store).save_snapshot(ownership, b"state", seen_id=4, checksum=news.checksum)
-    assert await Owners(store).release(ownership, seen_id=4, checksum=news.checksum) is None
+    new = await log.read_new(ownership, after=3, checksum=appended.checksum)
+    assert [event.id for event in new.events] == [4]
+    assert new.checksum == await checksum(log, 4)
+    assert await Owners(store).save_snapshot(ownership, b"state", seen_id=4, checksum=new.checksum)
+    assert await Owners(store).release(ownership, seen_id=4, checksum=new.checksum) is None
 
 
 async def test_a_log_that_is_shorter_is_noticed_by_its_owner(store: Store) -> None:
@@ -74,7 +74,7 @@ async def test_a_log_that_is_shorter_is_noticed_by_its_owner(store: Store) -> No
     known = await checksum(log, 3)
     await lose(store, after=1)
     with pytest.raises(EventsLost, match="ends at event 1, but event 3 had been acknowledged"):
-        await log.news(ownership, after=3, checksum=known)
+        await log.read_new(ownership, after=3, checksum=known)
     with pytest.raises(EventsLost, match="ends at event 1"):
         await log.append_as_owner(ownership, [message()], expected_last_id=3, checksum=known)
 

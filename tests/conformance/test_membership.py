@@ -23,7 +23,7 @@ from tests.broker_parts import (
     output,
     pending,
     queue,
-    rung,
+    notified,
     take,
 )
 
@@ -43,12 +43,12 @@ async def test_a_dead_controllers_conversations_are_taken_over(store: Store) -> 
     await enter(store, "w1")
     await claim(store, "w1")
     second = await enter(store, "w2")
-    before = len(await rung(store))
+    before = len(await notified(store))
     await lapse(store, "w1")
     tick = await second.tick(1)
     assert tick is not None
-    assert tick.buried == 1
-    assert len(await rung(store)) == before + 1
+    assert tick.removed == 1
+    assert len(await notified(store)) == before + 1
     claimed = await Owners(store).claim(CID, "w2")
     assert isinstance(claimed, Claimed)
     assert claimed.crashes == 1
@@ -101,12 +101,12 @@ async def test_a_burial_once_begun_is_final(store: Store) -> None:
     await lapse(store, "w1")
     tick = await second.tick(1)
     assert tick is not None
-    assert tick.buried == 0
+    assert tick.removed == 0
     assert await first.tick(1) is None
     assert await Owners(store).claim(ids[0], "w1") is NotClaimed.SWEPT
     tick = await second.tick(2)
     assert tick is not None
-    assert tick.buried == 1
+    assert tick.removed == 1
     for cid in ids:
         assert isinstance(await Owners(store).claim(cid, "w2"), Claimed)
 
@@ -204,12 +204,12 @@ async def test_a_dead_letter_gets_another_chance(store: Store) -> None:
     names = store.all_shards[0]
     await store.connection.call("HSET", store.keys(CID).meta, "crashes", 3)
     await store.connection.call("ZADD", names.dead, 1, CID)
-    before = len(await rung(store))
+    before = len(await notified(store))
     conversations = Conversations(store)
     await conversations.requeue(CID)
     await conversations.requeue(CID)
     assert await conversations.dead_letters() == []
-    assert len(await rung(store)) == before + 2
+    assert len(await notified(store)) == before + 2
     await enter(store, "w1")
     claimed = await Owners(store).claim(CID, "w1")
     assert isinstance(claimed, Claimed)
@@ -351,10 +351,10 @@ async def test_a_ring_to_a_worker_that_died_is_rung_again_for_all(store: Store) 
     second = await enter(store, "w2")
     await claim(store, "w1")
     await log.append(CID, [message()])  # rings the mailbox of w1
-    before = len(await rung(store))
+    before = len(await notified(store))
     await lapse(store, "w1")
     await second.tick(1)
-    assert len(await rung(store)) == before + 1
+    assert len(await notified(store)) == before + 1
 
 
 async def test_orders_of_a_dead_worker_come_back_too(store: Store) -> None:
@@ -413,4 +413,4 @@ async def test_a_stream_without_its_group_does_not_stop_a_burial(store: Store) -
     await lapse(store, "t1")
     tick = await second.tick(1)
     assert tick is not None
-    assert tick.buried == 1
+    assert tick.removed == 1

@@ -16,7 +16,7 @@ from broker.runtime.clock import ManualClock, to_millis
 from broker.runtime.errors import UnknownConversation
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
-from tests.broker_parts import CID, begin, claim, enter, lapse, mail_of, message, rung
+from tests.broker_parts import CID, begin, claim, enter, lapse, mail_of, message, notified
 
 
 async def test_a_claim_tells_where_the_conversation_stands(store: Store) -> None:
@@ -111,9 +111,9 @@ async def test_news_after_a_release_rings_the_ready_stream(store: Store) -> None
     await enter(store, "w1")
     ownership = await claim(store, "w1")
     await Owners(store).release(ownership, seen_id=1)
-    before = await rung(store)
+    before = await notified(store)
     await log.append(CID, [message()])
-    assert await rung(store) == [*before, CID]
+    assert await notified(store) == [*before, CID]
 
 
 async def test_a_parked_conversation_wakes_when_due(store: Store) -> None:
@@ -126,11 +126,11 @@ async def test_a_parked_conversation_wakes_when_due(store: Store) -> None:
     assert tick.woken == 0
     ownership = await claim(store, "w1")
     await Owners(store).release(ownership, seen_id=1, delay_seconds=-0.001)
-    before = len(await rung(store))
+    before = len(await notified(store))
     tick = await worker.tick(2)
     assert tick is not None
     assert tick.woken == 1
-    assert len(await rung(store)) == before + 1
+    assert len(await notified(store)) == before + 1
     tick = await worker.tick(3)
     assert tick is not None
     assert tick.woken == 0
@@ -169,7 +169,7 @@ async def test_a_parked_conversation_that_is_gone_leaves_nothing_behind(store: S
     await store.connection.call("ZADD", store.all_shards[0].parked, 1, "gone")
     await worker.tick(1)
     assert await store.connection.call("EXISTS", store.keys("gone").meta) == 0
-    assert await rung(store) == []
+    assert await notified(store) == []
 
 
 async def test_a_snapshot_is_kept_under_the_current_token_only(store: Store) -> None:

@@ -21,7 +21,7 @@ from tests.broker_parts import (
     mail_of,
     message,
     pending,
-    rung,
+    notified,
 )
 
 
@@ -35,7 +35,7 @@ async def test_rings_are_coalesced_until_the_claim(store: Store) -> None:
     log = await begin(store)
     for _ in range(5):
         await log.append(CID, [message()])
-    assert await rung(store) == [CID]
+    assert await notified(store) == [CID]
 
 
 async def test_a_quiet_append_rings_nobody(store: Store) -> None:
@@ -53,10 +53,10 @@ async def test_mail_is_coalesced_until_the_news_are_read(store: Store) -> None:
     await log.append(CID, [message("a")])
     await log.append(CID, [message("b")])
     assert await mail_of(store, "w1") == [CID]
-    assert [event.id for event in (await log.news(ownership, after=1)).events] == [2, 3]
+    assert [event.id for event in (await log.read_new(ownership, after=1)).events] == [2, 3]
     await log.append(CID, [message("c")])
     assert await mail_of(store, "w1") == [CID, CID]
-    assert [event.id for event in (await log.news(ownership, after=3)).events] == [4]
+    assert [event.id for event in (await log.read_new(ownership, after=3)).events] == [4]
 
 
 async def test_the_news_say_whether_somebody_looks_on(store: Store) -> None:
@@ -64,9 +64,9 @@ async def test_the_news_say_whether_somebody_looks_on(store: Store) -> None:
     await enter(store, "w1")
     ownership = await claim(store, "w1")
     log = EventLog(store)
-    assert not (await log.news(ownership, after=0)).is_watched
+    assert not (await log.read_new(ownership, after=0)).is_watched
     await store.connection.call("SET", store.keys(CID).watched, "1")
-    assert (await log.news(ownership, after=0)).is_watched
+    assert (await log.read_new(ownership, after=0)).is_watched
 
 
 async def test_the_ready_stream_hands_each_conversation_to_one_worker(store: Store) -> None:
@@ -105,7 +105,7 @@ async def test_a_mailbox_gives_each_conversation_once(store: Store) -> None:
     first = await claim(store, "w1", "conversation-1")
     await claim(store, "w1", "conversation-2")
     await log.append("conversation-1", [message()])
-    await log.news(first, after=1)
+    await log.read_new(first, after=1)
     await log.append("conversation-2", [message()])
     await log.append("conversation-1", [message()])
     mailbox = Mailbox(store, store.all_shards[0], "w1")
@@ -119,7 +119,7 @@ async def test_a_lost_ring_is_rung_again(store: Store) -> None:
     names = store.all_shards[0]
     await store.connection.call("XTRIM", names.ready, "MAXLEN", "=", 0)
     assert await tick_without_patience(store, "w1") == 1
-    assert await rung(store) == [CID]
+    assert await notified(store) == [CID]
     claimed = await Owners(store).claim(CID, "w1")
     assert isinstance(claimed, Claimed)
     assert await tick_without_patience(store, "w1") == 0
@@ -129,7 +129,7 @@ async def test_a_ring_that_waits_for_a_reader_is_not_repeated(store: Store) -> N
     await begin(store)
     await enter(store, "w1")
     assert await tick_without_patience(store, "w1") == 0
-    assert await rung(store) == [CID]
+    assert await notified(store) == [CID]
 
 
 async def test_a_ring_is_given_time_to_be_answered(store: Store) -> None:
@@ -138,7 +138,7 @@ async def test_a_ring_is_given_time_to_be_answered(store: Store) -> None:
     await store.connection.call("XTRIM", store.all_shards[0].ready, "MAXLEN", "=", 0)
     tick = await worker.tick(1)
     assert tick is not None
-    assert tick.rung_again == 0
+    assert tick.notified_again == 0
 
 
 async def test_a_ring_whose_delivery_was_lost_is_read_again(store: Store, connect: Callable[[], Connection]) -> None:

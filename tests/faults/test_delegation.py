@@ -12,7 +12,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, DelegateEnded, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
 from broker.log.conversations import Conversations
-from broker.log.status import standing
+from broker.log.status import status_of
 from controller_worker.loop.delegates import conversation_id_of
 from tests.faults.harness import FaultCluster
 
@@ -144,7 +144,7 @@ async def test_a_cancel_goes_down_the_tree(cluster: FaultCluster) -> None:
     await cluster.client.cancel(cid)
 
     async def is_stopped() -> bool:
-        return standing(await cluster.client.events(delegate_id)).state is AgentState.STOPPED
+        return status_of(await cluster.client.events(delegate_id)).state is AgentState.STOPPED
 
     await cluster.until(is_stopped, what="the delegate's stop")
     await cluster.settle([cid, delegate_id])

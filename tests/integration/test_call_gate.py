@@ -216,7 +216,7 @@ async def test_a_stop_gives_the_seat_back_and_loses_the_money(hands: Hands) -> N
     pool = limit(hands, "concurrency = 1")
     await hands.begin(THINK, latency=60.0, tenancy=ACME)
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: any(task.get_name() == f"model {CID}" for task in asyncio.all_tasks()), what="the call")
     await hands.ask("stopped")
     loop.wake()
@@ -274,7 +274,7 @@ async def test_a_fork_does_not_pay_again_for_what_its_origin_has_paid(hands: Han
     created = fork_of(events[:at], "fork", title="fork")
     await hands.log.adopt(created, events[1:at], key="fork")
     loop = await hands.claim("fork")
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: "fork" in hands.gone, what="the fork's end")
     ledger = Ledger(hands.store)
     assert (await ledger.account("conversation:fork")).spent_usd == 0.25

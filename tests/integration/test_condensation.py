@@ -22,7 +22,7 @@ from broker.contract.specs import (
 )
 from broker.coordination.membership import Membership
 from broker.log.invariants import violations
-from broker.log.status import standing
+from broker.log.status import status_of
 from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.registry import create_condenser
 from controller_worker.llm.messages import Message, TextPart
@@ -49,7 +49,7 @@ async def condensations(hands: Hands) -> list[CondensationAction]:
 async def ended(hands: Hands) -> AgentState | None:
     events = await hands.events()
     assert violations(events, conversation_id=CID) == []
-    return standing(events).state
+    return status_of(events).state
 
 
 async def test_a_long_conversation_is_summarised_and_goes_on(hands: Hands) -> None:
@@ -126,7 +126,7 @@ async def thinking_about_notes(hands: Hands) -> ConversationLoop:
     """A conversation whose worker waits for the condenser's model."""
     await hands.begin(*thoughts(6), condenser=SMALL, condensation=NOTES | {"latency_seconds": 0.5})
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: loop.state.usage.iteration == 5 and loop._call is not None, what="the condenser's call")
     return loop
 
@@ -138,7 +138,7 @@ async def test_a_worker_that_dies_while_the_notes_are_written_is_followed_by_ano
     await lapse(hands.store, WORKER)
     await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
     second = await hands.claim(worker="controller-2")
-    second.wake(has_news=False)
+    second.wake(has_new_events=False)
     await hands.at_rest(second)
     events = await hands.events()
     assert events[: len(before)] == before

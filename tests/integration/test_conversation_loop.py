@@ -16,20 +16,20 @@ from broker.coordination.membership import Membership
 from broker.coordination.ownership import NotClaimed
 from broker.log.conversations import Conversations
 from broker.log.invariants import violations
-from broker.log.status import standing
+from broker.log.status import status_of
 from controller_worker.agents.registry import AGENTS
 from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.noop import NoOpCondenser
 from controller_worker.core.state import state_from
 from controller_worker.llm.messages import Message, TextPart
 from controller_worker.memory.conversation_memory import PromptOptions
-from tests.broker_parts import lapse, mail_of, rung
+from tests.broker_parts import lapse, mail_of, notified
 from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands
 from tests.polling import until
 
 SHOW_ALL = (NoOpCondenser(NoOpCondenserSpec()), PromptOptions(max_message_chars=1_000))
 
-# News
+# NewEvents
 
 
 async def test_a_conversation_runs_to_its_end_and_is_given_up(hands: Hands) -> None:
@@ -48,7 +48,7 @@ async def test_a_ring_between_claim_and_reading_silences_no_later_one(hands: Han
     loop = await hands.claim()
     await hands.say("quickly")  # rings the new owner, who has not read yet
     assert await mail_of(hands.store, WORKER) == [CID]
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await hands.at_rest(loop)
     assert loop.state.version == len(await hands.events())
     await hands.observe(loop.state.tools.pending[0].id)
@@ -61,7 +61,7 @@ async def test_news_while_an_append_is_on_its_way_is_read_and_decided_on(hands: 
     await hands.go()
     # Created, task and message stand before anything the agent wrote.
     assert (await hands.kinds())[:4] == ["conversation.created", "action.message", "action.message", "action.system"]
-    assert standing(await hands.events()).state is AgentState.FINISHED
+    assert status_of(await hands.events()).state is AgentState.FINISHED
 
 
 async def test_an_answer_survives_the_news_that_came_before_its_append(hands: Hands) -> None:
@@ -73,7 +73,7 @@ async def test_an_answer_survives_the_news_that_came_before_its_append(hands: Ha
         append["deck_append"] = hands.say
 
     append["deck_append"] = say_before_the_reply  # the first append is the greeting
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await hands.at_rest(loop)
     replies = [event for event in await hands.events() if isinstance(event, ModelReply)]
     assert [reply.seen_id for reply in replies] == [6]
@@ -95,7 +95,7 @@ async def test_a_flood_of_messages_delays_but_fails_nothing(hands: Hands) -> Non
     hands.wire.before["deck_append"] = say_before_the_next_append_too
     await hands.go()
     events = await hands.events()
-    assert standing(events).state is AgentState.FINISHED
+    assert status_of(events).state is AgentState.FINISHED
     assert [event.kind for event in events[:103]] == [
         "conversation.created",
         *["action.message"] * 101,
@@ -121,7 +121,7 @@ async def test_an_idle_conversation_is_given_up_and_comes_back_where_it_was(hand
     await loop.release_idle()
     assert (hands.gone, await hands.owner()) == ([CID], "")
     await hands.observe(before.tools.pending[0].id)
-    assert await rung(hands.store) == [CID, CID]
+    assert await notified(hands.store) == [CID, CID]
     second = await hands.go()
     assert second.state.lifecycle.agent_state is AgentState.FINISHED
     assert violations(await hands.events(), conversation_id=CID) == []
@@ -145,7 +145,7 @@ async def test_a_step_reads_only_what_is_new_however_long_the_history(hands: Han
     thoughts = [{"tool_calls": [{"name": "think", "arguments": {"thought": f"hm {n}"}}]} for n in range(120)]
     await hands.begin(*thoughts)
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: loop.state.usage.iteration >= 10, what="ten steps")
     reads, since = hands.wire.counts["XRANGE"], loop.state.usage.iteration
     await hands.at_rest(loop)
@@ -161,7 +161,7 @@ async def test_a_step_reads_only_what_is_new_however_long_the_history(hands: Han
 async def test_a_stop_while_the_model_thinks_drops_its_answer(hands: Hands) -> None:
     await hands.begin(THINK, latency=30.0)
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
     await hands.ask("stopped")
     loop.wake()
@@ -173,14 +173,14 @@ async def test_a_stop_while_the_model_thinks_drops_its_answer(hands: Hands) -> N
 async def test_a_pause_while_the_model_thinks_keeps_its_answer(hands: Hands) -> None:
     await hands.begin(BASH, latency=0.3)
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
     await hands.ask("paused")
     loop.wake()
     await until(lambda: hands.gone == [CID], what="release")
     assert (await hands.kinds(after=6))[-2:] == ["model.reply", "action.run"]
     events = await hands.events()
-    assert standing(events).state is AgentState.PAUSED
+    assert status_of(events).state is AgentState.PAUSED
     await hands.ask("running")
     second = await hands.go()
     assert [pending.id for pending in second.state.tools.pending] == [events[-1].id]
@@ -189,7 +189,7 @@ async def test_a_pause_while_the_model_thinks_keeps_its_answer(hands: Hands) -> 
 async def test_a_message_while_the_model_thinks_asks_nothing_twice(hands: Hands) -> None:
     await hands.begin(BASH, latency=0.3)
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
     await hands.say()
     loop.wake()
@@ -240,7 +240,7 @@ async def test_an_unknown_agent_is_an_error_of_its_conversation(hands: Hands) ->
         AgentState.ERROR,
         "UsageError: There is no agent named 'NoSuchAgent'. Known agents: " + ", ".join(sorted(AGENTS)) + ".",
     )
-    assert standing(events).is_settled
+    assert status_of(events).is_settled
     row = await Conversations(hands.store).row(CID)
     assert (row.state, row.fields["last_error"], row.owner) == ("error", change.reason, "")
 
@@ -257,7 +257,7 @@ async def test_a_message_that_comes_while_an_error_is_recorded_is_answered_and_n
         "observation.agent_state_changed",
     ]
     assert (hands.gone, await hands.owner()) == ([CID], "")
-    assert standing(await hands.events()).is_settled
+    assert status_of(await hands.events()).is_settled
 
 
 async def test_an_error_settles_what_was_pending(hands: Hands) -> None:
@@ -354,7 +354,7 @@ async def test_a_conversation_that_is_gone_is_not_woken_and_asks_no_model(hands:
 async def test_a_loop_that_is_dropped_while_the_model_thinks_leaves_no_task(hands: Hands) -> None:
     await hands.begin(THINK, latency=30.0)
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
     loop.drop()
 

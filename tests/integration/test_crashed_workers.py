@@ -61,7 +61,7 @@ async def begin_and_crash(hands: Hands) -> None:
     """Let a worker die with the conversation while its model thinks."""
     await hands.begin(THINK, latency=30.0)
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
     loop.drop()
     hands.gone.clear()
@@ -72,7 +72,7 @@ async def begin_and_crash(hands: Hands) -> None:
 async def test_news_that_leads_to_nothing_while_the_model_thinks_leaves_no_mark(hands: Hands) -> None:
     await begin_and_crash(hands)
     loop = await hands.claim(worker="controller-2")
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: hands.wire.counts["deck_mark"] == 2, what="thinking")
     await hands.ask("running")
     loop.wake()
@@ -96,6 +96,6 @@ async def test_a_wait_for_a_seat_leaves_no_mark(hands: Hands) -> None:
 
     hands.wire.before["deck_quota_reserve"] = look
     loop = await hands.claim(worker="controller-2")
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await hands.at_rest(loop)
     assert (hands.gone, marks, await mark_of(hands)) == ([], [None], None)

@@ -11,7 +11,7 @@ from broker.contract.observations import FinishVerdictObservation
 from broker.contract.specs import CriticSpec, GoalSpec
 from broker.coordination.membership import Membership
 from broker.log.invariants import violations
-from broker.log.status import standing
+from broker.log.status import status_of
 from controller_worker.loop.replay import replay
 from deckhands.reading.summary import summarize
 from tests.broker_parts import lapse
@@ -37,7 +37,7 @@ async def test_a_finish_is_refused_mended_and_accepted(hands: Hands) -> None:
     await hands.go()
     events = await hands.events()
     assert violations(events, conversation_id=CID) == []
-    assert standing(events).state is AgentState.FINISHED
+    assert status_of(events).state is AgentState.FINISHED
     verdicts = [(e.is_accepted, e.content) for e in events if isinstance(e, FinishVerdictObservation)]
     assert verdicts == [(False, "There is no test."), (True, "Tested.")]
     replies = [event for event in events if isinstance(event, ModelReply)]
@@ -68,21 +68,21 @@ async def test_a_critic_that_fails_for_good_ends_the_work(hands: Hands) -> None:
     failing: dict[str, Any] = YES | {"error": {"code": "authentication", "times": None}}
     await hands.begin(FINISH | {"critic": failing}, agent=agent_with(hands))
     await hands.go()
-    assert standing(await hands.events()).state is AgentState.ERROR
+    assert status_of(await hands.events()).state is AgentState.ERROR
 
 
 async def test_a_question_that_does_not_fit_is_asked_again(hands: Hands) -> None:
     failing: dict[str, Any] = YES | {"error": {"code": "context_window", "times": 2}}
     await hands.begin(FINISH | {"critic": failing}, agent=agent_with(hands))
     await hands.go()
-    assert standing(await hands.events()).state is AgentState.FINISHED
+    assert status_of(await hands.events()).state is AgentState.FINISHED
     assert "action.condensation" not in await hands.kinds()
 
 
 async def test_another_worker_asks_the_critic_when_its_worker_dies(hands: Hands) -> None:
     await hands.begin(FINISH | {"critic": YES | {"latency_seconds": 0.5}}, agent=agent_with(hands))
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(
         lambda: loop.state.lifecycle.ending is AgentState.FINISHED and loop._call is not None, what="the critic's call"
     )
@@ -91,9 +91,9 @@ async def test_another_worker_asks_the_critic_when_its_worker_dies(hands: Hands)
     await lapse(hands.store, WORKER)
     await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
     second = await hands.claim(worker="controller-2")
-    second.wake(has_news=False)
+    second.wake(has_new_events=False)
     await hands.at_rest(second)
     events = await hands.events()
     assert events[: len(before)] == before
-    assert standing(events).state is AgentState.FINISHED
+    assert status_of(events).state is AgentState.FINISHED
     assert [event.service for event in events if isinstance(event, ModelReply)] == ["agent", "critic"]

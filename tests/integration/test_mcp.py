@@ -172,7 +172,7 @@ async def test_what_a_server_tells_later_is_for_new_conversations(tmp_path: Path
     async with offering(program(), tmp_path) as example:
         first = example.offers["example/echo"]
 
-        def has_news() -> bool:
+        def has_new_events() -> bool:
             return example.offers["example/echo"].fingerprint != first.fingerprint
 
         await example.result("retell", description="Shout something.")  # it says so while it runs
@@ -180,7 +180,7 @@ async def test_what_a_server_tells_later_is_for_new_conversations(tmp_path: Path
         refused = await example.call("echo", text="x")
         assert isinstance(refused, ErrorObservation)
         assert "changed" in refused.content
-        await until(has_news, what="the new offer")
+        await until(has_new_events, what="the new offer")
         assert example.offers["example/echo"].description == "Shout something."
         assert text_of(await example.result("echo", text="now")) == "now"
 
@@ -188,7 +188,7 @@ async def test_what_a_server_tells_later_is_for_new_conversations(tmp_path: Path
         await example.result("end")  # the program that is started for the next call has the old description
         refused = await example.call("echo", text="x")
         assert isinstance(refused, ErrorObservation)
-        await until(has_news, what="the offer of the new program")
+        await until(has_new_events, what="the offer of the new program")
         assert text_of(await example.result("echo", text="again")) == "again"
 
 

@@ -19,7 +19,7 @@ import pytest
 from broker.contract.allowed_hosts import host_rules
 from broker.contract.events import ConversationCreated
 from broker.contract.workspace_sources import GitSource, UploadedSource, git_source
-from broker.coordination.file_pieces import Parcels
+from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.secrets.secrets import Secrets
@@ -76,7 +76,7 @@ class World:
     """A node that opens workspaces."""
 
     def __init__(self, log: EventLog, store: Store, root: Path, repositories: Path) -> None:
-        self.log, self.root, self.parcels, self.repositories = log, root, Parcels(store), repositories
+        self.log, self.root, self.stored_files, self.repositories = log, root, StoredFiles(store), repositories
         self.sandbox: Sandbox = BubblewrapSandbox(root / ".sandbox")
 
     async def open(
@@ -92,7 +92,7 @@ class World:
 
         gate = gate or EgressGate(private=("127.0.0.1",))
         roots = RepositoryRoots((self.repositories,))
-        openings = Openings(self.log, self.root, self.parcels, sandbox, TreeLimits(**limits), gate=gate, roots=roots)
+        openings = Openings(self.log, self.root, self.stored_files, sandbox, TreeLimits(**limits), gate=gate, roots=roots)
         return await openings.open(cid, source)
 
     @property
@@ -277,20 +277,20 @@ async def test_a_hostile_repository_runs_nothing_and_brings_no_other(
 
 async def test_a_bundle(world: World, project: Path, tmp_path: Path) -> None:
     git(project, "bundle", "create", "--quiet", str(tmp_path / "x.bundle"), "--all")
-    parcel = await world.parcels.keep(CID, (tmp_path / "x.bundle").read_bytes())
+    parcel = await world.stored_files.keep(CID, (tmp_path / "x.bundle").read_bytes())
     opened = await world.open(UploadedSource(name="x.bundle", format="bundle", parcel=parcel, ref="side"))
     assert (world.workspace / "README").read_text() == "one\n"
     assert opened.commit == git(project, "rev-parse", "side")
     assert str(tmp_path) not in (world.workspace / ".git" / "config").read_text()
     for content in (b"# v2 git bundle\nnonsense", (tmp_path / "x.bundle").read_bytes()[:-30], b"nonsense"):
-        broken = await world.parcels.keep("another", content)
+        broken = await world.stored_files.keep("another", content)
         with pytest.raises(SourceUnusable, match=r"x\.bundle cannot be cloned"):
             await world.open(UploadedSource(name="x.bundle", format="bundle", parcel=broken), cid="another")
 
 
 async def test_a_bundle_whose_name_looks_like_an_option(world: World, project: Path, tmp_path: Path) -> None:
     git(project, "bundle", "create", "--quiet", str(tmp_path / "x.bundle"), "--all")
-    parcel = await world.parcels.keep(CID, (tmp_path / "x.bundle").read_bytes())
+    parcel = await world.stored_files.keep(CID, (tmp_path / "x.bundle").read_bytes())
     await world.open(UploadedSource(name="--delete", format="bundle", parcel=parcel))
     assert (world.workspace / "README").read_text() == "two\n"
     assert "url = --delete" in (world.workspace / ".git" / "config").read_text()
@@ -302,11 +302,11 @@ async def test_an_archive(world: World) -> None:
         header = tarfile.TarInfo("src/main.py")
         header.size = 5
         archive.addfile(header, io.BytesIO(b"pass\n"))
-    parcel = await world.parcels.keep(CID, target.getvalue())
+    parcel = await world.stored_files.keep(CID, target.getvalue())
     opened = await world.open(UploadedSource(name="x.tgz", format="tar", parcel=parcel))
     assert (world.workspace / "src" / "main.py").read_text() == "pass\n"
     assert (opened.files, opened.size_bytes, opened.commit) == (2, 5, "")
-    damaged = await world.parcels.keep("another", target.getvalue()[:-20])
+    damaged = await world.stored_files.keep("another", target.getvalue()[:-20])
     with pytest.raises(FileUnfit, match="damaged"):
         await world.open(UploadedSource(name="x.tgz", format="tar", parcel=damaged), cid="another")
     assert list((world.root / "another").iterdir()) == []

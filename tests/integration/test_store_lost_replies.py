@@ -70,7 +70,7 @@ async def test_an_owner_and_a_tool_worker_behind_the_same_wire(lossy_wire: Lossy
         delivery = await _next(reader, action_id)
         await reader.claim(delivery)
         await log.append_observation(CID, output(action_id), worker_id="t1", place=delivery.place)
-        (found,) = (await log.news(ownership, after=action_id)).events
+        (found,) = (await log.read_new(ownership, after=action_id)).events
         assert found.cause == action_id
         decided = await log.append_as_owner(ownership, [command()], expected_last_id=found.id, dispatch=[0])
         assert isinstance(decided, Appended | Duplicate)

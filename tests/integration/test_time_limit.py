@@ -27,7 +27,7 @@ async def test_a_tool_that_outlasts_the_time_is_ended(hands: Hands) -> None:
 async def test_a_model_that_outlasts_the_time_is_not_waited_for(hands: Hands) -> None:
     await hands.begin(THINK, latency=60.0, limits=SHORT)
     loop = await hands.claim()
-    loop.wake(has_news=False)
+    loop.wake(has_new_events=False)
     await until(lambda: ended(hands), what="the end of the time")
     await until(lambda: loop.is_idle, what="rest")
     assert "model.reply" not in await hands.kinds()

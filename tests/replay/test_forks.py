@@ -18,7 +18,7 @@ from broker.contract.loop_policy import LoopPolicy
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.log.export import events_from_lines
 from broker.log.invariants import violations
-from broker.log.status import Standing, standing
+from broker.log.status import Status, status_of
 from broker.store.store import Store
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import AwaitTools, CallModel
@@ -106,7 +106,7 @@ def test_a_fork_may_begin_between_events_that_belong_together(origin: Callable[[
         assert violations(fork.events, conversation_id=CID) == [], (at, fork.trace())
 
 
-def brought_to_rest(core: Core) -> Standing:
+def brought_to_rest(core: Core) -> Status:
     """Let tools answer, the person agree and the model finish."""
     for _ in range(40):
         effect = core.run()
@@ -118,7 +118,7 @@ def brought_to_rest(core: Core) -> Standing:
             core.put(answer_of(AgentState.USER_CONFIRMED, action_id=core.state.confirmation.asked_id))
         else:
             break
-    return standing(core.events)
+    return status_of(core.events)
 
 
 def check_prompt(events: list) -> None:

@@ -23,7 +23,7 @@ from broker.contract.events import (
 )
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.invariants import violations
-from broker.log.status import standing
+from broker.log.status import status_of
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Park, Rest
 from controller_worker.core.state import State, snapshot_of, state_from
@@ -157,7 +157,7 @@ class History(RuleBasedStateMachine):
     def check_rest(self, effect: Effect) -> None:
         """Whoever looks at the log alone agrees with the core, and nobody is left without an answer."""
         core = self.core
-        stands = standing(core.events)
+        stands = status_of(core.events)
         assert (stands.state, stands.is_unanswered) == (core.state.lifecycle.agent_state, False)
         states = core.states()
         assert all(one != next_one for one, next_one in pairwise(states)), states
@@ -240,7 +240,7 @@ class History(RuleBasedStateMachine):
             elif not self.has_moved_on(core.wants()):
                 break
         assert is_settled(core.state.lifecycle.agent_state), core.trace()
-        assert standing(core.events).is_settled
+        assert status_of(core.events).is_settled
         assert violations(core.events, conversation_id=CID) == []
         check_snapshots(core)
         self.check_remembering()

@@ -13,7 +13,7 @@ import pytest
 from broker.contract.agent_state import TERMINAL_STATES, is_settled
 from broker.contract.events import ConversationCreated
 from broker.log.invariants import violations
-from broker.log.status import standing
+from broker.log.status import status_of
 from controller_worker.core.effects import Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, check_snapshots
@@ -52,7 +52,7 @@ def check(history: MixedHistory) -> None:
     if history.state.lifecycle.agent_state in TERMINAL_STATES:
         assert history.state.tools.pending == ()
     if history.wants() == Rest():
-        stands = standing(history.events)
+        stands = status_of(history.events)
         assert (stands.state, stands.is_unanswered) == (history.state.lifecycle.agent_state, False)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from broker.contract.events import ConversationCreated
 from broker.contract.workspace_sources import GitSource
-from broker.coordination.file_pieces import Parcels
+from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tool_worker.errors import SourceUnusable, WorkspaceError
@@ -86,7 +86,7 @@ class Node:
         async def sandbox() -> Sandbox:
             return BubblewrapSandbox(self.root / ".sandbox") if confined else NoSandbox()
 
-        openings = Openings(self.log, self.root, Parcels(self.store), sandbox, TreeLimits(), **options)  # type: ignore[arg-type]
+        openings = Openings(self.log, self.root, StoredFiles(self.store), sandbox, TreeLimits(), **options)  # type: ignore[arg-type]
         with pytest.raises(WorkspaceError) as raised:
             await openings.open(CID, GitSource(url=url, ref=ref))
         assert isinstance(raised.value, SourceUnusable)

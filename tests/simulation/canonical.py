@@ -20,7 +20,7 @@ from broker.contract.events import AgentSpec, ConversationCreated, Event, EventS
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
 from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
-from broker.log.status import Standing
+from broker.log.status import Status
 from broker.runtime.errors import StoreError, UnknownConversation
 from broker.store.store import Store
 from tests.simulation.faults import Fault
@@ -167,17 +167,17 @@ async def _person(store: Store, seen: list[Event], settled: asyncio.Future[None]
     log = EventLog(store)
     created = ConversationCreated(conversation_id=CID, agent=AgentSpec(tool_concurrency=2))
     await log.create(created, [said(MESSAGES[0])], key="task")
-    standing = Standing()
+    status = Status()
     async for event in log.tail(CID):
         seen.append(event)
-        standing = standing.after(event)
+        status = status.after(event)
         if isinstance(event, CmdOutputObservation):
             await log.append(CID, [said(MESSAGES[1])], key="more")
         elif isinstance(event, ModelReply) and event.iteration == 2:
             await log.append(CID, [_asked(AgentState.PAUSED)], key="pause")
         elif isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.PAUSED:
             await log.append(CID, [_asked(AgentState.RUNNING)], key="resume")
-        if standing.is_terminal and event.id == await log.last_id(CID):
+        if status.is_terminal and event.id == await log.last_id(CID):
             break
     if not settled.done():
         settled.set_result(None)

@@ -22,7 +22,7 @@ from broker.contract.observations import AgentDelegateObservation, AgentStateCha
 from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
-from broker.log.status import Standing
+from broker.log.status import Status
 from broker.store.store import Store
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
@@ -79,13 +79,13 @@ def sender(folder: Path) -> Person:
         log = EventLog(store)
         created = ConversationCreated(conversation_id=CID, agent=agent, headless=False)
         await log.create(created, [said("<task>")], key="task")
-        standing = Standing()
+        status = Status()
         async for event in log.tail(CID):
             seen.append(event)
-            standing = standing.after(event)
+            status = status.after(event)
             if isinstance(event, AgentStateChangedObservation) and event.action_id is not None:
                 await log.append(CID, [_confirmed(event.action_id)], key=f"answer {event.id}")
-            if standing.is_terminal and event.id == await log.last_id(CID):
+            if status.is_terminal and event.id == await log.last_id(CID):
                 break
         if not settled.done():
             settled.set_result(None)

@@ -15,7 +15,7 @@ from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, Event, Limits, LLMSpec
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.event_log import EventLog
-from broker.log.status import Standing
+from broker.log.status import Status
 from broker.runtime.clock import Clock, ManualClock
 from broker.store.store import Store, open_store
 from broker.testing.keyspace import Keyspace
@@ -91,17 +91,17 @@ class SkewedCluster(Cluster):
         await EventLog(store).create(created, [said("<task>")], key="task")
         self.loop.create_task(self.watch(), context=self.loop.world.context)
 
-    async def until_over(self) -> Standing:
+    async def until_over(self) -> Status:
         """Wait for the end of the conversation and return how it stands then."""
-        standing = Standing()
+        status = Status()
 
         def ends(event: Event) -> bool:
-            nonlocal standing
-            standing = standing.after(event)
-            return standing.is_terminal
+            nonlocal status
+            status = status.after(event)
+            return status.is_terminal
 
         await self.until(ends)
-        return standing
+        return status
 
     async def watch(self) -> None:
         """Note when each state was announced, by the simulation's time."""

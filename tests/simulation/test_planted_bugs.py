@@ -60,13 +60,13 @@ BUGS: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
         "I4",
     ),
     "an append that rings nobody": (
-        "if flags ~= 'quiet' then ring_unless(rung, owner, shard, meta, cid, now) end",
+        "if flags ~= 'quiet' then notify_unless(notified, owner, shard, meta, cid, now) end",
         "",
         (Fault.KILL, "deck_append"),
         "I1",
     ),
     "a burial that tells nobody": (
-        "  redis.call('HDEL', meta, 'owner')\n  ring_anew(shard, meta, cid, now)",
+        "  redis.call('HDEL', meta, 'owner')\n  notify_again(shard, meta, cid, now)",
         "  redis.call('HDEL', meta, 'owner')",
         (Fault.KILL, "deck_claim"),
         "I1",

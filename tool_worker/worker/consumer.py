@@ -16,9 +16,9 @@ from typing import Any
 from broker.celery.bootstep import cancel_when
 from broker.contract.codec import checksum_of
 from broker.coordination.action_streams import ActionDelivery, ActionQueue, ActionReclaimed, ControlDelivery
-from broker.coordination.crash_attribution import Probation, Turns
-from broker.coordination.file_pieces import Parcels
-from broker.coordination.heartbeat_thread import Understudy
+from broker.coordination.crash_attribution import CrashAttribution, Turns
+from broker.coordination.stored_files import StoredFiles
+from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
 from broker.coordination.transfers import Transfers
 from broker.log.event_log import EventLog
@@ -100,8 +100,8 @@ class ToolConsumer:
         try:
             while not stop.is_set():
                 incarnation = self.begin(store, workspaces)
-                with Understudy(settings.store_url, incarnation.membership) as understudy:
-                    await incarnation.run(stop, on_beat=understudy.loop_turned)
+                with HeartbeatThread(settings.store_url, incarnation.membership) as heartbeat_thread:
+                    await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
             if settings.workspace_ends_with_worker:
                 await end_finished(store, workspaces, settings.node_dir)
         finally:
@@ -170,7 +170,7 @@ class Incarnation:
         openings = Openings(
             log,
             settings.node_dir,
-            Parcels(store),
+            StoredFiles(store),
             sandbox,
             limits,
             gate=settings.gate,
@@ -276,10 +276,10 @@ class Incarnation:
         try:
             claim = await queue.claim(delivery)
             deaths = claim.attempt - 1 if isinstance(claim, ActionReclaimed) else 0
-            probation = Probation(
+            attribution = CrashAttribution(
                 self._turns, lambda is_acting: queue.mark(delivery, is_acting=is_acting), deaths=deaths
             )
-            await self._executor.execute(delivery, claim, probation)
+            await self._executor.execute(delivery, claim, attribution)
         finally:
             del self._in_hand[action]
 

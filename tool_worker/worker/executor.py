@@ -33,7 +33,7 @@ from broker.coordination.action_streams import (
     ClaimOutcome,
     ControlDelivery,
 )
-from broker.coordination.crash_attribution import INNOCENT, Probation
+from broker.coordination.crash_attribution import NOT_SUSPECTED, CrashAttribution
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import (
@@ -114,7 +114,7 @@ class Executor:
         self._looking: set[asyncio.Task[None]] = set()
         self.refusals = 0
 
-    async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome, probation: Probation = INNOCENT) -> None:
+    async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome, attribution: CrashAttribution = NOT_SUSPECTED) -> None:
         """Run a claimed action and append its observation.
 
         Idempotent: a repeated delivery finds the action settled, in other hands, or its result in the journal.
@@ -125,16 +125,16 @@ class Executor:
         if not isinstance(claim, ActionClaimed | ActionReclaimed):
             return
         try:
-            await probation.act()
-            await self._carry_out(delivery, claim, probation)
+            await attribution.act()
+            await self._carry_out(delivery, claim, attribution)
         finally:
-            probation.end_turn()
+            attribution.end_turn()
 
     async def _carry_out(
-        self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed, probation: Probation
+        self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed, attribution: CrashAttribution
     ) -> None:
         failpoint("tool.after_claim")
-        observation = await self._observe(delivery, claim, probation)
+        observation = await self._observe(delivery, claim, attribution)
         failpoint("tool.before_append")
         try:
             await self._append(delivery, observation)
@@ -178,7 +178,7 @@ class Executor:
             await self._workspaces.interrupt(order.conversation_id, order.action_id)
 
     async def _observe(
-        self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed, probation: Probation
+        self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed, attribution: CrashAttribution
     ) -> Observation:
         try:
             action = await self._action(delivery)
@@ -192,7 +192,7 @@ class Executor:
             if claim.attempt > MAX_ATTEMPTS:
                 text = f"The action was given up after {MAX_ATTEMPTS} workers died with it. It may have taken effect."
                 return answering(action, OutcomeUnknownObservation(content=text))
-            return answering(action, await self._run(delivery, action, claim, probation))
+            return answering(action, await self._run(delivery, action, claim, attribution))
         except StoreError:
             raise
         except DeckhandsError as error:
@@ -203,7 +203,7 @@ class Executor:
             return answering(action, ErrorObservation(content=text))
 
     async def _run(
-        self, delivery: ActionDelivery, action: Action, claim: ActionClaimed | ActionReclaimed, probation: Probation
+        self, delivery: ActionDelivery, action: Action, claim: ActionClaimed | ActionReclaimed, attribution: CrashAttribution
     ) -> Observation:
         if isinstance(action, OfferedToolAction):
             failpoint("tool.before_run")
@@ -248,14 +248,14 @@ class Executor:
         if isinstance(claim, ActionReclaimed) and not may_repeat and await _may_have_run_before_reboot(host, action):
             return OutcomeUnknownObservation(content=LOST_BY_REBOOT, unsandboxed=unsandboxed)
         arguments = await self._with_secrets(delivery.conversation_id, request)
-        await probation.rest()  # while the host acts, nothing of it can end this worker
+        await attribution.rest()  # while the host acts, nothing of it can end this worker
         ask = functools.partial(
             host.run, action.id, request.tool, arguments, may_repeat=may_repeat, fingerprint=fingerprint
         )
         running = self._while_wanted(host, action.id, ask)
         quota = self._quota if spec.path is None else None
         result = await (_within(quota, host, action.id, running) if quota is not None else running)
-        await probation.act()
+        await attribution.act()
         failpoint("tool.after_result")
         if result.is_other:
             await name_other(self._log, action, delivery.conversation_id)

@@ -20,7 +20,7 @@ from typing import IO, cast
 
 import zstandard
 
-from broker.coordination.file_pieces import MAX_PARCEL_BYTES
+from broker.coordination.stored_files import MAX_FILE_BYTES
 from broker.coordination.transfers import TransferAnswer, TransferRequest, Transfers
 from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable
 from tool_worker.checkpoints.checkpointing import Safekeeping
@@ -35,7 +35,7 @@ from tool_worker.workspace.unpacking import Unpacking
 
 LIMITS = TreeLimits(files=100_000, bytes=512 * 2**20)
 """What is carried at once, unpacked."""
-TOO_LARGE = f"It has more than {MAX_PARCEL_BYTES:,} bytes, packed; that is more than is carried at once."
+TOO_LARGE = f"It has more than {MAX_FILE_BYTES:,} bytes, packed; that is more than is carried at once."
 IN_PARTS = "Take a part of it."
 
 _log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Porter:
             raise SourceUnusable("What the workspace began with is not known here.", remedy="Download the files.")
         repositories = Repositories(await self._sandbox())
         try:
-            return await repositories.difference(directory, base, limit_bytes=MAX_PARCEL_BYTES)
+            return await repositories.difference(directory, base, limit_bytes=MAX_FILE_BYTES)
         except WorkspaceTooLarge as error:
             raise WorkspaceTooLarge(f"The patch is too large. {error.message}", remedy="Download the files.") from error
 
@@ -169,9 +169,9 @@ def packed(root: Directory, path: str) -> tuple[TransferAnswer, bytes]:
             done = TransferAnswer(
                 files=done.files + 1, size_bytes=done.size_bytes + _add(archive, entry_name, entry, descriptor)
             )
-            if target.tell() > MAX_PARCEL_BYTES:
+            if target.tell() > MAX_FILE_BYTES:
                 raise WorkspaceTooLarge(TOO_LARGE, remedy=IN_PARTS)
-    if target.tell() > MAX_PARCEL_BYTES:
+    if target.tell() > MAX_FILE_BYTES:
         raise WorkspaceTooLarge(TOO_LARGE, remedy=IN_PARTS)
     return done, target.getvalue()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from broker.contract.workspace_sources import GitSource, UploadedSource
-from broker.coordination.file_pieces import Parcels
+from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import EventLog
 from tool_worker.errors import SourceUnusable
 from tool_worker.sandbox.sandbox import Sandbox
@@ -59,7 +59,7 @@ class Openings:
         self,
         log: EventLog,
         root: Path,
-        parcels: Parcels,
+        stored_files: StoredFiles,
         sandbox: Callable[[], Awaitable[Sandbox]],
         limits: TreeLimits | None = None,
         *,
@@ -68,7 +68,7 @@ class Openings:
     ) -> None:
         self._log = log
         self._root = root.absolute()
-        self._parcels = parcels
+        self._stored_files = stored_files
         self._sandbox = sandbox
         self._limits = limits or TreeLimits()
         self._gate = gate or EgressGate()
@@ -134,7 +134,7 @@ class Openings:
             password = await self._password(conversation_id, source)
             commit = await repositories.clone(source, workspace, self._limits, password=password, local=local)
         else:
-            content = await self._parcels.fetch(conversation_id, source.parcel)
+            content = await self._stored_files.fetch(conversation_id, source.parcel)
             if source.format == "bundle":
                 commit = await self._clone_bundle(repositories, content, source, workspace)
             else:

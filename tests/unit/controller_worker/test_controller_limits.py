@@ -8,7 +8,7 @@ import pytest
 
 from broker.contract.events import Limits, ModelCallFailed
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.status import standing
+from broker.log.status import status_of
 from controller_worker.core.effects import CallModel, Park, Rest
 from controller_worker.core.limits import Usage, limit_reached
 from controller_worker.core.state import State
@@ -197,7 +197,7 @@ def test_what_a_person_asked_for_is_announced_before_the_error() -> None:
     core.ask("paused")
     core.append(ModelCallFailed(code="authentication", last_error="no"))
     assert core.states() == ["running", "paused", "error"]
-    assert standing(core.events).is_settled
+    assert status_of(core.events).is_settled
 
 
 def test_a_message_before_the_error_is_recalled_before_it() -> None:
@@ -220,4 +220,4 @@ def test_a_resume_and_a_finish_at_once_leave_nothing_unanswered() -> None:
     core.ask("running")
     core.reply(finish(), seen_id=6)
     assert core.states() == ["running", "paused", "running", "finished"]
-    assert standing(core.events).is_settled
+    assert status_of(core.events).is_settled

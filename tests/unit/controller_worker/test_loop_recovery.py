@@ -13,7 +13,7 @@ from broker.contract.events import AgentSpec, EventSource, Limits, LLMSpec
 from broker.contract.loop_policy import LoopPolicy
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
 from broker.log.invariants import violations
-from broker.log.status import standing
+from broker.log.status import status_of
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
@@ -249,7 +249,7 @@ def test_1_restarts_before_the_loop_and_waits(responses: tuple[str, ...]) -> Non
     assert core.states()[-1] == "awaiting_user_input"
     assert detections(core)[-1].content == "Loop recovery completed: the events from 7 on are out of the agent's sight."
     assert (core.state.loops.found, core.state.loops.recovery, core.state.loops.recent.actions) == (None, 0, ())
-    assert not standing(core.events).is_in_loop
+    assert not status_of(core.events).is_in_loop
 
 
 def test_2_restarts_before_the_loop_and_goes_on() -> None:
@@ -317,14 +317,14 @@ def test_whoever_reads_the_log_knows_whether_the_choice_is_still_to_be_carried_o
 ) -> None:
     core = core_with(*responses)
     repeat(core)
-    assert standing(core.events).is_in_loop
+    assert status_of(core.events).is_in_loop
     core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
     asked = {1: "awaiting_user_input", 2: "running", 3: "stopped"}.get(option)
-    assert standing(core.events).requested == (asked if asked != core.state.lifecycle.agent_state else None)
+    assert status_of(core.events).requested == (asked if asked != core.state.lifecycle.agent_state else None)
     core.run()
-    assert standing(core.events).requested is None
+    assert status_of(core.events).requested is None
     core.put(LoopRecoveryAction(option=option, source=EventSource.USER))
-    assert standing(core.events).requested is None or option == 4
+    assert status_of(core.events).requested is None or option == 4
 
 
 @pytest.mark.parametrize(("option", "state"), [(1, "awaiting_user_input"), (2, "running"), (3, "stopped")])
@@ -339,7 +339,7 @@ def test_an_action_that_waits_for_a_confirmation_is_not_waited_for(option: int, 
     assert (core.state.lifecycle.agent_state, isinstance(effect, CallModel)) == (state, option == 2)
     (result,) = [event.id for event in core.events if event.cause == asked]
     assert [end for _, end in forgotten(core)] == ([] if option == 3 else [result])
-    assert (core.state.tools.pending, standing(core.events).is_unanswered) == ((), False)
+    assert (core.state.tools.pending, status_of(core.events).is_unanswered) == ((), False)
     assert violations(core.events, conversation_id=CID, is_over=False) == []
     assert replay(core.events).divergence is None
 
@@ -351,10 +351,10 @@ def test_after_a_message_there_is_no_loop_to_get_out_of(responses: tuple[str, ..
     repeat(core)
     core.say()
     core.run()
-    assert not standing(core.events).is_in_loop
+    assert not status_of(core.events).is_in_loop
     choose(core, option)
     assert core.trace()[-1] == f"{core.state.version} LoopRecoveryAction(user)"
-    assert not standing(core.events).is_unanswered
+    assert not status_of(core.events).is_unanswered
 
 
 def test_a_message_behind_the_choice_does_not_take_it_back() -> None:
@@ -365,9 +365,9 @@ def test_a_message_behind_the_choice_does_not_take_it_back() -> None:
     core.say("and then this")
     core.run()
     core.put(LoopRecoveryAction(option=3, source=EventSource.USER))
-    assert standing(core.events).requested == "stopped"
+    assert status_of(core.events).requested == "stopped"
     assert core.run() == Rest()
-    assert (core.state.lifecycle.agent_state, standing(core.events).is_unanswered) == ("stopped", False)
+    assert (core.state.lifecycle.agent_state, status_of(core.events).is_unanswered) == ("stopped", False)
 
 
 # Snapshots

@@ -13,7 +13,7 @@ import pytest
 from broker.contract.events import ConversationCreated, Event, ModelReply
 from broker.contract.observations import CmdOutputObservation, OutcomeUnknownObservation
 from broker.log.invariants import violations
-from broker.log.status import standing
+from broker.log.status import status_of
 from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
@@ -143,7 +143,7 @@ def test_an_action_that_waits_for_a_confirmation_still_does(tmp_path: Path) -> N
         state |= {"execution_status": "waiting_for_confirmation", "confirmation_policy": {"kind": "AlwaysConfirm"}}
 
     events, _ = read(changed(tmp_path, waiting, upto=3))
-    stands = standing(events)
+    stands = status_of(events)
     assert (stands.state, stands.asked_id, stands.is_settled) == ("awaiting_user_confirmation", 8, True)
     state = fold(State(), events)
     assert [(pending.id, pending.is_awaiting) for pending in state.tools.pending] == [(8, True)]

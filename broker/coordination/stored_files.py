@@ -1,4 +1,4 @@
-"""Parcels: files on their way between people and workspaces, kept in the store in pieces.
+"""StoredFiles: files on their way between people and workspaces, kept in the store in pieces.
 
 Holds: a parcel is there whole or not at all, and what is read is checked against the name of one that is kept; no
 piece is so large that other conversations wait for it; a parcel under way is gone after its time to live.
@@ -14,7 +14,7 @@ from broker.runtime.errors import CorruptEntry, UsageError
 from broker.store.store import Store
 
 PIECE_BYTES = 256 * 2**10
-MAX_PARCEL_BYTES = 64 * 2**20
+MAX_FILE_BYTES = 64 * 2**20
 
 
 def check_size(size_bytes: int, what: str) -> None:
@@ -23,19 +23,19 @@ def check_size(size_bytes: int, what: str) -> None:
     Raises:
         UsageError: it has more than 64 MiB.
     """
-    if size_bytes > MAX_PARCEL_BYTES:
+    if size_bytes > MAX_FILE_BYTES:
         raise UsageError(
-            f"{what} has {size_bytes:,} bytes; the limit is {MAX_PARCEL_BYTES:,}.",
+            f"{what} has {size_bytes:,} bytes; the limit is {MAX_FILE_BYTES:,}.",
             remedy="Take less at once, or use a directory or a repository that the tool worker can reach.",
         )
 
 
-def parcel_name(content: bytes) -> str:
+def stored_file_name(content: bytes) -> str:
     """Return the name that a file is kept under."""
     return hashlib.sha256(content).hexdigest()
 
 
-class Parcels:
+class StoredFiles:
     """The parcels of a store."""
 
     def __init__(self, store: Store) -> None:
@@ -43,7 +43,7 @@ class Parcels:
 
     async def keep(self, conversation_id: str, content: bytes) -> str:
         """Keep a file for as long as the log, which need not be there yet, and return its name.  Idempotent."""
-        name = parcel_name(content)
+        name = stored_file_name(content)
         await self.put(conversation_id, name, content)
         return name
 
@@ -54,7 +54,7 @@ class Parcels:
             UsageError: it is too large.
         """
         check_size(len(content), "The file")
-        key, call_many = self._store.keys(conversation_id).parcel(name), self._store.connection.call_many
+        key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
         expiry = [] if ttl_seconds is None else [("PEXPIRE", key, int(ttl_seconds * 1000))]
         for at in range(0, len(content), PIECE_BYTES):
             # Each at its place, so that one whose reply was lost is not there twice.
@@ -69,7 +69,7 @@ class Parcels:
         Raises:
             CorruptEntry: it is not there, or not what it was.
         """
-        key, call = self._store.keys(conversation_id).parcel(name), self._store.connection.call
+        key, call = self._store.keys(conversation_id).stored_file(name), self._store.connection.call
         size = await self._store.persist(lambda: call("HGET", key, "size"))
         if size is None:
             raise CorruptEntry("The file is not in the store.", remedy="Upload it again.")
@@ -78,7 +78,7 @@ class Parcels:
         content = b"".join(piece or b"" for piece in pieces)
         if len(content) != int(size):
             raise CorruptEntry("The file in the store is not whole.", remedy="Upload it again.")
-        if len(name) == hashlib.sha256().digest_size * 2 and parcel_name(content) != name:
+        if len(name) == hashlib.sha256().digest_size * 2 and stored_file_name(content) != name:
             raise CorruptEntry("The file in the store is damaged.", remedy="Upload it again.")
         return content
 
@@ -90,12 +90,12 @@ class Parcels:
         """
         if not isinstance(source, UploadedSource):
             return
-        key = self._store.keys(target_id).parcel(source.parcel)
+        key = self._store.keys(target_id).stored_file(source.parcel)
         # A delegate is lent it again by each owner of its parent; the size is written last.
         if await self._store.persist(lambda: self._store.connection.call("HGET", key, "size")) is None:
             await self.keep(target_id, await self.fetch(source_id, source.parcel))
 
     async def drop(self, conversation_id: str, name: str) -> None:
         """Remove a parcel.  Idempotent."""
-        key = self._store.keys(conversation_id).parcel(name)
+        key = self._store.keys(conversation_id).stored_file(name)
         await self._store.persist(lambda: self._store.connection.call("DEL", key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.coordination.crash_attribution import INNOCENT, Probation, Turns
+from broker.coordination.crash_attribution import NOT_SUSPECTED, CrashAttribution, Turns
 
 
 class Suspects:
@@ -14,11 +14,11 @@ class Suspects:
         self.noted: list[tuple[str, bool]] = []
         self._turns = Turns(**seconds)
 
-    def suspect(self, name: str, *, deaths: int = 1) -> Probation:
+    def suspect(self, name: str, *, deaths: int = 1) -> CrashAttribution:
         async def mark(is_acting: bool) -> None:
             self.noted.append((name, is_acting))
 
-        return Probation(self._turns, mark, deaths=deaths)
+        return CrashAttribution(self._turns, mark, deaths=deaths)
 
     @property
     def acting(self) -> list[str]:
@@ -51,7 +51,7 @@ async def test_what_got_on_is_marked_no_more() -> None:
     suspects = Suspects()
     first, second = suspects.suspect("first"), suspects.suspect("second")
     await first.act()
-    first.acquit()
+    first.clear()
     await second.act()
     await first.act()
     await first.rest()
@@ -101,6 +101,6 @@ async def test_who_gives_up_waiting_takes_no_turn() -> None:
 
 
 async def test_nobody_asks_the_innocent() -> None:
-    await INNOCENT.act()
-    await INNOCENT.rest()
-    INNOCENT.end_turn()
+    await NOT_SUSPECTED.act()
+    await NOT_SUSPECTED.rest()
+    NOT_SUSPECTED.end_turn()
