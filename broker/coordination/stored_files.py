@@ -1,7 +1,7 @@
 """StoredFiles: files on their way between people and workspaces, kept in the store in pieces.
 
-Holds: a parcel is there whole or not at all, and what is read is checked against the name of one that is kept; no
-piece is so large that other conversations wait for it; a parcel under way is gone after its time to live.
+Holds: a file is there whole or not at all, and the content of a kept one is checked against its name. No piece is so
+large that other conversations wait for it. A file on its way expires after its time to live.
 Keys: `deck:{k}:c:<id>:parcel:<name>`, a hash of pieces; the name is the content's SHA-256, or a token's.
 """
 
@@ -36,7 +36,7 @@ def stored_file_name(content: bytes) -> str:
 
 
 class StoredFiles:
-    """The parcels of a store."""
+    """The files that a store holds for conversations."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -48,7 +48,7 @@ class StoredFiles:
         return name
 
     async def put(self, conversation_id: str, name: str, content: bytes, *, ttl_seconds: float | None = None) -> None:
-        """Write a parcel under a name.  Idempotent.
+        """Write a file under a name.  Idempotent.
 
         Raises:
             UsageError: it is too large.
@@ -96,6 +96,6 @@ class StoredFiles:
             await self.keep(target_id, await self.fetch(source_id, source.parcel))
 
     async def drop(self, conversation_id: str, name: str) -> None:
-        """Remove a parcel.  Idempotent."""
+        """Remove a file.  Idempotent."""
         key = self._store.keys(conversation_id).stored_file(name)
         await self._store.persist(lambda: self._store.connection.call("DEL", key))

@@ -1,11 +1,11 @@
 """Transfers: files of a workspace brought in and out, by a tool worker of the node that has the workspace.
 
 The request lies in the store; an order in the node's action stream names it; the answer is written beside it. The files
-travel as a parcel: a tar file, compressed with zstd.
+travel as a stored file: a tar file, compressed with zstd.
 
 Holds: a request that is carried out twice leaves the same behind; what nobody fetches is gone after ten minutes.
 Does not: speak of it in the log.
-Keys: `deck:{k}:c:<id>:transfer:<token>`, parcels, and the node's action stream.
+Keys: `deck:{k}:c:<id>:transfer:<token>`, stored files, and the node's action stream.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TransferRequest(BaseModel):
 
 
 class TransferAnswer(BaseModel):
-    """What came of it.
+    """The outcome.
 
     Attributes:
         files: entries of every kind that were carried.
@@ -116,14 +116,14 @@ class Transfers:
         await self._store.persist(lambda: call("XADD", stream, "*", *order))
         try:
             async with asyncio.timeout(limit_seconds):
-                while not (told := await self._store.persist(lambda: call("HGET", key, "answer"))):  # noqa: ASYNC110
+                while not (answered := await self._store.persist(lambda: call("HGET", key, "answer"))):  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_SECONDS)  # rare, and by hand: not worth a connection that blocks
         except TimeoutError as error:
             raise TransferFailed(
                 f"The node {node.decode()}, which has the workspace, did not answer for {limit_seconds:g} seconds.",
                 remedy="Is a tool worker running there?",
             ) from error
-        answer = TransferAnswer.model_validate_json(told)
+        answer = TransferAnswer.model_validate_json(answered)
         if answer.error:
             failure = TransferFailed(answer.error, remedy=answer.remedy)
             failure.code = answer.code

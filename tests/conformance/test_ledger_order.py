@@ -13,7 +13,7 @@ from broker.log.fencing import Ownership
 from broker.runtime.clock import ManualClock
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection, MemoryServer
-from tests.broker_parts import begin, enter, pass_time, notified
+from tests.broker_parts import begin, enter, notified, pass_time
 
 TENANT, EXPERIMENT = "tenant:acme", "experiment:acme/swe"
 PATIENCE_SECONDS = 3.0

@@ -20,8 +20,8 @@ from tests.broker_parts import (
     every_first,
     mail_of,
     message,
-    pending,
     notified,
+    pending,
 )
 
 

@@ -92,7 +92,9 @@ class World:
 
         gate = gate or EgressGate(private=("127.0.0.1",))
         roots = RepositoryRoots((self.repositories,))
-        openings = Openings(self.log, self.root, self.stored_files, sandbox, TreeLimits(**limits), gate=gate, roots=roots)
+        openings = Openings(
+            self.log, self.root, self.stored_files, sandbox, TreeLimits(**limits), gate=gate, roots=roots
+        )
         return await openings.open(cid, source)
 
     @property

@@ -17,9 +17,9 @@ from broker.celery.bootstep import cancel_when
 from broker.contract.codec import checksum_of
 from broker.coordination.action_streams import ActionDelivery, ActionQueue, ActionReclaimed, ControlDelivery
 from broker.coordination.crash_attribution import CrashAttribution, Turns
-from broker.coordination.stored_files import StoredFiles
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.stored_files import StoredFiles
 from broker.coordination.transfers import Transfers
 from broker.log.event_log import EventLog
 from broker.log.follower import check_remembered

@@ -114,7 +114,9 @@ class Executor:
         self._looking: set[asyncio.Task[None]] = set()
         self.refusals = 0
 
-    async def execute(self, delivery: ActionDelivery, claim: ClaimOutcome, attribution: CrashAttribution = NOT_SUSPECTED) -> None:
+    async def execute(
+        self, delivery: ActionDelivery, claim: ClaimOutcome, attribution: CrashAttribution = NOT_SUSPECTED
+    ) -> None:
         """Run a claimed action and append its observation.
 
         Idempotent: a repeated delivery finds the action settled, in other hands, or its result in the journal.
@@ -203,7 +205,11 @@ class Executor:
             return answering(action, ErrorObservation(content=text))
 
     async def _run(
-        self, delivery: ActionDelivery, action: Action, claim: ActionClaimed | ActionReclaimed, attribution: CrashAttribution
+        self,
+        delivery: ActionDelivery,
+        action: Action,
+        claim: ActionClaimed | ActionReclaimed,
+        attribution: CrashAttribution,
     ) -> Observation:
         if isinstance(action, OfferedToolAction):
             failpoint("tool.before_run")
