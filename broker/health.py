@@ -3,7 +3,7 @@
 That a process exists proves nothing, and that it answers pings proves little: a worker that hangs does both. Its
 heartbeat in the store proves work, because the loop that does the work sends it. The verdict is the exit status: 0 for
 healthy, 1 for a heartbeat that has lapsed, 3 when nothing can be said, because the store does not answer or does not
-let us in; restarting a worker would not mend that.
+let us in; restarting a worker would not help.
 
 Holds: a heartbeat's age is measured by the time that the heartbeats themselves keep.
 Does not: tell apart several workers of one role on one host; it is for containers, which hold one each.

@@ -1,7 +1,7 @@
 """The asyncio loop inside a Celery worker: one thread, started and stopped with the worker.
 
 Holds: a loop that dies takes its process with it, because a worker that answers pings and does nothing is worse than
-none; a worker that is told to stop hands back what it has before it ends, and ends within `STOP_LIMIT_SECONDS` whether
+none; a worker that is asked to stop hands back what it has before it ends, and ends within `STOP_LIMIT_SECONDS` whether
 or not anybody is there to take it.
 """
 
@@ -23,7 +23,7 @@ from broker.runtime.errors import StoreReplaced, UsageError
 from broker.runtime.hardening import seclude
 
 HAND_BACK_SECONDS = 3.0
-"""How long a silent store is waited for: others take over without being told, when the heartbeat lapses."""
+"""How long a silent store is waited for: others take over unasked, when the heartbeat lapses."""
 STOP_LIMIT_SECONDS = 15.0
 CALL_LIMIT_SECONDS = 15.0
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
@@ -46,14 +46,14 @@ class LoopService(Protocol):
 
 
 async def cancel_when(stop: asyncio.Event, tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel what a service does as soon as it is told to stop."""
+    """Cancel what a service does as soon as it is asked to stop."""
     await stop.wait()
     for task in tasks:
         task.cancel()
 
 
 class LoopThread:
-    """Runs a service on a loop of its own."""
+    """Runs a service on a separate loop."""
 
     def __init__(self, service: LoopService) -> None:
         self.service = service
@@ -71,9 +71,9 @@ class LoopThread:
 
         Python runs handlers in the main thread only, and that one may wait in the resolver for a broker that is gone.
         """
-        told, noting = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signalled, noting = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(noting, warn_on_full_buffer=False)
-        self._loop.call_soon_threadsafe(self._loop.add_reader, told, self._heed, told)
+        self._loop.call_soon_threadsafe(self._loop.add_reader, signalled, self._heed, signalled)
 
     def call(self, coroutine: Any) -> Any:
         """Run a coroutine of the service on its loop from another thread and return its result."""
@@ -88,8 +88,8 @@ class LoopThread:
         self.begin_to_stop()
         self._thread.join(STOP_LIMIT_SECONDS)
 
-    def _heed(self, told: int) -> None:
-        if STOP_SIGNALS & set(os.read(told, 4096)):
+    def _heed(self, signalled: int) -> None:
+        if STOP_SIGNALS & set(os.read(signalled, 4096)):
             self._stop.set()
 
     def _run(self) -> None:
@@ -129,7 +129,7 @@ def _end_within(seconds: float) -> None:
     """
 
     def end() -> None:
-        _log.warning("the worker has not ended %s s after it was told to; it ends now", seconds)
+        _log.warning("the worker has not ended %s s after it was asked to; it ends now", seconds)
         os._exit(EXIT_STOPPED)
 
     timer = threading.Timer(seconds, end)

@@ -1,6 +1,6 @@
 """Tasks of the user's own Celery applications, sent and followed: the only sender of Celery tasks.
 
-Holds: a task is sent as JSON under an id of the sender's choice, so that whoever asks later asks about the same one.
+Holds: a task is sent as JSON under an id of the sender's choice, so that a later question is about the same one.
 Does not: block a loop. Every method does, and belongs into a thread.
 """
 
@@ -77,7 +77,7 @@ class TaskSender:
         return TaskState(is_known=state != "PENDING", is_ready=False)
 
     def revoke(self, task_id: str, *, may_terminate: bool = False) -> None:
-        """Keep a task from being begun; one that runs goes on, unless the process that runs it may be ended."""
+        """Keep a task from being begun; one that runs continues, unless the process that runs it may be ended."""
         self._app.control.revoke(task_id, terminate=may_terminate)
 
 

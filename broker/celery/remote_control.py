@@ -1,6 +1,6 @@
 """Remote control: what may be asked of a worker through Celery's broker, and by whom.
 
-Holds: whoever can write to the broker may look at workers and drain them; only where the broker has a password may
+Holds: anyone who can write to the broker may look at workers and drain them; only where the broker has a password may
 they also stop workers and switch task events on. Everything else that Celery's remote control knows is refused with an
 answer: it imports modules by name, changes what a worker reads, or keeps whatever it is sent.
 A command that is not well-formed is dropped with a line in the log; answers go to the queue of answers only.

@@ -15,7 +15,7 @@ EXIT_USAGE = 2
 
 
 def run_worker(app_module: str, role: str) -> None:
-    """Run the Celery worker of an application module until it is told to stop, then end this process.
+    """Run the Celery worker of an application module until it is asked to stop, then end this process.
 
     Args:
         app_module: has `app`, a Celery application.

@@ -1,12 +1,12 @@
-"""Probation: what a worker has died with acts under a mark in the store, and one at a time.
+"""Crash attribution: what a worker has died with acts under a mark in the store, one at a time.
 
-A worker that dies takes along all that it held, of which one thing at the most is to blame. So the first death counts
-against each; from then on each is marked while it acts, and the next death counts against what is marked.
+A worker that dies takes along everything it held, and at most one of these things is to blame. So the first death
+counts against each of them. From then on each is marked while it acts, and the next death counts against the marked.
 
-Holds: of one process, one suspect begins at a time, so that a death convicts one of them and not all. A suspect that
-takes longer than `TURN_SECONDS` keeps its mark and lets the next one begin; one that has begun and waited goes on when
-it likes, or those that begin would keep all from getting on. The more deaths count against it, the later it begins:
-whoever kills always at the same moment does not meet the same one.
+Holds: one suspect of a process begins at a time, so that a death counts against one of them and not all. A suspect that
+takes longer than `TURN_SECONDS` keeps its mark and lets the next one begin. One that has begun and waited continues at
+once, or those that begin would hold up all others. The more deaths count against a suspect, the later it begins, so
+that a kill that always comes at the same moment does not meet the same one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Turns:
 
 
 class CrashAttribution:
-    """The probation of one thing; none at all for what no worker has died with.
+    """Marks one thing while it acts; does nothing for what no worker has died with.
 
     Args:
         mark: Notes in the store that it acts, or that it only waits now.
@@ -75,7 +75,7 @@ class CrashAttribution:
         await self._mark(True)
 
     async def rest(self) -> None:
-        """Only wait: a death that comes now is not its doing.  Idempotent."""
+        """Only wait: a death that comes now does not count against it.  Idempotent."""
         if self._is_marked:
             self._is_marked = False
             await self._mark(False)
@@ -88,7 +88,7 @@ class CrashAttribution:
             self._end_turn = None
 
     def clear(self) -> None:
-        """End the probation: it got on, and the store has forgotten what it was suspected of."""
+        """Suspect it no longer: it has made progress, and the store has forgotten its deaths."""
         self._is_suspect = self._is_marked = False
         self.end_turn()
 

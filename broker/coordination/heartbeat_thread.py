@@ -1,4 +1,4 @@
-"""The understudy: a thread that keeps a worker's heartbeat going while its event loop is busy.
+"""A thread that keeps a worker's heartbeat going while its event loop is busy.
 
 A burst of work (two hundred replies at once, each with milliseconds of a provider's library) can hold a loop for longer
 than a heartbeat may be late. Taking over then would throw away paid model calls, and put the same burst on the next
@@ -7,7 +7,7 @@ worker.
 Holds: it beats only while the loop has turned within `STUCK_AFTER_SECONDS`, so a loop that is stuck, or held by code
 that never lets go of the interpreter, is taken over like a dead one; while the loop beats in time the thread only
 watches, and has no connection.
-Does not: tell the loop anything; a worker that was buried learns it from its own next beat.
+Does not: tell the loop anything; a worker that was declared dead learns it from its own next beat.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPLY_TIMEOUT_SECONDS = 1.0
 
 
 class HeartbeatThread:
-    """Stands in for the beats of one incarnation, as a context manager around its life."""
+    """Beats for one incarnation of a worker while its loop is late, as a context manager around its life."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class HeartbeatThread:
         self._over.set()  # not joined: the loop must not wait for a store that does not answer
 
     def loop_turned(self, progress: int) -> None:
-        """Note that the loop lives; called by the loop at each of its own beats."""
+        """Note that the loop lives; called by the loop at each beat."""
         self._turned, self._progress = self._clock.monotonic(), progress
 
     def _watch(self) -> None:

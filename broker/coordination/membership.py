@@ -1,7 +1,7 @@
 """Being a worker: one heartbeat per worker and shard that carries progress, and the sweep everybody does for all.
 
-Holds: a worker whose heartbeat lapsed is buried by any other: its conversations go back to the ready stream, what it
-had been handed goes back to its streams. A buried worker finds out at its next beat and starts over as a new one.
+Holds: any worker declares another dead whose heartbeat has lapsed: its conversations go back to the ready stream, and
+what it had been handed to its streams. A worker that was declared dead learns it from its next beat and starts over.
 A beat is one round trip; a worker whose beats are slow says that its heartbeat holds for longer. The beats keep the
 store's time, by the workers' monotonic clocks, and tell it to the workers: see functions.lua and `SharedClock`.
 Keys: `deck:{k}:workers`, `deck:{k}:clock`, `deck:{k}:worker:<w>:about`.
@@ -99,7 +99,7 @@ class Membership:
         """Beat in every shard and do what is due there, in one round trip.
 
         Returns:
-            What was done, or None when this worker was buried in one of them and owns nothing there any more.
+            What was done, or None when this worker was declared dead in one of them and owns nothing there any more.
 
         Raises:
             StoreMisconfigured: the store is not the one that was opened.
@@ -107,7 +107,7 @@ class Membership:
         try:
             replies = await self._ask(lambda: self.tick_commands(progress))
         except StoreRefused as error:
-            # What the sweep met is for whoever reads the log: to end would only bring the next worker to it.
+            # What the sweep met is for people who read the log: to end would only bring the next worker to it.
             _log.error("a sweep failed: %s", error)
             return Tick(0, 0, 0)
         if any(outcome == b"swept" for outcome, *_ in replies):

@@ -49,7 +49,7 @@ class Notebooks:
             ("HLEN", key),
         ]
         *_, count = await self._store.persist(lambda: self._store.connection.call_many(commands))
-        if int(count) > MAX_NOTES:  # taken back by whoever was one too many
+        if int(count) > MAX_NOTES:  # taken back by the writer that was one too many
             await self.forget(notebook, note.id)
             raise UsageError(FULL.format(limit=MAX_NOTES), remedy=FULL_REMEDY)
 

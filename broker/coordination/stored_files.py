@@ -1,7 +1,7 @@
 """Files on their way between people and workspaces, kept in the store in pieces.
 
-Holds: a file is there whole or not at all, and what is read is checked against the name of one that is kept; no
-piece is so large that other conversations wait for it; one that is only transferred expires.
+Holds: a file is there whole or not at all, and the content of a kept one is checked against its name. No piece is so
+large that other conversations wait for it. A file on its way expires after its time to live.
 Keys: `deck:{k}:c:<id>:parcel:<name>`, a hash of pieces; the name is the content's SHA-256, or a token's.
 """
 
@@ -36,7 +36,7 @@ def content_name(content: bytes) -> str:
 
 
 class StoredFiles:
-    """The files that a store keeps."""
+    """The files that a store holds for conversations."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

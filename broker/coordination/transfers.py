@@ -44,7 +44,7 @@ class TransferRequest(BaseModel):
 
 
 class TransferAnswer(BaseModel):
-    """What came of it.
+    """The outcome.
 
     Attributes:
         files: entries of every kind that were carried.
@@ -116,14 +116,14 @@ class Transfers:
         await self._store.persist(lambda: call("XADD", stream, "*", *order))
         try:
             async with asyncio.timeout(limit_seconds):
-                while not (told := await self._store.persist(lambda: call("HGET", key, "answer"))):  # noqa: ASYNC110
+                while not (answered := await self._store.persist(lambda: call("HGET", key, "answer"))):  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_SECONDS)  # rare, and by hand: not worth a connection that blocks
         except TimeoutError as error:
             raise TransferFailed(
                 f"The node {node.decode()}, which has the workspace, did not answer for {limit_seconds:g} seconds.",
                 remedy="Is a tool worker running there?",
             ) from error
-        answer = TransferAnswer.model_validate_json(told)
+        answer = TransferAnswer.model_validate_json(answered)
         if answer.error:
             failure = TransferFailed(answer.error, remedy=answer.remedy)
             failure.code = answer.code

@@ -73,7 +73,7 @@ class Unreadable:
 
 
 async def entries_aside(connection: Connection, shards: Sequence[ShardKeys]) -> list[UnreadableEntry]:
-    """Return what was put aside, for whoever only looks at a store; see `Unreadable.all`."""
+    """Return what was put aside, for callers that only look at a store; see `Unreadable.all`."""
     replies = await connection.call_many([("XRANGE", names.unreadable, "-", "+") for names in shards])
     found = [texts_by_name(flat) for entries in replies for _, flat in entries]
     return [UnreadableEntry(*(fields.get(name, "") for name in ("key", "id", "why", "held"))) for fields in found]

@@ -1,4 +1,4 @@
-"""How a controller worker hears of news: its shard's ready stream, and its own mailbox; and how others ring it.
+"""How a controller worker is notified of new events: by its shard's ready stream and its own mailbox.
 
 Holds: a ring is a hint; the log is the truth. Lost, late and repeated rings cost time, never events.
 Keys: `deck:{k}:ready` (group `controllers`), `deck:{k}:worker:<w>:mail`.
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReadyStream:
-    """The conversations of one shard that nobody owns and that have news."""
+    """The conversations of one shard that nobody owns and that have new events."""
 
     def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
         self._store, self._names = store, names
@@ -64,7 +64,7 @@ class Mailbox:
         self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
 
     async def read(self) -> list[str]:
-        """Wait up to two seconds and return the ids of conversations that have news, each once."""
+        """Wait up to two seconds and return the ids of conversations that have new events, each once."""
         entries = await self._entries()
         if entries:
             self._after = entries[-1][0].decode()
@@ -103,9 +103,9 @@ def _conversation_in(store: Store, names: ShardKeys, fields: list[bytes]) -> str
 
 
 async def wake(store: Store, conversation_ids: Iterable[str]) -> None:
-    """Ring conversations whose logs have not grown: what they wait for has come.
+    """Notify conversations whose logs have not grown: what they wait for has come.
 
-    One that cannot be rung, for what is wrong with its keys, is logged: whoever makes room for it is not to blame.
+    One that cannot be notified, because its keys are damaged, is logged: the caller is not at fault.
     """
     calls = []
     for conversation_id in conversation_ids:
@@ -114,4 +114,4 @@ async def wake(store: Store, conversation_ids: Iterable[str]) -> None:
     try:
         await store.persist(lambda: store.connection.call_many(calls))
     except StoreRefused as error:
-        _log.warning("a conversation could not be rung: %s", error)
+        _log.warning("a conversation could not be notified: %s", error)

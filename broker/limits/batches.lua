@@ -12,7 +12,7 @@
 --   :workers
 -- A conversation has one call at most; `step` says which: '<iteration>.<attempt>'. Times are milliseconds.
 --
--- A batch is recorded, with the calls that are in it, before it is sent: whoever finds one that was sent by a worker
+-- A batch is recorded, with the calls that are in it, before it is sent: a worker that finds one that was sent by a worker
 -- that is dead looks for it at the provider before it sends it again. One live worker at most has the lease of a batch.
 
 local LANES, OPEN, KNOWN = ':batch:lanes', ':batch:open', ':batch:known'
@@ -26,7 +26,7 @@ local function about_key(shard, batch) return shard .. ':batch:about:' .. batch 
 
 local function calls_key(shard, batch) return shard .. ':batch:calls:' .. batch end
 
--- Whether a worker may work on a batch: nobody else does, or whoever did is dead or has taken too long.
+-- Whether a worker may work on a batch: no other does, or the one that did is dead or has taken too long.
 local function is_free(shard, batch, worker, now)
   local about = about_key(shard, batch)
   local holder = get(about, 'worker')
@@ -69,7 +69,7 @@ local function put(keys, args)
   return {'put'}
 end
 
--- deck_batch_drop: a conversation does no longer want its call, or has what came of it.  ARGV cid, step or '' for any
+-- deck_batch_drop: a conversation no longer wants its call, or has its result.  ARGV cid, step or '' for any
 -- returns {'none'} {'waiting'} {'sent'} {'done'}
 local function drop(keys, args)
   local shard, cid = keys[1], args[1]
@@ -143,7 +143,7 @@ local function lease(keys, args)
   return answer
 end
 
--- deck_batch_note: write down how a batch stands, by whoever has its lease, which ends with it if there is a time.
+-- deck_batch_note: write down the state of a batch, by the holder of its lease, which ends with it if there is a time.
 -- ARGV batch, worker, ms until the next look or '' to go on, field, value …; an empty value takes the field away.
 -- The field `provider` is the provider's id of it: it has been sent, and what was sent is no longer needed.
 -- returns {'noted'} {'lost'}
@@ -175,7 +175,7 @@ local function note(keys, args)
   return {'noted'}
 end
 
--- deck_batch_deliver: keep what came of a call, the first time it is told.  ARGV batch, number, result
+-- deck_batch_deliver: keep the result of a call, the first time it is reported.  ARGV batch, number, result
 -- returns {'delivered', cid} {'unwanted'}
 local function deliver(keys, args)
   local shard, batch = keys[1], args[1]

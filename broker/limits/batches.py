@@ -3,7 +3,7 @@
 A call waits in the queue of its lane: one provider, address, key and model. A worker seals what waits there into a
 batch, records it, sends it, and later brings what came of each call to its conversation; see `controller_worker`.
 
-Holds: a conversation has one call at most, and what came of it is told once; a batch is recorded with its calls before
+Holds: a conversation has one call at most, and its outcome is reported once; a batch is recorded with its calls before
 it is sent; at most one live worker has a batch in hand.
 Does not: know providers; what a call and a result look like is text to it.
 Keys: `deck:{0}:batch:…`, see batches.lua.
@@ -41,7 +41,7 @@ class Call:
 
     Attributes:
         seen_id: the last event that its prompt was made from.
-        result: what came of it, once it is done.
+        result: its outcome, once it is done.
     """
 
     stands: CallStands
@@ -163,9 +163,9 @@ class Batches:
         Returns:
             False when another worker has it in hand now: nothing was written, and nothing more is to be done.
         """
-        told = [part for item in fields.items() for part in item]
+        noted = [part for item in fields.items() for part in item]
         again = "" if look_again_seconds is None else round(look_again_seconds * 1000)
-        (outcome, *_) = await self._call("deck_batch_note", batch.batch_id, worker_id, again, *told)
+        (outcome, *_) = await self._call("deck_batch_note", batch.batch_id, worker_id, again, *noted)
         return bool(outcome == "noted")
 
     async def bodies(self, batch: Batch) -> dict[str, bytes]:

@@ -211,7 +211,8 @@ local function forget(pool, cid)
   for priority = 0, 1 do redis.call('ZREM', queue(pool, priority), cid) end
 end
 
--- Whoever was called and did not come loses what was kept for it, and is called again in its old place, but not for ever.
+-- A conversation that was called and did not come loses what was kept for it. It is called again in its old place, but
+-- not for ever.
 local function take_back(pool)
   local late = redis.call('ZRANGEBYSCORE', pool.base .. ':called', '-inf', pool.now, 'LIMIT', 0, MAX_GRANTS)
   for _, cid in ipairs(late) do
@@ -285,7 +286,7 @@ local function pump(pool, shard)
   return woken, next_ms
 end
 
--- Only one worker is told the exact time, so that a thousand do not come for one place.
+-- Only one worker gets the exact time, so that a thousand do not come for one place.
 local function next_for(pool, worker, next_ms)
   local waiting = redis.call('ZCARD', pool.base .. ':called')
   if not next_ms then

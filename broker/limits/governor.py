@@ -3,8 +3,8 @@
 A conversation that may not call now gets a place in the queue of its model and is woken when its turn comes; until then
 it costs nothing. What it is granted then is kept for it for some seconds.
 
-Holds: what is in flight never exceeds a quota that the provider keeps as told; interactive conversations go first,
-tenants share by weight; what a dead worker held is free again once its heartbeat has lapsed, by no clock of its own.
+Holds: what is in flight never exceeds a quota that the provider states; interactive conversations go first,
+tenants share by weight; what a dead worker held is free again once its heartbeat has lapsed, by no other clock.
 Does not: cost a model without a quota anything, not even a round trip.
 Keys: `deck:{0}:quota:<pool>:…`, see governor.lua.
 """
@@ -139,8 +139,8 @@ class Governor:
 
     async def obey(self, pool: Pool, key: str, worker_id: str, left: dict[str, int]) -> None:
         """Take note of what a provider's headers say is left: `requests`, `input`, `output` or `tokens` → how many."""
-        told = [part for item in left.items() for part in item]
-        await self._call("deck_quota_told", pool, (key, worker_id, *told))
+        reported = [part for item in left.items() for part in item]
+        await self._call("deck_quota_told", pool, (key, worker_id, *reported))
 
     async def withdraw(self, pool: Pool, conversation_id: str, worker_id: str) -> None:
         """Leave the queue.  Idempotent."""
@@ -169,7 +169,7 @@ class Governor:
 
     async def _call(self, function: str, pool: Pool, arguments: tuple[Argument, ...]) -> tuple[str, str, int]:
         reply: list[Any] = await self._store.function(function, self._keys(pool), *arguments)
-        if reply[0] == "unknown":  # the store has forgotten its quotas, or nobody has told it yet
+        if reply[0] == "unknown":  # the store has forgotten its quotas, or nobody has published them yet
             await self.publish()
             reply = await self._store.function(function, self._keys(pool), *arguments)
         outcome, next_ms, key, eta_ms, *woken = reply

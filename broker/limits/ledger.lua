@@ -12,7 +12,7 @@
 -- `lost`: the provider may bill it, so it counts against the limit, but it is not `spent`. What is reserved for a call
 -- that is on its way through a batch of the provider's is nobody's: its worker is '-', and it ends with the reply.
 --
--- Who waits for an account is served in the order in which it came, and whoever comes later stands behind it: nobody
+-- Who waits for an account is served in the order in which it came, and later ones stand behind it: nobody
 -- overtakes, not even a smaller call, or a large one would wait for ever. Room that is there is kept for whom it woke,
 -- but not for long: somebody that was woken and does not come keeps its place for a while and holds nobody up.
 

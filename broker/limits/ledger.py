@@ -5,7 +5,7 @@ charged after it. A conversation whose budget is exhausted waits, and is woken b
 
 Holds: an account never passes its limit by more than one call; `spent` is the sum over the events of its conversations,
 however often workers die; a reservation of a dead worker is free again once its heartbeat has lapsed; who waits is
-served in the order of coming, before whoever comes later.
+served in the order of arrival.
 Does not: know prices. Where none is known nothing can be reserved, and the limit counts what is charged later.
 Keys: `deck:{0}:budget:…`, `deck:{0}:budgets`, `deck:{0}:ledger:…`, see ledger.lua.
 """
@@ -180,7 +180,7 @@ class Ledger:
         await self._call("deck_budget_withdraw", conversation_id, accounts[0])
 
     async def sweep(self) -> None:
-        """See after what dead workers had reserved; twice a second at most, whoever asks."""
+        """See after what dead workers had reserved; twice a second at most for all workers."""
         await self._call("deck_budget_sweep")
 
     async def set_limit(self, account: str, limit_usd: float | None) -> Account:
@@ -193,7 +193,7 @@ class Ledger:
         return await self.account(account)
 
     async def top_up(self, account: str, amount_usd: float) -> Account:
-        """Raise the limit of an account and wake whoever waits for it; raises what `set_limit` does."""
+        """Raise the limit of an account and wake conversations that wait for it; raises what `set_limit` does."""
         await self._change(account, "add", nano(_checked(amount_usd)))
         return await self.account(account)
 

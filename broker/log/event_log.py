@@ -17,7 +17,7 @@ from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event
 from broker.contract.plain_json import replace_surrogates
 from broker.log.append_call import Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
-from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (whoever appends gets them from here)
+from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (callers get them from here)
 from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
 from broker.log.append_outcomes import Conflict as Conflict  # noqa: PLC0414
 from broker.log.append_outcomes import Duplicate as Duplicate  # noqa: PLC0414
@@ -42,7 +42,7 @@ READ_BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class NewEvents:
-    """What an owner finds who has been rung.
+    """What an owner reads after a notification.
 
     Attributes:
         is_watched: somebody looks on while replies are written; see `live_text`.
@@ -234,7 +234,7 @@ class EventLog:
         return events
 
     async def read_new(self, ownership: Ownership, *, after: int, checksum: str = "") -> NewEvents:
-        """Return the events above `after`, as the owner who has been rung: later appends ring again.
+        """Return the events above `after`, for its owner, and let later appends notify it again.
 
         Args:
             checksum: of the event `after`; empty: whatever the log has under its number.

@@ -31,8 +31,8 @@ local function make_group(shard, stream, name)
   if not group_of(shard, stream, name) then redis.call('XGROUP', 'CREATE', stream, name, '0', 'MKSTREAM') end
 end
 
--- Tell whoever must know that a conversation has news: its owner's mailbox, or the ready stream when nobody owns it.
--- Coalesced: nothing is added while an earlier ring has not been answered (meta.rung).
+-- Notify of new events of a conversation: its owner by the mailbox, or any worker by the ready stream if it has no owner.
+-- Coalesced: nothing is added while an earlier notification has not been answered (meta.rung).
 local function notify_unless(notified, owner, shard, meta, cid, now)
   if notified then return end
   if owner then
@@ -84,7 +84,7 @@ local function route_of(shard, meta)
 end
 
 -- Put an action on the action stream of its conversation's node, or of its pool while it has none. One that wants a
--- pool of its own ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p').
+-- certain pool ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p').
 local function enqueue(shard, meta, once, cid, action, bytes, wanted)
   local route, workspace
   if wanted then route, workspace = wanted, get(meta, 'workspace') or ''
@@ -150,7 +150,7 @@ end
 --   guard 'producer'  a: idempotency key
 --   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
 --   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
---   flags 'quiet': ring nobody; of an owner: key of this very call, the same when it is repeated, 24 characters.
+--   flags 'quiet': notify nobody; of an owner: key of this very call, the same when it is repeated, 24 characters.
 --   Behind the key of an owner, and as the flags of a tool: the checksum of the event c or of the action, see remembers.
 --   fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
 --   dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's; '': neither.
@@ -290,7 +290,7 @@ local function claim(keys, args)
     get(meta, 'closed') or ''}
 end
 
--- release: give a conversation up, unless it has news.
+-- release: give a conversation up, unless it has new events.
 -- ARGV  cid, worker, token, id of the last event seen, for how many ms to park it or '', checksum of that event
 -- returns  {'released'} {'news', last} {'fenced'} {'lost', last}
 local function release(keys, args)
@@ -335,7 +335,7 @@ local function close(keys, args)
   return {'closed'}
 end
 
--- requeue: forgive a dead letter its crashes and ring it.  ARGV cid.  returns {'requeued'} {'missing'}
+-- requeue: clear the crashes of a dead letter and notify of it.  ARGV cid.  returns {'requeued'} {'missing'}
 local function requeue(keys, args)
   local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
   if not get(meta, 'last_id') then return {'missing'} end
@@ -345,7 +345,7 @@ local function requeue(keys, args)
   return {'requeued'}
 end
 
--- wake: ring a conversation whose log has not grown: something it waits for has come.  ARGV cid.
+-- wake: notify of a conversation whose log has not grown: something it waits for has come.  ARGV cid.
 -- returns {'rung'} {'missing'}
 local function wake(keys, args)
   local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
@@ -423,7 +423,8 @@ local function claim_action(keys, args)
   return {'reclaimed', attempts, before, moves}
 end
 
--- mark_action: say that an action on probation acts ('1') or only waits ('0'); a worker that dies between is its victim.
+-- mark_action: say that an action that workers have died with acts ('1') or only waits ('0'). The death of a worker in
+-- between counts against it.
 -- ARGV  action id, worker, '1' or '0'.  returns {'marked'} {'lost'}
 local function mark_action(keys, args)
   local once, action = keys[1] .. ':once', args[1]
@@ -432,7 +433,7 @@ local function mark_action(keys, args)
   return {'marked'}
 end
 
--- Time in which nobody beat, because the store was away or its clock jumped, counts against nobody.
+-- Time in which no worker could beat, because the store was away or its clock jumped, counts against none.
 local function extend_deadlines(shard, passed)
   for _, key in ipairs({shard .. ':workers', shard .. ':nodes'}) do
     for _, name in ipairs(redis.call('ZRANGEBYSCORE', key, 1, '+inf')) do
@@ -566,7 +567,7 @@ end
 
 -- Hand back everything a worker had, at most `limit` things at a time. Returns whether it is done.
 -- how  'crash' counts against a conversation the first time, and after that only if the worker died while stepping it
---      (meta.mark); 'leave' does not. What a burial began with is how it ends, whoever goes on with it.
+--      (meta.mark); 'leave' does not. A removal ends the way it began, even if another worker completes it.
 local function remove_worker(shard, worker, now, limit, how)
   local me = shard .. ':worker:' .. worker
   redis.call('ZADD', shard .. ':workers', 0, worker)
@@ -590,8 +591,8 @@ local function remove_worker(shard, worker, now, limit, how)
   return true
 end
 
--- Look after a stream: make its group anew if it was lost, give back what a worker was handed after its burial (a
--- server goes on serving the blocked read of a process that is stopped), drop entries that all have acknowledged.
+-- Maintain a stream: make its group again if it was lost, give back what a worker was handed after its removal (a
+-- server continues to serve the blocked read of a process that is stopped), drop entries that all have acknowledged.
 local function maintain_stream(shard, stream, group)
   make_group(shard, stream, group)
   local oldest = group_of(shard, stream, group)['last-delivered-id']
@@ -642,7 +643,7 @@ local function wake_parked(shard, cid, now)
   if get(meta, 'last_id') then notify_again(shard, meta, cid, now) end
 end
 
--- See after a ring that nobody has answered. Returns 'rung' when it was lost, and 'seen' otherwise.
+-- Check a notification that nobody has answered. Returns 'rung' when it was lost and is repeated, and 'seen' otherwise.
 local function check_notification(shard, cid, now)
   local meta = shard .. ':c:' .. cid .. ':meta'
   local entry = get(meta, 'ready_id')
@@ -659,17 +660,18 @@ local function check_notification(shard, cid, now)
   return 'rung'
 end
 
--- tick: beat, and do what is due for everybody: bury the dead, wake the parked, ring again where a ring was lost.
+-- tick: beat, and do what is due for everybody: remove dead workers, wake the parked, notify again where that was lost.
 -- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker does), patience_ms,
 --      its monotonic clock in ms
--- returns  {'alive', buried, woken, rung again, the shard's time} {'swept'}   swept: somebody has taken over all you had
+-- returns  {'alive', workers removed, conversations woken, notified again, the shard's time} {'swept'}
+--          swept: others have taken over everything this worker had
 local function tick(keys, args)
   local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
   local workers, me = shard .. ':workers', shard .. ':worker:' .. worker
   for name, kind in pairs(KINDS) do is_there(shard, shard .. ':' .. name, kind) end
   if not alive(shard, worker) then return {'swept'} end
   is_there(shard, me .. ':mail', 'stream')
-  if not is_there(shard, me .. ':about', 'hash') then  -- what it had is found by its burial
+  if not is_there(shard, me .. ':about', 'hash') then  -- what it had is found by its removal
     redis.call('ZADD', workers, now_ms(shard) + ttl, worker)
     return {'swept'}
   end

@@ -1,4 +1,4 @@
-"""What a model is writing right now, for whoever looks on: a small stream beside the log that forgets.
+"""What a model is writing right now, for people who watch: a small stream beside the log that forgets.
 
 Keys: `…:live` (stream) has the latest pieces, `…:watched` (string) says that somebody looks on; both expire.
 
@@ -54,7 +54,7 @@ class LiveText:
         self._seen = b"0-0"
 
     async def announce(self) -> None:
-        """Say that somebody looks on, for half a minute; `watch` goes on saying it."""
+        """Say that somebody watches, for half a minute; `watch` repeats it."""
         await self._store.connection.call("SET", self._watched, "1", "PX", int(WATCHED_SECONDS * 1000))
 
     async def show(self, pieces: list[Piece]) -> None:

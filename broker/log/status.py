@@ -1,6 +1,6 @@
-"""Where a conversation stands, read from its log alone.
+"""The status of a conversation, read from its log alone.
 
-Holds: a value; the same events give the same standing everywhere; what was asked of the agent counts until the agent
+Holds: a value; the same events give the same status everywhere; what was asked of the agent counts until the agent
 has taken notice of it, so nobody takes a log for settled that a worker is about to go on with.
 """
 
@@ -49,7 +49,7 @@ class Status:
     is_recovering: bool = False
 
     def after(self, event: Event) -> Status:
-        """Return the standing after one more event."""
+        """Return the status after one more event."""
         match event:
             case AgentStateChangedObservation(agent_state=state):
                 # An error ends whatever was asked for; another state only what it answers.
@@ -99,7 +99,7 @@ class Status:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the conversation is over, unless a person goes on with it."""
+        """Whether the conversation is over, unless a person continues it."""
         return self.state in TERMINAL_STATES and not self.is_unanswered
 
 
@@ -119,7 +119,7 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
 
 
 def status_of(events: Iterable[Event]) -> Status:
-    """Return the standing after these events, which begin with the conversation's first."""
+    """Return the status after these events, which begin with the conversation's first."""
     found = Status()
     for event in events:
         found = found.after(event)

@@ -61,13 +61,13 @@ class ManualClock:
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
-"""The clock of this machine, for whoever is given no other."""
+"""The clock of this machine, for callers that pass no other."""
 
 
 class SharedClock:
     """The time that all workers of a store share, whatever their own wall clocks say.
 
-    The store says at each beat what time it is. In between, this clock goes on by the machine's monotonic clock.
+    The store says at each beat what time it is. In between, this clock follows the machine's monotonic clock.
     """
 
     def __init__(self, own: Clock) -> None:

@@ -1,4 +1,4 @@
-"""What a program may know of the environment of whoever starts it: the variables that are listed here.
+"""What a program may know of the environment in which it is started: the variables that are listed here.
 
 A list of what is secret would never be complete, and what a shell holds besides (cloud credentials, tokens of forges,
 passwords of databases) is none of a tool worker's business, which runs what agents say.

@@ -3,7 +3,7 @@
 `DECKHANDS_FAILPOINTS="controller.before_append:kill@3:/run/once,tool.after_result:pause:/run/gate"` arms them.
 Actions: `kill` (SIGKILL), `stop` (SIGSTOP), `raise`, `exit`, `pause` (the whole thread waits until the marker is
 removed). `@n` means the n-th hit, and the n-th only. A path after a second colon is a marker: the failpoint acts only
-if it can create that file, so that a process started anew does not die again.
+if it can create that file, so that a restarted process does not die again.
 
 Holds: unarmed, a failpoint is one look into an empty dict.
 """
@@ -80,7 +80,7 @@ def failpoint(name: str) -> None:
     for path in _LOG:
         with Path(path).open("a", encoding="utf-8") as log:
             log.write(f"{name} {os.getpid()}\n")
-    # To this very thread: a signal to the process may reach another one first, while this one goes on for a moment.
+    # To this very thread: a signal to the process may reach another one first, while this one continues for a moment.
     if armed.action == "kill":
         signal.pthread_kill(threading.get_ident(), signal.SIGKILL)
     elif armed.action == "stop":

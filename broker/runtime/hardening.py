@@ -6,7 +6,7 @@ kernel then still asks who may look into a process.
 Holds: after `seclude`, a program without CAP_SYS_PTRACE can read neither the environment (which has the store's
 password), nor the memory, nor the open files of this process, nor trace it; and it leaves no core dump.
 Does not: keep such a program from ending this process; protect a worker that runs as root from commands that do; reach
-children, which are open again once they become another program, or whoever started the worker with that environment.
+children, which are open again once they become another program, or the program that started the worker.
 """
 
 from __future__ import annotations

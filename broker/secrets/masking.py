@@ -39,7 +39,7 @@ MINIMUM_LEFT_CHARS = 4
 """How much of a value has to be left at a cut to be taken for it."""
 
 _WRAPPED_FACTOR = 3
-"""How much longer a value may be with line breaks than without: one of two characters after each of its own."""
+"""How much longer a value may be with line breaks than without: two characters after each of them at most."""
 
 
 def forms(value: str) -> set[str]:

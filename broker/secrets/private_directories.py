@@ -1,4 +1,4 @@
-"""Which directories of a machine no workspace may have, whoever names them.
+"""Which directories of a machine can never be workspaces.
 
 Holds:
     - A directory is judged by where it really lies: links are followed, a bind mount counts as what it shows, and what
@@ -192,7 +192,7 @@ def _is_home_of_another(directory: Path) -> bool:
 
 
 def _on_the_way(path: Path) -> list[Path]:
-    """Return the links that a path leads over, and where it leads: whoever may change one of them may change it."""
+    """Return the links that a path leads over, and where it leads: a user who may change one of them may change it."""
     found: list[Path] = []
     here, ahead = Path("/"), list(path.parts[1:])
     while ahead and len(found) < MAX_LINKS:

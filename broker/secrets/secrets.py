@@ -276,7 +276,7 @@ def key_in(path: Path, *, is_made: bool) -> bytes | None:
             draft.touch(mode=0o600, exist_ok=True)
             draft.write_text(base64.b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
             try:
-                os.link(draft, path)  # whoever is first decides
+                os.link(draft, path)  # the first one decides
             except FileExistsError:
                 pass
             finally:

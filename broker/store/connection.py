@@ -1,7 +1,7 @@
 """One multiplexed connection to the store.
 
 Commands of any number of coroutines are written in one go and answered in order, so a busy process pays for batches,
-not for round trips. A blocking read (XREAD, XREADGROUP) gets a connection of its own.
+not for round trips. A blocking read (XREAD, XREADGROUP) gets a separate connection.
 
 Holds: replies belong to commands in the order they were sent; nothing is ever sent twice by this module, because a
 silent retry would append twice. A lost reply is `OutcomeUnknown`: the caller repeats its idempotent call.
@@ -129,7 +129,7 @@ class MultiplexedConnection:
             wire.abort(None)
             raise
         self.connects += 1
-        self._wire = wire  # here and not by whoever waits for it: they may wake up when it is already lost
+        self._wire = wire  # here and not by those who wait for it: they may wake up when it is already lost
         return wire
 
 
@@ -273,7 +273,7 @@ def _parse(url: str) -> _Address:
 
 def texts_by_name(flat: Sequence[bytes]) -> dict[str, str]:
     """Return a hash of texts, or the fields of an entry, which come as names and values in turns."""
-    texts = [part.decode(errors="backslashreplace") for part in flat]  # whoever can write to the store wrote them
+    texts = [part.decode(errors="backslashreplace") for part in flat]
     return dict(zip(texts[::2], texts[1::2], strict=False))
 
 

@@ -1,7 +1,7 @@
 """The function libraries of the store: their source, their version, and how they are deployed.
 
 Holds: a library is replaced only by one of the same or a newer version. The sources of a version never change: a test
-pins their hashes, so whoever changes Lua raises `FUNCTIONS_VERSION`. A worker older than the functions in the store
+pins their hashes, so a change of Lua needs a new `FUNCTIONS_VERSION`. A worker older than the functions in the store
 uses them if they still serve it, and refuses to start otherwise.
 Does not: stop an older worker that looked before the newer one loaded its functions; deploy with one `setup` job where
 two versions start in the same millisecond.
@@ -18,7 +18,7 @@ from broker.runtime.errors import StoreTooNew
 from broker.store import keys
 from broker.store.connection import Connection
 
-FUNCTIONS_VERSION = 2
+FUNCTIONS_VERSION = 3
 """Of all function libraries together."""
 OLDEST_CALLER = 2
 """The oldest version whose workers these functions serve."""
@@ -84,7 +84,7 @@ async def _deploy_library(connection: Connection, library: str) -> int:
             raise StoreTooNew(
                 f"The store has lost its functions, which were of version {version}; this one has version "
                 f"{FUNCTIONS_VERSION} and does not replace newer functions by older ones.",
-                remedy="Run `deckhands doctor` of the newer version, which loads them again.",
+                remedy="Run `deckhands ls` of the newer version, which loads them again.",
             )
         return int(version)
     if found != stamp or not await _is_loaded(connection, library):

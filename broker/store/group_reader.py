@@ -1,8 +1,8 @@
 """Reading streams as one consumer of a group.
 
 Holds: an entry handed to this consumer reaches its caller, even when the reply that carried it was lost: after a lost
-reply the consumer first reads again what is pending for it. So an entry may come twice; whoever acts on it claims
-first.
+reply the consumer first reads again what is pending for it. So an entry may come twice, and the caller claims before it
+acts.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     deck:store                     hash    deploy        for ever      schema, shards, generation
     deck:tools                     hash    tool workers  for ever      key of a tool → its offer (JSON)
     deck:{k}:index                 zset    append        for ever      conversation → created (ms)
-    deck:{k}:ready                 stream  append, tick  trimmed       conversations nobody owns that have news
-    deck:{k}:unread                zset    append        until claim   conversation → rung (ms); finds lost rings
+    deck:{k}:ready                 stream  append, tick  trimmed       conversations nobody owns that have new events
+    deck:{k}:unread                zset    append        until claim   conversation → notified (ms); finds lost ones
     deck:{k}:parked                zset    release       until due     conversation → due (ms)
-    deck:{k}:dead                  zset    tick          until news    conversations that crashed three workers
-    deck:{k}:unreadable            stream  whoever reads   1,000         entries and keys that could not be used
+    deck:{k}:dead                  zset    tick          until resumed conversations that crashed three workers
+    deck:{k}:unreadable            stream  readers         1,000         entries and keys that could not be used
     deck:{k}:workers               zset    tick          while alive   worker → heartbeat deadline (ms)
     deck:{k}:clock                 hash    tick          for ever      the shard's time at the latest beat
     deck:{k}:nodes                 zset    tick          for ever      node → when it is given up (ms)
@@ -32,7 +32,7 @@
     deck:{k}:c:<id>:blob:<sha256>  string  append        retention     large texts
     deck:{k}:c:<id>:parcel:<name>  hash    producers     with the log  a file that the workspace begins with
     deck:{k}:c:<id>:parcel:<t>     hash    transfers     ten minutes   files on their way; see transfers
-    deck:{k}:c:<id>:transfer:<t>   hash    transfers     ten minutes   what is to be carried, and what came of it
+    deck:{k}:c:<id>:transfer:<t>   hash    transfers     ten minutes   what is to be carried, and the outcome
     deck:{k}:c:<id>:secrets        hash    producers     with the log  secrets by name, encrypted, see secrets
     deck:{k}:c:<id>:masked         set     producers     with the log  every value they had, encrypted
     deck:{k}:c:<id>:secrets_of     string  controller    with the log  of a delegate: whose secrets it has too

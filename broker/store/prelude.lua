@@ -36,7 +36,7 @@ local function get(key, field)
   return value
 end
 
--- A deadline of 0 says that the worker is being buried, which is final: it must not come back half robbed.
+-- A deadline of 0 says that the worker is being removed, which is final: it must not come back half robbed.
 local function alive(shard, worker)
   local deadline = redis.call('ZSCORE', shard .. ':workers', worker)
   return deadline ~= false and tonumber(deadline) > 0

@@ -95,7 +95,7 @@ class Store:
         """Make sure that the store is still the one that was opened.
 
         Raises:
-            StoreReplaced: it was emptied or replaced; going on would begin conversations anew at event 1.
+            StoreReplaced: it was emptied or replaced; to continue would begin its conversations again at event 1.
         """
         self.compare_generation(await self.persist(lambda: self.connection.call("HGET", keys.STORE, "generation")))
 

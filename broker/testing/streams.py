@@ -216,6 +216,11 @@ def _xrange(keys: Keyspace, args: Arguments) -> list[Any]:
     return [stream.entry(entry_id) for entry_id in found]
 
 
+def _xrevrange(keys: Keyspace, args: Arguments) -> list[Any]:
+    count = int(args[4]) if len(args) > 3 else None
+    return _xrange(keys, [args[0], args[2], args[1]])[::-1][:count]
+
+
 def _xdel(keys: Keyspace, args: Arguments) -> int:
     stream = keys.find(args[0], Stream)
     found = {parse_id(text) for text in args[1:]} & set(stream.ids) if stream else set()
@@ -303,6 +308,7 @@ COMMANDS: dict[bytes, Command] = {
     b"XADD": _xadd,
     b"XLEN": _xlen,
     b"XRANGE": _xrange,
+    b"XREVRANGE": _xrevrange,
     b"XTRIM": _xtrim,
     b"XDEL": _xdel,
     b"XINFO": _xinfo,

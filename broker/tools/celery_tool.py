@@ -57,7 +57,7 @@ def celery_tool(
             sent, `idempotent` sends it again if it has left none, `at_most_once` does neither.
         timeout_seconds: How long a result is waited for; a task that has not begun by then is revoked.
         may_terminate: Whether a call that is stopped, or late, ends the child process that runs its task, with whatever
-            else that process has taken up since. Otherwise a task that has begun goes on.
+            else that process has taken up since. Otherwise a task that has begun continues.
 
     Raises:
         UsageError: neither an application nor both URLs are given.
@@ -112,7 +112,7 @@ class _Calls:
             await asyncio.to_thread(sender.revoke, task_id, may_terminate=self._may_terminate)
             raise ToolFailed(
                 f"The task {self._task} has not ended within {self._timeout_seconds:g} seconds.",
-                remedy="If it has begun it goes on: check before you repeat it.",
+                remedy="If it has begun, it continues: check before you repeat it.",
             )
         return self._value(state)
 

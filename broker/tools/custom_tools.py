@@ -5,7 +5,7 @@
         '''Tell the weather of a city.'''
         return await forecast(city)
 
-Holds: what the model is told follows from the types and docstrings alone; arguments that do not fit never reach the
+Holds: what the model sees follows from the types and docstrings alone; arguments that do not fit never reach the
 tool; the tool runs in a tool worker, and nowhere else is its code imported.
 """
 
@@ -62,7 +62,7 @@ class Runner(Protocol):
     """What carries out a call whose arguments fit."""
 
     def __call__(self, arguments: Any, context: ToolContext) -> Any:
-        """Return what came of it, or an awaitable of that; for `check`: None if it did not take effect."""
+        """Return the result, or an awaitable of it; for `check`: None if it did not take effect."""
         ...
 
 
@@ -73,7 +73,7 @@ class CustomTool:
     Attributes:
         offer: what others know of it.
         action: what arguments are checked with; None: they are passed on as they are, as a dict.
-        run: carries out a call. A function that is not asynchronous gets a thread of its own.
+        run: carries out a call. A function that is not asynchronous gets its own thread.
         check: of a `checkable` tool: says what came of a call that a worker died with.
         timeout_seconds: after which a call is answered by an error. A thread cannot be stopped: it has to look at
             `ToolContext.is_cancelled`.

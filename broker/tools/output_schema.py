@@ -59,7 +59,7 @@ def problems_of(value: Any, schema: Mapping[str, Any]) -> list[str]:
 def _validator(schema: Mapping[str, Any]) -> jsonschema_rs.Draft202012Validator:
     import jsonschema_rs
 
-    # A dialect of its own choice could not be fetched.
+    # Another dialect could not be fetched.
     local = {name: part for name, part in schema.items() if name != "$schema"}
     return jsonschema_rs.Draft202012Validator(
         local, pattern_options=jsonschema_rs.RegexOptions(), retriever=_refuse, validate_formats=False

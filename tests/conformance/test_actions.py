@@ -68,6 +68,8 @@ async def test_the_observation_settles_and_acknowledges(store: Store) -> None:
     assert await pending(store, names.actions("pool:bash"), "tools") == 0
     assert await reader.claim(delivery) == NothingToDo("settled")
     assert await Owners(store).dispatch(ownership, action_id, delivery.entry) is DispatchOutcome.SETTLED
+    kept = await store.connection.call("HGETALL", store.keys(CID).once)
+    assert [name for name in kept[::2] if name[:2] in (b"q:", b"w:", b"n:", b"m:")] == []  # or the log's life long
     await reader.aclose()
 
 

@@ -104,6 +104,8 @@ def _on_stream(name: str) -> st.SearchStrategy[tuple[Any, ...]]:
         _command("XLEN", name),
         _command("XRANGE", name, places, places),
         _command("XRANGE", name, "-", "+", "COUNT", counts),
+        _command("XREVRANGE", name, places, places),
+        _command("XREVRANGE", name, "+", "-", "COUNT", counts),
         _command("XRANGE", name, st.sampled_from(["(0", "(0-0", "(5-0", "(5-1"]), "+"),
         _command("XREAD", "COUNT", counts, "STREAMS", name, st.one_of(ids, st.sampled_from(["0", "$"]))),
         _command("XGROUP", "CREATE", name, groups, st.sampled_from(["0", "$"]), "MKSTREAM"),

@@ -221,6 +221,39 @@ async def test_a_refusal_is_obeyed_once_for_everybody(memory_store: Store, clock
     assert 0.79 < float(level) < 0.81  # cut once for the two, and growing again
 
 
+async def test_a_shorter_refusal_does_not_end_a_longer_one(memory_store: Store, clock: ManualClock) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
+    for cid in ("aaa", "bbb"):
+        assert await callers.may_call(cid)
+    await callers.settle("aaa", CallOutcome.LIMITED, retry_after_seconds=60)
+    await callers.settle("bbb", CallOutcome.LIMITED, retry_after_seconds=1)
+    await pass_time(memory_store, clock, 30, worker_id=WORKER)
+    assert not await callers.may_call("ccc")
+    await pass_time(memory_store, clock, 31, worker_id=WORKER)
+    assert await callers.may_call("ccc")
+
+
+async def test_a_call_that_was_never_sent_costs_nothing(memory_store: Store) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    for _ in range(3):
+        assert await callers.may_call("aaa", tokens=(1_000, 0))  # all that the bucket holds
+        await callers.settle("aaa", CallOutcome.UNSENT)
+    assert await callers.may_call("bbb", tokens=(1_000, 0))
+    assert not await callers.may_call("ccc", tokens=(1_000, 0))
+
+
+async def test_a_smaller_call_does_not_overtake_a_larger_one(memory_store: Store, clock: ManualClock) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    assert await callers.may_call("first", tokens=(900, 0))
+    assert not await callers.may_call("large", tokens=(1_000, 0))
+    assert not await callers.may_call("small", tokens=(50, 0))  # which there would be room for
+    await pass_time(memory_store, clock, 1, worker_id=WORKER)
+    assert await callers.may_call("large", tokens=(1_000, 0))
+
+
 async def test_a_refusal_for_years_is_obeyed_for_an_hour(memory_store: Store, clock: ManualClock) -> None:
     await enter(memory_store, WORKER)
     callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))

@@ -56,6 +56,15 @@ async def test_what_is_spent_counts_in_every_account_above(store: Store) -> None
     assert [account.name for account in await ledger.accounts()] == [EXPERIMENT, TENANT]
 
 
+async def test_a_top_up_whose_reply_was_lost_counts_once(store: Store) -> None:
+    ledger = Ledger(store)
+    await ledger.set_limit(TENANT, 1.0)
+    for key, expected in (("change-1", 3.0), ("change-1", 3.0), ("change-2", 5.0)):
+        root = store.all_shards[0].root
+        await store.function("deck_budget_limit", (root,), key, "add", nano(2.0), TENANT)
+        assert (await ledger.account(TENANT)).limit_usd == expected
+
+
 async def test_the_worst_case_is_reserved(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)

@@ -7,12 +7,14 @@ import asyncio
 import pytest
 
 from broker.contract import codec
+from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.ownership import DispatchOutcome, Owners
 from broker.log.blobs import Blobs
 from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.log.latest_event import latest_event
 from broker.runtime.errors import CorruptEntry, EventsLost, StoreTooNew, UnknownConversation, UnknownKind, UsageError
 from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, claim, enter, message, output
@@ -217,3 +219,15 @@ async def test_one_entry_of_a_log(store: Store) -> None:
     assert codec.decode(await log.entry(CID, 2), 2) == (await log.read(CID))[1]
     with pytest.raises(CorruptEntry, match="Event 3 is missing from the log"):
         await log.entry(CID, 3)
+
+
+async def test_the_latest_event_of_a_class_is_found_from_the_end(store: Store) -> None:
+    log = await begin(store)
+    await log.append(CID, [message(str(n)) for n in range(70)])
+    latest = await latest_event(store, CID, MessageAction)
+    assert latest is not None
+    assert (latest.id, latest.content) == (71, "69")
+    created = await latest_event(store, CID, ConversationCreated)  # behind two whole batches
+    assert created is not None
+    assert created.id == 1
+    assert await latest_event(store, CID, CmdOutputObservation) is None

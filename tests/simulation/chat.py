@@ -175,7 +175,7 @@ async def _talk(store: Store, cid: str, rounds: int, outcome: ChatOutcome) -> No
 
 
 async def _talked(log: EventLog, cid: str, rounds: int) -> bool:
-    standing, count = Status(), 0
+    status, count = Status(), 0
     async for event in followed(log, cid, after=0, decode=decode):
         status = status.after(event)
         count += isinstance(event, MessageAction) and event.source is EventSource.USER

@@ -33,7 +33,7 @@ class Wait:
 def waits(written: Sequence[Written], logs: Mapping[str, Sequence[Event]]) -> Iterator[Wait]:
     """Yield the waits between the events of logs, while their conversations were neither settled nor rate limited."""
     for conversation_id, events in logs.items():
-        standing, before = Status(), 0.0
+        status, before = Status(), 0.0
         for append in written:
             if append.conversation_id != conversation_id:
                 continue
