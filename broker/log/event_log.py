@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker.contract import codec
-from broker.contract.events import ConversationCreated, Event
-from broker.contract.plain_json import replace_surrogates
+from broker.contract.events import ConversationCreated, Event, replace_surrogates
 from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (whoever appends gets them from here)
 from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
 from broker.log.append_outcomes import Conflict as Conflict  # noqa: PLC0414
