@@ -107,6 +107,7 @@ class CmdRunAction(RiskyAction):
     tool_spec: ClassVar[ToolSpec] = EXECUTE_BASH
     enabled_by: ClassVar[str] = "enable_cmd"
     sentence_template: ClassVar[str] = "Running command: {command}"
+    user_template: ClassVar[str] = "User executed the command:\n{command}"
     command: str
     is_input: bool = False
     blocking: bool = False

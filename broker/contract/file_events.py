@@ -77,6 +77,7 @@ class FileReadAction(RiskyAction):
     kind: Literal["action.read"] = "action.read"
     outcome: ClassVar[OutcomePolicy] = OutcomePolicy.IDEMPOTENT
     sentence_template: ClassVar[str] = "Reading {path}"
+    user_template: ClassVar[str] = "User requested to read file: {path}"
     path: str
     start: int = 0
     end: int = -1

@@ -162,6 +162,7 @@ class Action(Event):
 
     Attributes:
         tool_spec: how the model asks for it, if the kind is a tool of its own.
+        user_template: how the model reads it when a person did it; empty: by its sentence.
         argument: the tool's only argument besides the risk, and the field that it fills; None: see `from_call`.
         enabled_by: the field of `AgentSpec` with which CodeActAgent offers the tool; empty: it does not.
     """
@@ -169,6 +170,7 @@ class Action(Event):
     is_shown_to_model: ClassVar[bool] = True
     is_shown_to_people: ClassVar[bool] = True
     tool_spec: ClassVar[ToolSpec]
+    user_template: ClassVar[str] = ""
     argument: ClassVar[tuple[str, str] | None] = None
     enabled_by: ClassVar[str] = ""
 
@@ -212,6 +214,11 @@ class Action(Event):
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
         return (Paragraph(self.thought), Paragraph(self.sentence, "cyan"))
+
+    @property
+    def user_text(self) -> str:
+        """How the model reads the action when a person did it."""
+        return self.user_template.format_map(self.__dict__) or f"User requested: {self.sentence}"
 
     @property
     def asked(self) -> tuple[Paragraph, ...]:

@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
+from broker.contract.actions import AgentFinishAction, MessageAction, SystemMessageAction
 from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, Event, EventSource, ModelReply, Observation
-from broker.contract.file_events import FileReadAction
 from broker.contract.notes import Note
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, truncate_content
 from broker.contract.recall import RecallObservation
@@ -161,12 +160,8 @@ class ConversationMemory:
                 return Message("user", (TextPart(event.content), *self._images(event)))
             case MessageAction(source=EventSource.AGENT) if event.content.strip():
                 return Message("assistant", (TextPart(event.content),))
-            case CmdRunAction(source=EventSource.USER):
-                return _said(f"User executed the command:\n{event.command}")
-            case FileReadAction(source=EventSource.USER):
-                return _said(f"User requested to read file: {event.path}")
             case Action(source=EventSource.USER, runnable=True):
-                return _said(f"User requested: {event.sentence}")
+                return _said(event.user_text)
             case CmdOutputObservation(tool_call_metadata=None):
                 return _said(self._cut(f"\nObserved result of command executed by user:\n{event.agent_text}"))
             case AgentStateChangedObservation(agent_state=AgentState.RUNNING):

@@ -17,9 +17,11 @@ from broker.contract.condenser_specs import (
     LLMSummarizingCondenserSpec,
     NoOpCondenserSpec,
     ObservationMaskingCondenserSpec,
+    OtherCondenserSpec,
     RecentEventsCondenserSpec,
 )
 from broker.contract.events import ModelReply
+from broker.contract.observations import AgentStateChangedObservation
 from broker.coordination.membership import Membership
 from broker.log.invariants import violations
 from broker.log.status import status_of
@@ -63,6 +65,15 @@ async def test_a_long_conversation_is_summarised_and_goes_on(hands: Hands) -> No
     assert len(condensation.forgotten) >= 9
     assert (condensation.summary, condensation.summary_offset) == ("The notes.", 4)
     assert (loop.state.usage.iteration, loop.state.usage.cost_usd) == (7, 0.5)
+
+
+async def test_a_condenser_that_nobody_has_ends_the_conversation_in_an_error(hands: Hands) -> None:
+    await hands.begin(condenser=OtherCondenserSpec(type="nosuch"))
+    await hands.go()
+    assert await ended(hands) is AgentState.ERROR
+    change = (await hands.events())[-1]
+    assert isinstance(change, AgentStateChangedObservation)
+    assert change.reason.startswith("UsageError: There is no condenser of the type 'nosuch'. Known types: amortized,")
 
 
 async def test_the_prompt_after_a_condensation_has_the_notes_in_the_place_of_what_was_forgotten(hands: Hands) -> None:
