@@ -114,7 +114,7 @@ def test_an_archive_is_uploaded_and_forked(cli: Cli, home: Path, tmp_path: Path)
     assert settled(home, fork_id)["state"] == "finished"
     told = [json.loads(line) for line in cli("export", fork_id).out.splitlines()]
     contents = [event.get("content", "") for event in told if event["kind"].startswith("observation.")]
-    assert any("It holds again what it began with" in text for text in contents)
+    assert any("set up again from its original source" in text for text in contents)
     assert "pass" in contents
 
 

@@ -21,7 +21,7 @@ async def test_a_worker_of_another_directory_does_not_begin(cluster: FaultCluste
     assert await cluster.until_ended("second") == 70
     said = cluster.log_of("second")
     assert "The node 'node1' is served from another directory, by tool-" in said
-    assert "or the same DECKHANDS_NODE_DIR." in said
+    assert "Give this worker another DECKHANDS_NODE, or the same DECKHANDS_NODE_DIR." in said
     assert "Traceback" not in said
     cluster.kill("first")
     cluster.start_tool("successor")  # in the same directory, at once
