@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
+from broker.runtime.errors import StoreError
 from broker.store.store import Store
 
 WATCHED_SECONDS = 30.0
@@ -60,7 +60,7 @@ class LiveText:
     async def show(self, pieces: list[Piece]) -> None:
         """Add pieces. What the store does not take is lost."""
         commands = [("XADD", self._live, "MAXLEN", "~", KEPT_PIECES, "*", "p", _written(piece)) for piece in pieces]
-        with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+        with contextlib.suppress(StoreError):
             await self._store.connection.call_many([*commands, ("PEXPIRE", self._live, int(KEPT_SECONDS * 1000))])
 
     async def watch(self) -> AsyncGenerator[Piece]:

@@ -133,6 +133,13 @@ async def test_a_store_that_is_gone_costs_the_pieces_and_not_the_call(valkey_sto
     await LiveText(store, "c1").show([Piece("3.1", "text", "to nobody")])
 
 
+async def test_a_store_that_refuses_pieces_costs_the_pieces_and_not_the_call(valkey_store: Store) -> None:
+    await valkey_store.connection.call("SET", valkey_store.keys("c1").live, "not a stream")
+    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
+        assert request.on_delta is not None
+        request.on_delta(Delta("text", "word"))
+
+
 def test_a_run_shows_the_words_and_logs_them_once(
     tmp_path: Path, model_server: Callable[..., RunningModelServer]
 ) -> None:
