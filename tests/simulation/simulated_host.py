@@ -107,8 +107,8 @@ class SimulatedHost(Server):
         )
         self._egress = Egress(0)
         self._clients, self._executions, self._queue, self._programs = set(), {}, [], {}
-        self._unattached, self._idle = host_loop.alarm(host_loop.stop), host_loop.alarm(host_loop.stop)
-        self._next = host_loop.alarm(self._begin_next)
+        self._unattached, self._idle = host_loop.timer(host_loop.stop), host_loop.timer(host_loop.stop)
+        self._next = host_loop.timer(self._begin_next)
 
     def accept(self) -> tuple[asyncio.StreamReader, Any]:
         """Return both ends of a connection, as the client has them."""
@@ -133,7 +133,7 @@ class SimulatedHost(Server):
         self._node.loop.call_soon(client.reader.feed_data, line, context=self._node.loop.world.context)
 
     def _launch(self, execution: Execution, call: BashCall) -> None:
-        if self._has_begun(execution):
+        if self._record_begin(execution):
             session: Any = SimulatedShell(self) if call.is_static else self._shell
             execution.session = session
             session.start(call, lambda result: self._finish(execution, result))
@@ -189,11 +189,11 @@ class HostLoop:
         self._loop = loop
         self._process = process
 
-    def alarm(self, callback: Callable[[], None]) -> SimulatedAlarm:
-        return SimulatedAlarm(self._loop, self._process, callback)
+    def timer(self, callback: Callable[[], None]) -> SimulatedTimer:
+        return SimulatedTimer(self._loop, self._process, callback)
 
 
-class SimulatedAlarm:
+class SimulatedTimer:
     """A deadline that can be moved."""
 
     def __init__(self, loop: VirtualLoop, process: SimulatedProcess, callback: Callable[[], None]) -> None:
@@ -229,7 +229,7 @@ class SimulatedWorkspaces:
         self._node = node
         self._opened: dict[str, OpenWorkspace] = {}
 
-    async def open(self, conversation_id: str, **_: Any) -> OpenWorkspace:
+    async def open(self, conversation_id: str, *_: Any, **__: Any) -> OpenWorkspace:
         opened = self._opened.get(conversation_id)
         if opened is None or not opened.connection.is_open:
             connection = await self._connected(conversation_id)
@@ -251,7 +251,7 @@ class SimulatedWorkspaces:
     async def demanded_sandbox(self) -> NoSandbox:
         return NoSandbox()  # for git, which nothing here needs
 
-    async def let_go_of_idle(self) -> None:
+    async def detach_idle(self) -> None:
         return
 
     async def _connected(self, conversation_id: str) -> HostConnection:
