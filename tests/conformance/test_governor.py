@@ -320,7 +320,7 @@ async def test_what_a_provider_says_is_left_counts(memory_store: Store) -> None:
     await enter(memory_store, WORKER)
     callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
     assert await callers.may_call("aaa")
-    await callers.governor.execute_control(callers.pool, "own", WORKER, {"requests": 0})
+    await callers.governor.obey(callers.pool, "own", WORKER, {"requests": 0})
     assert not await callers.may_call("bbb")
 
 

@@ -62,7 +62,7 @@ async def test_a_host_that_dies_with_a_command(cluster: FaultCluster) -> None:
     await cluster.settle([cid])
     unknown, after = await answers(cluster, cid)
     assert isinstance(unknown, OutcomeUnknownObservation)
-    assert "check before you repeat it" in unknown.content
+    assert "Check before you repeat it" in unknown.content
     assert "ok" in text_of(after)
     assert lines(trace) == ["begun", "next"]
 

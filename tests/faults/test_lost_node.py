@@ -65,7 +65,7 @@ async def test_the_conversation_goes_on_at_another_node_with_its_files(tmp_path:
         assert outputs[-2:] == ["first", "first\nsecond"]
         (lost,) = [event for event in events if isinstance(event, ErrorObservation)]
         assert lost.error_id == "workspace_lost"
-        assert "those of the last checkpoint" in lost.content
+        assert "restored from the last checkpoint" in lost.content
         assert not (tmp_path / "effects").exists()
         assert (roots["n1"] / conversation_id / "workspace" / "file").read_text() == "first\n"
         await end(roots["n2"], conversation_id)

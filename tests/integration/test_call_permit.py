@@ -246,7 +246,7 @@ async def test_a_reply_that_comes_while_a_stop_is_written_is_charged_as_lost(han
     hands.wire.before["deck_append"] = lambda: until(lambda: not is_thinking(), what="the reply")
     loop.wake()
     await until(lambda: bool(hands.gone), what="release")
-    await hands.services.gates.aclose()
+    await hands.services.permits.aclose()
     assert (await hands.kinds())[-2:] == ["action.change_agent_state", "observation.agent_state_changed"]
     account = await Ledger(hands.store).account("tenant:acme")
     assert (account.reserved_usd, account.lost_calls) == (0.0, 1)
@@ -282,7 +282,7 @@ async def test_a_call_that_its_budget_refuses_leaves_its_seat(hands: Hands) -> N
     await hands.begin(FINISH, tenancy=ACME)
     await hands.go()
     assert (await hands.kinds())[-1] == "model.deferred"
-    governor = hands.services.gates.governor
+    governor = hands.services.permits.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
     assert isinstance(answer, Granted)
 
@@ -292,7 +292,7 @@ async def test_how_long_a_provider_wants_to_be_left_alone_reaches_the_quota(hand
     await hands.begin(FINISH | {"error": {"code": "rate_limit", "retry_after_seconds": 600}})
     await is_at_rest(hands, await hands.go())
     assert (await hands.kinds()).count("model.failed") == 1
-    governor = hands.services.gates.governor
+    governor = hands.services.permits.governor
     answer = await governor.reserve(pool, "another", "controller-2", input_tokens=1, output_tokens=1)
     assert isinstance(answer, InQueue)
     assert answer.eta_seconds > 300

@@ -183,7 +183,7 @@ async def test_an_answer_is_for_the_action_that_was_shown(client):
     cid = await client.submit("Fix it.")
     await client.log.append(cid, [state("running"), reply(), command("make")])
     asked = AgentStateChangedObservation(agent_state="awaiting_user_confirmation", action_id=5)
-    await client.log.append(cid, [asked])
+    await client.log.append(cid, [asked], fields={"state": "awaiting_user_confirmation"})
     for answer in (client.confirm, client.reject):
         with pytest.raises(UsageError, match="asks about action 5"):
             await answer(cid, action_id=4)
@@ -206,7 +206,7 @@ async def test_secrets_are_hidden_in_what_a_person_says_and_in_what_an_answer_ed
     await client.send_message(cid, "It is correct-horse-battery.")
     await client.log.append(cid, [state("running"), reply(), command("make")])
     asked = AgentStateChangedObservation(agent_state="awaiting_user_confirmation", action_id=6)
-    await client.log.append(cid, [asked])
+    await client.log.append(cid, [asked], fields={"state": "awaiting_user_confirmation"})
     await client.confirm(cid, edited={"command": "login correct-horse-battery"})
     said, *_, answered = await client.events(cid, after=2)
     assert said.content == "It is <secret_hidden>."

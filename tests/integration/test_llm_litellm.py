@@ -69,7 +69,8 @@ async def test_no_image_is_fetched_from_the_controllers_network(monkeypatch: pyt
     inner = await asyncio.start_server(record, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{inner.sockets[0].getsockname()[1]}"
     llm = create_llm(
-        LLMConfig.create(model="gemini/gemini-2.0-flash", api_key="k", base_url=address, disable_vision=False)
+        LLMConfig.create(model="gemini/gemini-2.0-flash", api_key="k", base_url=address, disable_vision=False),
+        SystemClock(),
     )
     picture = ImagePart(f"{address}/picture.png")
     request = replace(REQUEST, messages=(Message("user", (TextPart("What is this?"), picture)),))
