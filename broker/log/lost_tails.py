@@ -26,8 +26,8 @@ ENDED = "event {known} had been written, and the log ended at event {last}."
 CHANGED = "event {known} was a different event before."
 NOTICE = (
     "The store lost events of this conversation: {what} The lost events may have taken effect: the workspace, and "
-    "anything else they changed, may be ahead of this conversation. Check the current state before you continue or repeat "
-    "anything."
+    "anything else they changed, may be ahead of this conversation. Check the current state before you continue "
+    "or repeat anything."
 )
 
 
