@@ -363,7 +363,9 @@ async def test_a_call_that_goes_by_a_batch_falls_back_on_nobody(tmp_path: Path) 
         raise AssertionError(body)
 
     of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here I am."})
-    result = await ask(of, LLMSpec(), replace(REQUEST, carry=carry), attempt=1, clock=ManualClock())
+    result = await ask(
+        of, LLMSpec(), replace(REQUEST, carry=carry), attempt=1, clock=ManualClock(), permit=free_permit()
+    )
     assert isinstance(result, ModelCallFailed)
     assert result.code == "rate_limit"
 
