@@ -15,9 +15,9 @@ from broker.contract.tool_specs import ToolSpec
 BROWSER = ToolSpec(
     name="browser",
     description=(
-        "Act in the conversation's web browser. `code` has one action per line, written as a call; values are numbers, or "
-        "plain text in quotes. Every result shows the page as an accessibility tree, in which [bid] names an element; "
-        "use bids from the latest result only. Downloaded files, including PDF files, go into the workspace.\n\n"
+        "Act in the conversation's web browser. `code` has one action per line, written as a call; values are numbers, "
+        "or plain text in quotes. Every result shows the page as an accessibility tree, in which [bid] names an "
+        "element; use bids from the latest result only. Downloaded files, including PDF files, go to the workspace.\n\n"
         "goto(url): open http://, https:// or file:// addresses\n"
         "go_back(), go_forward(): in the history\n"
         "noop(wait_ms=1000): wait, to see what the page does\n"
