@@ -252,9 +252,9 @@ class AgentDelegateAction(Action):
     """Hand a task to another agent.
 
     Attributes:
-        inputs: `task` says what is to be done.
-        background: go on at once; the result is told when it is there.
-        join: of several in one turn, whether the next step waits for all of them or for any.
+        inputs: `task` says what to do.
+        background: continue at once; the model reads the result when it is ready.
+        join: whether the next step waits for all delegates of one turn or for any of them.
     """
 
     kind: Literal["action.delegate"] = "action.delegate"

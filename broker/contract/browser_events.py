@@ -15,14 +15,14 @@ from broker.contract.tool_specs import ToolSpec
 BROWSER = ToolSpec(
     name="browser",
     description=(
-        "Act in the conversation's web browser. `code` is one action a line, written as a call; values are plain texts "
-        "and numbers. Every answer shows the page as an accessibility tree, in which [bid] names an element; use bids "
-        "of the latest answer only. Files that are downloaded, PDF files among them, go into the workspace.\n\n"
+        "Act in the conversation's web browser. `code` has one action per line, written as a call; values are numbers, "
+        "or plain text in quotes. Every result shows the page as an accessibility tree, in which [bid] names an "
+        "element; use bids from the latest result only. Downloaded files, including PDF files, go to the workspace.\n\n"
         "goto(url): open http://, https:// or file:// addresses\n"
         "go_back(), go_forward(): in the history\n"
         "noop(wait_ms=1000): wait, to see what the page does\n"
         "scroll(delta_x, delta_y): in pixels; down and right are positive\n"
-        "fill(bid, value): put a text into a field in place of what is there\n"
+        "fill(bid, value): replace the text in a field\n"
         "select_option(bid, options): one or a list, by value or label\n"
         "click(bid, button='left', modifiers=[]), dblclick(bid, button='left', modifiers=[])\n"
         "hover(bid), focus(bid), clear(bid)\n"
@@ -30,7 +30,8 @@ BROWSER = ToolSpec(
         "drag_and_drop(from_bid, to_bid)\n"
         "upload_file(bid, file): one path or a list, in the workspace\n"
         "new_tab(), tab_close(), tab_focus(index)\n"
-        "answer_dialogs(accept, text=''): from now on accept what a page asks; otherwise it is dismissed"
+        "answer_dialogs(accept, text=''): from now on accept or dismiss the dialogs of a page; "
+        "by default they are dismissed"
     ),
     parameters={
         "type": "object",

@@ -128,7 +128,7 @@ class CondenserPipelineSpec(CondenserSpec):
 
 
 class OtherCondenserSpec(CondenserSpec):
-    """A condenser that has no specification of its own, such as one of an installed package.
+    """A condenser without its own specification, such as one from an installed package.
 
     Attributes:
         type: the name of its entry point in the group `deckhands.condensers`, or what its class says.

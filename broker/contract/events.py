@@ -191,10 +191,10 @@ class ModelReply(Event):
 
 
 class ModelSwitched(Event):
-    """The conversation goes on with another model.
+    """The conversation continues with another model.
 
     Attributes:
-        model: what takes the place of `AgentSpec.llm.model`.
+        model: replaces `AgentSpec.llm.model`.
     """
 
     kind: Literal["model.switched"] = "model.switched"

@@ -50,7 +50,7 @@ def read_front_matter(text: str) -> dict[str, Any]:
         if not isinstance(next(events), yaml.StreamEndEvent):
             raise ValueError("the front matter holds several documents")  # noqa: TRY004  (it is of no value's type)
     except yaml.YAMLError as error:
-        raise ValueError(f"the front matter is no YAML: {_reason(error)}") from error
+        raise ValueError(f"the front matter is not YAML: {_reason(error)}") from error
     if found is not None and not isinstance(found, dict):
         raise ValueError("the front matter names nothing; write `name: value` in each line")
     return found or {}

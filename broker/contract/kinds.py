@@ -90,7 +90,7 @@ class Event(BaseModel):
         runnable: a tool worker carries it out.
         outcome: what to do with it when its worker died and nobody recorded its outcome.
         is_decided: only the controller writes it, unless it answers a runnable action. A replay decides it again.
-        is_shown_to_model: the model sees it. False: the model sees it only as part of its own tool call.
+        is_shown_to_model: the model sees it. False: the model sees it only within its tool call.
         is_shown_to_people: the log of a terminal shows it.
         counts_for_loops: loop detection compares it.
         workspace_use: what it says about the files of the workspace.
@@ -161,7 +161,7 @@ class Action(Event):
     """Something that somebody wants done.
 
     Attributes:
-        tool_spec: how the model asks for it, if the kind is a tool of its own.
+        tool_spec: how the model asks for it, if the kind has its own tool.
         user_template: how the model reads it when a person did it; empty: by its sentence.
         argument: the tool's only argument besides the risk, and the field that it fills; None: see `from_call`.
         enabled_by: the field of `AgentSpec` with which CodeActAgent offers the tool; empty: it does not.

@@ -17,13 +17,13 @@ class LoopResponse(StrEnum):
     """What is done about an agent that repeats itself."""
 
     NUDGE = "nudge"
-    """Tell the model so."""
+    """Tell the model that it repeats itself."""
     SWITCH_MODEL = "switch_model"
-    """Tell it so and go on with the policy's fallback model."""
+    """Tell the model, and continue with the policy's fallback model."""
     RESTART = "restart"
-    """Take what it repeated out of its sight, and go on from before it."""
+    """Hide the loop from the model, and continue from before it."""
     PARK = "park"
-    """Pause for a person, who chooses how to go on."""
+    """Pause until a person chooses how to continue."""
     FAIL = "fail"
     """End in an error."""
 
@@ -33,7 +33,7 @@ class LoopPolicy(BaseModel):
 
     Attributes:
         responses: the first for the first loop since a person spoke, and so on; after the last of them, `fail`.
-        fallback_model: what `switch_model` goes on with.
+        fallback_model: the model that `switch_model` continues with.
         action_observation: so many equal actions with equal observations are a loop.
         action_error: so many equal actions, each followed by an error.
         monologue: so many equal messages of the agent with nothing observed in between.
@@ -52,7 +52,7 @@ class LoopPolicy(BaseModel):
     @model_validator(mode="after")
     def _check_fallback(self) -> LoopPolicy:
         if LoopResponse.SWITCH_MODEL in self.responses and not self.fallback_model:
-            raise ValueError("Name the fallback model that switch_model is to go on with.")
+            raise ValueError("Name the fallback model that switch_model continues with.")
         return self
 
     @property

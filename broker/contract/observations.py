@@ -1,4 +1,4 @@
-"""Observations: what came of an action (OpenHands section 3.3: names, fields, defaults, texts)."""
+"""Observations: the outcomes of actions (OpenHands section 3.3: names, fields, defaults, texts)."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class LoopDetectionObservation(Observation):
     """The agent repeats itself, or has been taken out of a loop; the content is for people.
 
     Attributes:
-        advice: what the model is told, or empty.
-        is_over: it has been taken out of the loop.
+        advice: what the model reads, or empty.
+        is_over: the agent has been taken out of the loop.
     """
 
     kind: Literal["observation.loop_detection"] = "observation.loop_detection"

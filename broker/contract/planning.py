@@ -45,7 +45,7 @@ class PlanAction(RiskyAction):
 
 
 class PlanAcceptedObservation(Observation):
-    """A plan is accepted: from here on the agent that carries it out goes on with the conversation."""
+    """A plan is accepted: the agent that carries it out takes over the conversation."""
 
     kind: Literal["observation.plan_accepted"] = "observation.plan_accepted"
     is_decided: ClassVar[bool] = True

@@ -91,10 +91,10 @@ def skill_of(name: str, text: str) -> Skill:
     """Read a skill.
 
     Args:
-        name: for a file without a name of its own.
+        name: used if the file does not name the skill.
 
     Raises:
-        ValueError: the front matter is no YAML or not of the form.
+        ValueError: the front matter is not YAML, or its fields are wrong.
     """
     head, content = _split(text)
     given = head.get("name")

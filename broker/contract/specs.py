@@ -25,10 +25,10 @@ NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
 
 
 class Skill(Part):
-    """Something an agent is told, always or when a word is mentioned. See `broker.contract.skills` for skills as files.
+    """Instructions for an agent. See `broker.contract.skills` for skills as files.
 
     Attributes:
-        triggers: words of which a message has to contain one; empty: told at the beginning, whatever is said.
+        triggers: the agent reads the skill once a message contains one of these words; empty: always, from the start.
     """
 
     name: str = Field(min_length=1)
@@ -122,12 +122,12 @@ class AgentSpec(Part):
 
     Attributes:
         condenser: how a long history is shortened for the model.
-        enable_history_truncation: when a prompt does not fit the model, condense and go on; otherwise it is an error.
+        enable_history_truncation: when a prompt does not fit the model, condense and continue; otherwise fail.
         enable_condensation_request: offer the model a tool that asks for a condensation.
-        skills: what it is told besides what its workspace tells it.
-        enable_workspace_skills: read AGENTS.md and the like from a workspace that was there before.
+        skills: the skills that it has in addition to those of its workspace.
+        enable_workspace_skills: read AGENTS.md and similar files from a workspace that existed before.
         enable_prompt_extensions: show the model what recalls find.
-        disabled_microagents: names of skills that are not told.
+        disabled_microagents: names of skills that the model does not read.
         goal: what decides whether a finish counts; None: the agent.
         output: what it has to hand in when it finishes; None: words only.
         plan: of a planning agent; None: as `PlanSpec` has it.
@@ -223,7 +223,7 @@ class Tenancy(Part):
 
     Attributes:
         tenant: empty for nobody in particular.
-        experiment: one piece of the tenant's work, with a budget of its own; empty for none.
+        experiment: one piece of the tenant's work, with its own budget; empty for none.
         priority: None: interactive if a person is there, else batch.
     """
 
@@ -237,7 +237,7 @@ class Limits(Part):
 
     Attributes:
         max_tokens: of all model calls, in and out.
-        max_seconds: how long it may work, from when it was begun or a person went on with it.
+        max_seconds: how long it may work, counted from its start or from when a person continued it.
         max_delegate_level: how deep delegates of delegates may go; 0: none at all.
     """
 

@@ -85,15 +85,15 @@ DELEGATE = ToolSpec(
         "type": "object",
         "properties": {
             "agent": {"type": "string", "description": "The agent's name, such as CodeActAgent."},
-            "task": {"type": "string", "description": "What is to be done, and what is to be reported."},
+            "task": {"type": "string", "description": "What to do, and what to report."},
             "background": {
                 "type": "boolean",
-                "description": "true: go on at once; the result is told when it is there. Default false.",
+                "description": "true: continue at once; you get the result when it is ready. Default false.",
             },
             "join": {
                 "type": "string",
                 "enum": ["all", "any"],
-                "description": "Of several calls in one turn: wait for all of them (default), or for the first.",
+                "description": "With several calls in one turn: wait for all of them (default), or for the first.",
             },
         },
         "required": ["agent", "task"],

@@ -84,9 +84,9 @@ class ToolOffer(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """What the model was told of the tool, as a hash; another description or schema has another one."""
-        told = [self.name, self.description, self.parameters]
-        return hashlib.sha256(_canonical(told).encode()).hexdigest()[:32]
+        """A hash of what the model sees of the tool. It changes with the name, the description and the schema."""
+        shown = [self.name, self.description, self.parameters]
+        return hashlib.sha256(_canonical(shown).encode()).hexdigest()[:32]
 
     @property
     def spec(self) -> ToolSpec:

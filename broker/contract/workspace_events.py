@@ -1,4 +1,4 @@
-"""Events about a workspace itself: that it is to be opened, and what came of it."""
+"""Events about a workspace itself: the request to open it, and the outcome."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from broker.contract.tool_specs import OutcomePolicy
 
 
 class OpenWorkspaceAction(Action):
-    """Put into the workspace what it is to begin with, see `WorkspaceSpec.source`."""
+    """Put the initial content into the workspace, see `WorkspaceSpec.source`."""
 
     kind: Literal["action.open_workspace"] = "action.open_workspace"
     sentence_template: ClassVar[str] = "Opening the workspace"
@@ -20,7 +20,7 @@ class OpenWorkspaceAction(Action):
 
 
 class WorkspaceOpenedObservation(Observation):
-    """The workspace holds what it is to begin with; the content says what that is.
+    """The workspace holds its initial content, which `content` describes.
 
     Attributes:
         commit: of a repository.

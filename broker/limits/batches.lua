@@ -143,9 +143,9 @@ local function lease(keys, args)
   return answer
 end
 
--- deck_batch_note: write down the state of a batch, by the holder of its lease, which ends with it if there is a time.
--- ARGV batch, worker, ms until the next look or '' to go on, field, value …; an empty value takes the field away.
--- The field `provider` is the provider's id of it: it has been sent, and what was sent is no longer needed.
+-- deck_batch_note: the holder of a batch's lease records the batch's state. A time until the next look ends the lease.
+-- ARGV batch, worker, ms until the next look or '' to keep the lease, field, value …; an empty value deletes the field.
+-- The field `provider` is the provider's id of the batch: the batch has been sent, so the bodies are no longer needed.
 -- returns {'noted'} {'lost'}
 local function note(keys, args)
   local shard, batch, now = keys[1], args[1], now_ms(keys[1])

@@ -1,7 +1,7 @@
-"""Model calls that wait for a batch of the provider's, and the batches they are in.
+"""Model calls that wait for a provider's batch, and the batches they are in.
 
 A call waits in the queue of its lane: one provider, address, key and model. A worker seals what waits there into a
-batch, records it, sends it, and later brings what came of each call to its conversation; see `controller_worker`.
+batch, records it, sends it, and later brings the result of each call to its conversation; see `controller_worker`.
 
 Holds: a conversation has one call at most, and its outcome is reported once; a batch is recorded with its calls before
 it is sent; at most one live worker has a batch in hand.
@@ -186,10 +186,10 @@ class Batches:
         return sorted(await self._calls(batch), key=int)
 
     async def deliver(self, batch: Batch, number: str, result: bytes) -> str | None:
-        """Keep what came of a call, unless that is known.  Idempotent.
+        """Keep the result of a call, unless it is known.  Idempotent.
 
         Returns:
-            The conversation to be woken; None when nobody waits for it any more.
+            The conversation to wake; None when nobody waits for it any more.
         """
         packed = zlib.compress(result, COMPRESSION)
         outcome, *cid = await self._call("deck_batch_deliver", batch.batch_id, number, packed)

@@ -383,7 +383,7 @@ class EventLog:
     async def _entry(self, conversation_id: str, event: Event, masker: Masker) -> bytes:
         wire = event.wire()
         if masker:
-            # A megabyte takes a tenth of a second, in which other conversations go on.
+            # A megabyte takes a tenth of a second; other conversations continue meanwhile.
             wire = await asyncio.to_thread(masker.wire, wire)
         if event.timestamp is None:
             wire["timestamp"] = self.store.clock.now().isoformat()

@@ -59,8 +59,8 @@ local function is_owner(meta, worker, token)
   return get(meta, 'owner') == worker and get(meta, 'token') == token
 end
 
--- Whether no tool worker of a node has beaten for so long that its workspaces go on elsewhere. One that was never seen
--- is given the time that others have.
+-- Whether no tool worker of a node has sent a heartbeat for so long that its workspaces continue elsewhere. A node that
+-- was never seen gets the time that others have.
 local function is_lost(shard, node)
   local now, deadline = now_ms(shard), redis.call('ZSCORE', shard .. ':nodes', node)
   if deadline then return tonumber(deadline) < now end

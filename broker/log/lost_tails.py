@@ -1,7 +1,7 @@
 """Logs that have lost their end: how it is noticed, and how it gets into the log.
 
 A store that comes back with an older append-only file, or fails over to a replica that was behind, gives the numbers of
-lost events to others. Whoever still remembers a lost event, by its number and checksum, says so in the log.
+lost events to others. A process that still remembers a lost event, by its number and checksum, says so in the log.
 
 Holds: a gap is named by an event that people and the model read; one that is named already is not named again.
 Does not: bring anything back. Where nobody remembers, nobody can say anything. Two losses shortly after each other that
@@ -23,11 +23,11 @@ from broker.runtime.errors import EventsLost, UnknownConversation
 from broker.store.store import Store
 
 ENDED = "event {known} had been written, and the log ended at event {last}."
-CHANGED = "event {known} was another one before."
+CHANGED = "event {known} was a different event before."
 NOTICE = (
-    "The store lost events of this conversation: {what} What the lost events did may have happened: the workspace, and "
-    "whatever else they changed, may be ahead of this conversation. Look at how things stand before you go on or "
-    "repeat anything."
+    "The store lost events of this conversation: {what} The lost events may have taken effect: the workspace, and "
+    "anything else they changed, may be ahead of this conversation. Check the current state before you continue "
+    "or repeat anything."
 )
 
 

@@ -1,7 +1,7 @@
 """The status of a conversation, read from its log alone.
 
-Holds: a value; the same events give the same status everywhere; what was asked of the agent counts until the agent
-has taken notice of it, so nobody takes a log for settled that a worker is about to go on with.
+Holds: a value; the same events give the same status everywhere; a request to the agent counts until the agent
+has taken notice of it, so nobody takes a log for settled that a worker is about to continue.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def main() -> None:
     """Tie this process to its parent, then become the program."""
     parent, number, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != int(parent):  # it died before the line above could ask to be told
+    if os.getppid() != int(parent):  # it died before the line above could ask for the signal
         sys.exit(1)
     try:
         os.execvp(command[0], command)  # noqa: S606  (its purpose)

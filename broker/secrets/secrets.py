@@ -6,7 +6,7 @@ Holds:
     - A value that was replaced or removed is given to nobody any more, and still hidden.
     - A delegate has the secrets of the conversation that it works for, as they are at each moment, besides its own.
     - Nobody writes to a conversation whose secrets it cannot hide: without the key that is an error.
-Does not: keep a program from telling a secret that it was given in words of its own, see `masking`.
+Does not: keep a program from revealing, in another form, a secret that it was given; see `masking`.
 Keys: `deck:{k}:c:<id>:secrets` (hash: name → current value), `deck:{k}:c:<id>:masked` (set: every value there was),
 `deck:{k}:c:<id>:secrets_of` (string: the conversation whose secrets it has too).
 """
@@ -32,7 +32,7 @@ KEY_BYTES = 32
 NONCE_BYTES = 12
 MAX_VALUE_CHARS = 32_768
 FRESH_SECONDS = 1.0
-"""How long a value that was added elsewhere may be unknown here. Whoever gives a value to a command knows it."""
+"""How long a value that was added elsewhere may be unknown here. A process that gives a command a value knows it."""
 REMEMBERED_CONVERSATIONS = 1_000
 
 MAX_LENDERS = 16

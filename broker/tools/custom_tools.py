@@ -74,7 +74,7 @@ class CustomTool:
         offer: what others know of it.
         action: what arguments are checked with; None: they are passed on as they are, as a dict.
         run: carries out a call. A function that is not asynchronous gets its own thread.
-        check: of a `checkable` tool: says what came of a call that a worker died with.
+        check: of a `checkable` tool: reports the outcome of a call whose worker died.
         timeout_seconds: after which a call is answered by an error. A thread cannot be stopped: it has to look at
             `ToolContext.is_cancelled`.
     """

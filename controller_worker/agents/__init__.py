@@ -1,4 +1,4 @@
-"""Agents: what the model is told, which tools it gets, and what its tool calls mean.
+"""Agents: what the model reads, which tools it gets, and what its tool calls mean.
 
 May import: llm.
 Start with: codeact.

@@ -5,10 +5,10 @@ They act without tools: a reply is a thought and, between three backticks, an ac
 is a call of `finish` with it, because JSON between backticks would have to be without backticks.
 
 Holds: whatever a model writes leads to something: to a message, to an action in the browser, or to the end.
-Differs: a message to the person goes there at once, because the browser has nothing to do with it. The pages of a
-conversation stand in its prompt one after another, as results do, and not the last one alone in a prompt of its own, so
-that a provider's cache works. There is no first look at an empty page, and no count of errors: loops and limits end a
-task that leads nowhere, as they do for every agent.
+Differs: a message to the person goes there at once, because the browser has nothing to do with it. The prompt shows all
+pages of a conversation one after another, as it shows results, and not only the last one, so that a provider's cache
+works. There is no first look at an empty page, and no count of errors: loop detection and limits end a task that leads
+nowhere, as they do for every agent.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _delegate(arguments: Mapping[str, Any]) -> AgentDelegateAction:
 DELEGATE_TO_BROWSING_AGENT = ToolSpec(
     name="delegate_to_browsing_agent",
     description=(
-        "Hand a task to an agent that acts in a web browser, and get its answer. It has a browser of its own and sees "
-        "nothing of this conversation: the task must say everything it needs, addresses included."
+        "Hand a task to an agent that acts in a web browser, and get its answer. It has its own browser and cannot see "
+        "this conversation: the task must say everything it needs, addresses included."
     ),
     parameters={
         "type": "object",
@@ -120,7 +120,7 @@ def _divided(text: str) -> tuple[str, str]:
 
 
 def _spoken(action: str) -> tuple[str, str, str]:
-    """Return what is to be done before the person is told something, by which action, and what."""
+    """Return what to do before a message to the person, the action that sends the message, and the message."""
     try:
         statements = ast.parse(action[:MAX_ACTION_CHARS]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

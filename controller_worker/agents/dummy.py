@@ -1,6 +1,6 @@
-"""DummyAgent: does the same few things whatever it is told, without a model; for tests and demonstrations (9.6).
+"""DummyAgent: does the same few things for every task, without a model; for tests and demonstrations (9.6).
 
-Holds: step N is always the same, so a conversation of this agent has the same log every time but for its times.
+Holds: step N is always the same, so a conversation of this agent has the same log every time, except for its times.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _found(path: str, pattern: str) -> str:
 def _search(by_ripgrep: str, otherwise: str) -> CmdRunAction:
     header = shlex.quote(f"Below are the execution results of the search command: {by_ripgrep}\n")
     either = f"if command -v rg > /dev/null; then {by_ripgrep}; else {otherwise}; fi"
-    # It reads to the end, where `head` would end a search that goes on to write, which would then complain.
+    # It reads to the end: `head` would stop a search that still has lines to write, and the search would complain.
     return CmdRunAction(command=f"echo {header}; {{ {either}; }} | sed -n 1,{MAX_FILES}p")
 
 

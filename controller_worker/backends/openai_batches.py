@@ -1,7 +1,7 @@
-"""OpenAI's Batch API for Chat Completions: a file of calls, a batch made of it, files of what came of them.
+"""OpenAI's Batch API for Chat Completions: a file of calls, a batch made of it, files of results.
 
 Holds: at most 50,000 calls and 200 MB a batch (the provider's limits; ours are lower); a batch carries our name for it,
-by which it is found again; a file that was taken back cannot be made into a batch any more.
+by which it is found again; a file that was deleted can no longer become a batch.
 """
 
 from __future__ import annotations

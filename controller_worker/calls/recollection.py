@@ -35,7 +35,7 @@ class Recollection:
         self._masked: set[int] = set()
 
     async def take_in(self, events: Iterable[Event]) -> None:
-        """Go on with the next events of the log.
+        """Take in the next events of the log.
 
         Raises:
             CorruptEntry: a text kept beside the log is missing or damaged.

@@ -179,9 +179,9 @@ def recover(state: State, now: datetime) -> Effect | None:
 
 def recovered_to(state: State) -> AgentState:
     """Return the state that a person's choice leads to."""
-    # Without a message there is nothing to go on with, as in the original.
-    goes_on = state.loops.recovery == RESTART_WITH_MESSAGE and state.inbox.last_message_id > 0
-    return AgentState.RUNNING if goes_on else AgentState.AWAITING_USER_INPUT
+    # Without a message there is nothing to continue with, as in the original.
+    continues = state.loops.recovery == RESTART_WITH_MESSAGE and state.inbox.last_message_id > 0
+    return AgentState.RUNNING if continues else AgentState.AWAITING_USER_INPUT
 
 
 def chosen_loop(state: State, choice: LoopRecoveryAction) -> Loop | None:
@@ -195,7 +195,7 @@ def _found(state: State, loop: Loop) -> LoopDetectionObservation:
         content=f"Agent detected in a loop!\nLoop type: {loop.loop_type}\n"
         f"Loop detected at iteration {state.usage.iteration}\n"
         f"The {kept} events before it can be kept. Ways out: 1 restart before the loop and wait for a message, "
-        "2 restart before the loop and go on, 3 stop."
+        "2 restart before the loop and continue, 3 stop."
     )
 
 

@@ -61,7 +61,7 @@ def announce(
                 )
             )
         cancels = tuple(action.id for action in state.tools.pending)
-        # Nobody is left whom earlier background jobs could serve; after an error somebody may go on.
+        # After a stop nobody needs the earlier background jobs; after an error a person may continue.
         cancels += (EVERYTHING,) if wanted is AgentState.STOPPED else ()
     if wanted is not AgentState.ERROR:
         reason = code = ""

@@ -95,7 +95,7 @@ class BatchProvider(Protocol):
         ...
 
     async def results(self, provider_id: str) -> dict[str, bytes] | None:
-        """Return what came of each call, by number, or None while the batch is under way."""
+        """Return the result of each call, by number, or None while the batch is in progress."""
         ...
 
     async def aclose(self) -> None:

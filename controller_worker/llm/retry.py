@@ -1,8 +1,9 @@
 """When to ask again, as a pure function.
 
 Holds: OpenHands' rule: `num_retries` attempts in all, waits of 8, 16, 32, 64 seconds by default; what the provider
-asks for overrides the rule, up to an hour. Who came when it was told to and is refused again waits as the rule has it
-for the attempt before, at least: a provider that always says "in a fifth of a second" would use up all attempts in one.
+asks for overrides the rule, up to an hour. A call that waited as long as the provider asked and is refused again waits
+at least as long as the rule says for the attempt before; otherwise a provider that always says "in a fifth of a
+second" would use up all attempts within one.
 Does not: wait, or draw the random number that spreads retries; the caller passes it.
 """
 

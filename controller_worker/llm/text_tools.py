@@ -2,7 +2,7 @@
 
 It stands before any backend and speaks the same protocol as one.
 
-Holds: the log keeps calls, never their text form; so a conversation can go on with a model of the other kind.
+Holds: the log keeps calls, never their text form, so a conversation can continue with a model of the other kind.
 Does not: refuse a history with several calls in one message, as the original does: a model that calls tools natively
 may have written it before.
 """

@@ -124,14 +124,14 @@ class Hooks:
         return Append((*events, *outcomes), tuple(answers))
 
     def observe(self, state: State, events: Iterable[Event]) -> None:
-        """Show observations that were folded in to the hooks behind them; nothing waits for that or depends on it."""
+        """Show hooks the observations that were folded in; nothing waits for the hooks or depends on them."""
         if HookPoint.AFTER_OBSERVATION in self._hooks:
             for event in events:
                 if isinstance(event, Observation):
                     self._tell(HookPoint.AFTER_OBSERVATION, state, event)
 
     async def aclose(self) -> None:
-        """Wait for what was told last."""
+        """Wait for hooks that still run."""
         await asyncio.gather(*self._telling, return_exceptions=True)
 
     def _tell(self, point: HookPoint, state: State, event: Event) -> None:

@@ -89,9 +89,9 @@ class Replayed:
     """What a replay found.
 
     Attributes:
-        events: how many events of the log were gone through.
+        events: how many events of the log were replayed.
         decided: how many of them were decided again and are the same to the byte.
-        is_waiting: the log ends where the controller would go on at once: it was cut off, or nobody owned it.
+        is_waiting: the log ends where the controller would continue at once: it was cut off, or nobody owned it.
     """
 
     events: int

@@ -9,7 +9,7 @@ whose action or result was left out of the View, neither is shown.
 Differs: a message that a reply could not know, because it came after the prompt was made, or between a call and its
 result, comes after them; the original puts it before, and the model takes what it said for the answer. A finish keeps
 its tool call, with a result, because the original's later prompts show a call without one. A turn that is resumed
-without a word is told so, because providers refuse a prompt that ends with the model's own words.
+without a message gets a short one, because providers refuse a prompt that ends with the model's own words.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from controller_worker.messages.messages import NOT_SEEN, ImagePart, Message, Te
 MAX_MESSAGE_CHARS = 30_000
 FINISH_RESULT = "The task was reported as finished."
 NO_RESULT = "Done; there is nothing to show."
-GO_ON = "Please go on."
+CONTINUE = "Please continue."
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class ConversationMemory:
             case CmdOutputObservation(tool_call_metadata=None):
                 return _said(self._cut(f"\nObserved result of command executed by user:\n{event.agent_text}"))
             case AgentStateChangedObservation(agent_state=AgentState.RUNNING):
-                return _said(GO_ON) if self._is_silence() else None
+                return _said(CONTINUE) if self._is_silence() else None
             case RecallObservation():
                 return self._recalled(event)
             case Observation(tool_call_metadata=None):

@@ -95,9 +95,9 @@ class MessagesWire:
 
 
 def _may_think(messages: Sequence[Message]) -> bool:
-    """Say whether the turn under way may be gone on with by a Claude that was given a budget for thinking.
+    """Say whether a Claude with a budget for thinking may continue the current turn.
 
-    It refuses a turn in which it has not thought from the start, such as one that another model has begun.
+    It refuses a turn in which it has not thought from the start, such as one that another model began.
     """
     last = next((message for message in reversed(messages) if message.role == "assistant"), None)
     return last is None or not last.tool_calls or any(map(is_signed, last.thinking_blocks))

@@ -212,7 +212,7 @@ class _Reading:
             }
         }
         action = fields.get("action")
-        if action is None:  # what it was to be could not be told; the error that follows says why
+        if action is None:  # the SDK could not read the call; the error that follows says why
             self._unreadable[fields["tool_call_id"]] = call
             return
         kind, own = _content_of(fields, action)

@@ -59,7 +59,7 @@ class SdkDirectory:
             if number != position:
                 raise UsageError(
                     f"{path / 'events'} holds event {number} where event {position} belongs.",
-                    remedy="Copy the directory anew, whole.",
+                    remedy="Copy the whole directory again.",
                 )
             events.append(_object(path / "events" / name))
         branch = _branch(state, events)
@@ -100,7 +100,7 @@ class SdkDirectory:
         return Counter(
             {
                 "events of other branches": self.other_branches,
-                "secrets (give them anew by `deckhands secret`)": len(secrets),
+                "secrets (set them again with `deckhands secret`)": len(secrets),
                 "MCP servers (they belong to tool workers here)": len(agent.get("mcp_config") or {}),
                 "hooks": int(bool(self.state.get("hook_config"))),
                 "tags": len(self.state.get("tags") or {}),
@@ -113,9 +113,9 @@ def _object(file: Path) -> Fields:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"The file {file} cannot be read: {error}.", remedy="Copy the directory anew.") from error
+        raise UsageError(f"The file {file} cannot be read: {error}.", remedy="Copy the directory again.") from error
     if not isinstance(value, dict):
-        raise UsageError(f"The file {file} holds no JSON object.", remedy="Copy the directory anew.")
+        raise UsageError(f"The file {file} holds no JSON object.", remedy="Copy the directory again.")
     return value
 
 
@@ -124,7 +124,7 @@ def _branch(state: Fields, events: list[Fields]) -> list[Fields]:
     leaf = state.get("leaf_event_id")
     by_id = {event.get("id"): event for event in events}
     if len(by_id) != len(events):
-        raise UsageError("Two events of the directory have the same id.", remedy="Copy the directory anew.")
+        raise UsageError("Two events of the directory have the same id.", remedy="Copy the directory again.")
     if state.get("head_is_empty"):
         return []
     if leaf not in by_id or not any(event.get("parent_id") for event in events):

@@ -1,7 +1,7 @@
 """Trajectories of OpenHands V0: read as a conversation of ours, and written from one.
 
 A trajectory is a JSON list of events (OpenHands 3.4). Names and fields of actions and observations are the same here;
-what differs is where a model's reply stands: there a copy in every event it led to, here once, as an event of its own.
+what differs is where a model's reply stands: there a copy in every event it led to, here once, as a separate event.
 
 Holds: what is read gets ids from 1 without gaps, replies before their actions, causes that point to the right events;
 what is written has ids from 0. Events that have no name there are left out.

@@ -81,7 +81,7 @@ class DelegateCost:
     """What one delegate has used up, its own delegates included.
 
     Attributes:
-        per_model: calls, cost and tokens by model; empty where its report is from before this was told.
+        per_model: calls, cost and tokens by model; empty if its report is older than this field.
     """
 
     delegate_id: int

@@ -1,4 +1,4 @@
-"""What came of a conversation, as one small object: a fold of its log.
+"""The result of a conversation as one small object: a fold of its log.
 
 Holds: the same events give the same summary, whether it is read from a live store or from a file.
 """

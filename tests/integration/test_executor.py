@@ -193,7 +193,7 @@ async def test_a_lost_actions_result_does_not_answer_the_one_that_has_its_number
         await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
     gap, answer = (await log.read("conversation"))[2:]
     assert isinstance(gap, EventsLostObservation)
-    assert "event 2 was another one before" in gap.content
+    assert "event 2 was a different event before" in gap.content
     assert isinstance(answer, OutcomeUnknownObservation)
     assert answer.cause == 2
     assert "was not run" in answer.content

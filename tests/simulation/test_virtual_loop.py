@@ -40,7 +40,7 @@ def test_a_killed_process_never_returns_from_its_await_and_its_timers_vanish() -
             start(loop, process, another())
             process.kill()
             await asyncio.sleep(0)
-            noted.append("went on")
+            noted.append("continued")
         finally:
             noted.append("finally")
 
@@ -64,7 +64,7 @@ def test_a_stopped_process_goes_on_where_it_was_with_what_became_due() -> None:
         process.stop()
         loop.call_later(5, process.resume, context=loop.world.context)
         await asyncio.sleep(0)
-        noted.append(("went on", loop.time()))
+        noted.append(("continued", loop.time()))
 
     async def world() -> None:
         process = SimulatedProcess("sleeper")
@@ -72,7 +72,7 @@ def test_a_stopped_process_goes_on_where_it_was_with_what_became_due() -> None:
         await asyncio.sleep(1)
 
     loop.run(world())
-    assert noted == [("went on", 5.0), ("timer", 5.0)]
+    assert noted == [("continued", 5.0), ("timer", 5.0)]
 
 
 def test_callbacks_of_one_process_keep_their_order_and_processes_are_shuffled_by_the_seed() -> None:

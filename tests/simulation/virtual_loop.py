@@ -130,7 +130,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             handle._run()
 
     def _pass_time(self) -> None:
-        """Go on to the next moment at which a timer is due."""
+        """Advance to the next moment at which a timer is due."""
         while self._timers:
             when, _, handle, process = heapq.heappop(self._timers)
             if process.is_dead or handle.cancelled():

@@ -121,17 +121,17 @@ class Checkpointing:
         return notice
 
     async def has_moved_away(self, conversation_id: str, moves: int) -> bool:
-        """Say whether a workspace that is here has gone on elsewhere meanwhile.
+        """Say whether a workspace that is here has meanwhile continued elsewhere.
 
         Args:
-            moves: how often it was taken off a node that was lost.
+            moves: how often it was moved away from a lost node.
         """
         directory = self._directory(conversation_id)
         # One that has moved more often than the store knows is the latest there is: the store has lost its tail.
         return directory.exists() and _moves(directory) < moves
 
     async def discard(self, conversation_id: str) -> None:
-        """Remove a workspace that has gone on elsewhere; its processes have ended."""
+        """Remove a workspace that has continued elsewhere; its processes have ended."""
         directory = self._directory(conversation_id)
         async with async_staging_in(directory.parent) as removed:
             directory.rename(removed / directory.name)
@@ -240,7 +240,7 @@ class Checkpointing:
         return saved
 
     async def save_last(self, conversation_id: str) -> None:
-        """Save a workspace whose processes have ended, unless it has gone on elsewhere; a failure is logged.
+        """Save a workspace whose processes have ended, unless it has continued elsewhere; a failure is logged.
 
         What has changed since its last checkpoint is not for us to know: other workers of the node work in it too.
         """

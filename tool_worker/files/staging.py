@@ -2,8 +2,8 @@
 
     <root>/<conversation>/.draft-<random>/
 
-Holds: what a killed worker left half made is removed by whoever next makes something for the conversation, or by the
-reaper; what is being made is not.
+Holds: the next worker that makes something for the conversation, or the reaper, removes what a killed worker left half
+made; neither removes what is being made.
 """
 
 from __future__ import annotations

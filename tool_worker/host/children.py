@@ -2,8 +2,8 @@
 
 Holds:
     - When memory is short, the kernel kills what we started before it kills us.
-    - Every child is reaped, also those of others that the kernel gave to this process; who is waited for and stops goes
-      on, as in a terminal multiplexer, because nobody else could continue a shell that stopped itself.
+    - Every child is reaped, also those of others that the kernel gave to this process; a child that the loop waits
+      for and that stops itself is continued, as in a terminal multiplexer, because nobody else could continue it.
 Does not: work twice in one process; signal handlers belong to the whole of it.
 """
 

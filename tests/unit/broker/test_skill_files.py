@@ -41,7 +41,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("head", "reason"),
     [
-        ("a: [", "the front matter is no YAML: did not find expected"),
+        ("a: [", "the front matter is not YAML: did not find expected"),
         ("name: \x07", "a character that is not allowed"),
         ("- a\n- b", "names nothing; write `name: value`"),
         ("just words", "names nothing"),

@@ -121,7 +121,7 @@ def test_the_prompt_says_how_an_output_is_handed_in() -> None:
     assert "send_msg_to_user(text): give the answer" in plain
     assert "`finish`" not in plain
     with_output = BrowsingAgent(AgentSpec(output=OUTPUT)).system_prompt(WorkspaceSpec())
-    assert "call the tool `finish`, with the output that it describes" in with_output
+    assert "call the tool `finish` with the output that it describes" in with_output
     assert "send_msg_to_user" not in with_output
 
 
@@ -139,7 +139,7 @@ def test_the_prompt_names_the_actions_and_what_can_be_reached() -> None:
     assert prompt.rstrip().endswith("Be quick.")
     visual = VisualBrowsingAgent(AgentSpec()).system_prompt(WorkspaceSpec(network=True))
     assert "new_tab(), tab_close(), tab_focus(index)" in visual
-    assert "You are shown a picture" in visual
+    assert "You also see a picture" in visual
     assert "no access to the network" not in visual
 
 

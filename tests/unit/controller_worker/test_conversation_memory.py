@@ -33,8 +33,8 @@ from broker.contract.observations import (
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
 from controller_worker.calls.recollection import NOT_IN_PROMPTS
 from controller_worker.memory.conversation_memory import (
+    CONTINUE,
     FINISH_RESULT,
-    GO_ON,
     NO_RESULT,
     ConversationMemory,
 )
@@ -356,7 +356,7 @@ def test_a_model_that_spoke_last_is_told_to_go_on_when_resumed_without_a_word() 
     core.reply(text="Which one?")
     core.ask("running")
     core.run()
-    assert shown(core) == [("assistant", "Which one?"), ("user", GO_ON)]
+    assert shown(core) == [("assistant", "Which one?"), ("user", CONTINUE)]
 
 
 def test_a_model_that_gets_an_answer_is_not_told_to_go_on() -> None:

@@ -242,7 +242,7 @@ def test_a_message_takes_back_what_was_repeated_only_where_a_person_is_there(hea
     core = started(headless=headless)
     for _ in range(9):
         core.append(CondensationAction(forgotten_event_ids=()))
-    core.say("go on")
+    core.say("continue")
     assert core.run() == CallModel(1, 1)
     effect = core.append(CondensationAction(forgotten_event_ids=()))
     assert (effect == Rest(), core.states()[-1]) == (is_found, "error" if is_found else "running")
@@ -312,7 +312,7 @@ def test_a_restart_behind_the_beginning_of_the_loop_keeps_what_a_person_said_in_
     core = core_with("restart")
     for _ in range(9):
         core.append(CondensationAction(forgotten_event_ids=()))
-    core.say("go on")
+    core.say("continue")
     message_id = core.state.version
     core.run()
     core.append(CondensationAction(forgotten_event_ids=()))

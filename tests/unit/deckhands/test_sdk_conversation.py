@@ -171,7 +171,7 @@ def test_what_has_no_equivalent_is_counted_by_name(tmp_path: Path) -> None:
     assert left_out == {
         "events of the kind TokenEvent": 1,
         "resets of the terminal": 1,
-        "secrets (give them anew by `deckhands secret`)": 1,
+        "secrets (set them again with `deckhands secret`)": 1,
     }
     assert [event.cause for event in events if isinstance(event, OutcomeUnknownObservation)] == [8]
 
