@@ -12,7 +12,7 @@ from deckhands.cli.run import run
 from deckhands.cli.submit import submit
 from deckhands.cli.verbs import verbs
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "cli.md").read_text()
 
 
 @pytest.mark.parametrize("verb", sorted(verbs()))

@@ -17,7 +17,7 @@ import pytest
 from tool_worker.editor.file_editor import FileEditor
 from tool_worker.editor.versioned_files import VersionedFiles
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 NOBODY = 65534
 BINARY = "File appears to be binary and this file type cannot be read or edited by this tool."
 

@@ -16,7 +16,7 @@ from controller_worker.llm.llm import ModelRequest
 from controller_worker.llm.request_size import prompt_tokens, text_tokens
 from controller_worker.messages.messages import Message, TextPart, ToolCall
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 NOISE = random.Random(1)
 LOG = "\n".join(json.dumps({"id": n, "kind": "action.run", "args": {"command": f"ls /tmp/{n}"}}) for n in range(100))
 TEXTS = {

@@ -22,7 +22,7 @@ from tool_worker.files.file_tree import TreeLimits
 from tool_worker.files.openat2_paths import Directory
 from tool_worker.files.unpacking import MAX_HEADER_BYTES, Unpacked, Unpacking
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 LIMITS = TreeLimits(files=100, bytes=1_000_000)
 
 

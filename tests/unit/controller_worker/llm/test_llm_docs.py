@@ -9,7 +9,7 @@ from controller_worker.llm.config import SAME_ELSEWHERE, BatchSpec, LLMConfig
 from controller_worker.llm.errors import MODEL_ERRORS
 from controller_worker.llm.profiles import Profiles
 
-DOCS = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[4] / "docs" / "models.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_can_be_read(tmp_path: Path) -> None:

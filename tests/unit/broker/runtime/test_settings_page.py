@@ -9,7 +9,7 @@ from broker.runtime.settings import NAMES_OF_WORKERS, BrokerSettings
 from controller_worker.settings import ControllerVariables
 from tool_worker.settings import ToolVariables
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "deployment.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "deployment.md"
 READERS = {BrokerSettings: "all", ControllerVariables: "controller workers", ToolVariables: "tool workers"}
 
 
