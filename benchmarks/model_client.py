@@ -22,8 +22,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import LLM, ModelRequest

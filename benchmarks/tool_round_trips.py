@@ -29,9 +29,9 @@ from broker.contract.events import Action, Observation
 from broker.contract.file_events import FileEditAction, FileReadAction, FileReadSource, FileWriteAction
 from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.observations import ErrorObservation
-from broker.contract.tool_specs import ToolOffer
 from broker.coordination.action_streams import ActionClaimed
 from broker.runtime.errors import UsageError
+from broker.specs.tool_specs import ToolOffer
 from broker.tools.custom_tools import custom_tool
 from tool_worker.launch.session_programs import SessionPrograms, session_programs
 from tool_worker.mcp.config import McpServerSpec

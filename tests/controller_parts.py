@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction, RiskyAction, SystemMessageAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -29,10 +28,11 @@ from broker.contract.events import (
 from broker.contract.notes import Note
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
 from broker.contract.recall import RecallAction
-from broker.contract.skills import NO_SKILLS
 from broker.limits.quotas import QuotaTable
 from broker.log.fencing import Ownership
 from broker.runtime.clock import ManualClock
+from broker.specs.agent_state import AgentState
+from broker.specs.skills import NO_SKILLS
 from broker.store.store import Store
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from controller_worker.agents.registry import create_agent

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.agent_state import AgentState
-from broker.contract.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, LLMSpec
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
+from broker.specs.agent_state import AgentState
+from broker.specs.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
 from broker.store.connection import Argument, Connection, MultiplexedConnection
 from broker.store.store import Store, open_store
 from controller_worker.calls.models import Models

@@ -14,12 +14,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from broker.contract.allowed_hosts import host_rules
 from broker.runtime.errors import UsageError
 from broker.runtime.failpoints import arm
 from broker.runtime.settings import BrokerSettings, Count, Seconds, split_paths
 from broker.secrets.private_directories import private_paths, workspace_roots
 from broker.secrets.secrets import secret_key
+from broker.specs.allowed_hosts import host_rules
 from tool_worker.egress.addresses import AddressRules
 from tool_worker.files.file_tree import TreeLimits
 from tool_worker.launch.egress_gate import EgressGate

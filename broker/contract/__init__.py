@@ -1,5 +1,5 @@
-"""What goes into a log, as frozen Pydantic models: events, actions, observations, specifications, and the codec.
+"""What goes into a log, as frozen Pydantic models: events, actions, observations, and the codec.
 
-May import: runtime.
+May import: runtime, specs.
 Start with: events.
 """

@@ -11,8 +11,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from broker.contract.agent_state import AgentState
-from broker.contract.condenser_specs import handles_requests
 from broker.contract.events import (
     Action,
     ActionSecurityRisk,
@@ -24,15 +22,17 @@ from broker.contract.events import (
 )
 from broker.contract.observations import AgentThinkObservation
 from broker.contract.paragraphs import Paragraph
-from broker.contract.tool_arguments import required_text, risk_in, seconds_in
-from broker.contract.tool_schemas import (
+from broker.specs.agent_state import AgentState
+from broker.specs.condenser_specs import handles_requests
+from broker.specs.tool_arguments import required_text, risk_in, seconds_in
+from broker.specs.tool_schemas import (
     DELEGATE,
     EXECUTE_BASH,
     FINISH,
     REQUEST_CONDENSATION,
     THINK,
 )
-from broker.contract.tool_specs import OutcomePolicy, ToolSpec
+from broker.specs.tool_specs import OutcomePolicy, ToolSpec
 
 THOUGHT_LOGGED = "Your thought has been logged."
 

@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from broker.contract.agent_state import AgentState
 from broker.contract.kinds import (
     Action,
     ActionSecurityRisk,
@@ -28,8 +27,9 @@ from broker.contract.kinds import (
     with_id,
 )
 from broker.contract.paragraphs import Paragraph
-from broker.contract.plain_json import JsonObject, replace_surrogates
-from broker.contract.specs import AgentSpec, Limits, LLMSpec, Part, Tenancy, WorkspaceSpec
+from broker.specs.agent_state import AgentState
+from broker.specs.plain_json import JsonObject, replace_surrogates
+from broker.specs.specs import AgentSpec, Limits, LLMSpec, Part, Tenancy, WorkspaceSpec
 
 __all__ = [
     "Action",

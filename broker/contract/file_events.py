@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, Observation, WorkspaceUse
 from broker.contract.paragraphs import Paragraph
-from broker.contract.tool_arguments import RISK, refuse_unknown, required_text, risk_in
-from broker.contract.tool_schemas import SECURITY_RISK
-from broker.contract.tool_specs import OutcomePolicy, ToolSpec
+from broker.specs.tool_arguments import RISK, refuse_unknown, required_text, risk_in
+from broker.specs.tool_schemas import SECURITY_RISK
+from broker.specs.tool_specs import OutcomePolicy, ToolSpec
 
 EDITOR_ARGUMENTS = frozenset({"file_text", "old_str", "new_str", "insert_line"})
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Observation, WorkspaceUse
 from broker.contract.paragraphs import Paragraph
-from broker.contract.tool_schemas import SECURITY_RISK
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_schemas import SECURITY_RISK
+from broker.specs.tool_specs import ToolSpec
 
 IMAGE_PLACEHOLDER = "![image](data:image/png;base64, ...) already displayed to user"
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.contract.paragraphs import Paragraph
-from broker.contract.specs import AgentSpec, Part
-from broker.contract.tool_arguments import RISK, known_arguments, required_text, risk_in
-from broker.contract.tool_specs import OutcomePolicy, ToolSpec
+from broker.specs.specs import AgentSpec, Part
+from broker.specs.tool_arguments import RISK, known_arguments, required_text, risk_in
+from broker.specs.tool_specs import OutcomePolicy, ToolSpec
 
 EventT = TypeVar("EventT", bound="Event")
 

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from broker.contract.agent_state import AgentState
 from broker.contract.events import JsonObject, Observation, Part, WorkspaceUse
 from broker.contract.paragraphs import Paragraph
+from broker.specs.agent_state import AgentState
 
 MAX_COMMAND_OUTPUT_CHARS = 30_000
 TRUNCATION_MARKER = "\n[... Observation truncated due to length ...]\n"
@@ -253,7 +253,7 @@ class SurveyObservation(Observation):
     """What a workspace tells agents.
 
     Attributes:
-        content: a line for each file, see `broker.contract.skills`.
+        content: a line for each file, see `broker.specs.skills`.
         is_complete: the command came to its end.
     """
 

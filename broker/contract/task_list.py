@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from broker.contract.events import Action, EventSource, Observation, Part
-from broker.contract.tool_arguments import ToolCallError, required_text
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_arguments import ToolCallError, required_text
+from broker.specs.tool_specs import ToolSpec
 
 MAX_ITEMS = 200
 NO_LIST = 'No task list found. Use the "plan" command to create one.'

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
-from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.runtime.errors import CorruptEntry, UsageError
+from broker.specs.workspace_sources import GitSource, UploadedSource
 from broker.store.store import Store
 
 PIECE_BYTES = 256 * 2**10

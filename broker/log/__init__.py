@@ -1,5 +1,5 @@
 """The event log of each conversation: append, read, follow, fork; blobs and the index beside it; its invariants.
 
-May import: contract, runtime, secrets, store.
+May import: contract, runtime, secrets, specs, store.
 Start with: event_log.
 """

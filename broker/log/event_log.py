@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event
-from broker.contract.plain_json import replace_surrogates
 from broker.log.append_call import Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
 from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (callers get them from here)
 from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
@@ -35,6 +34,7 @@ from broker.runtime.errors import CorruptEntry, EventsLost, UnknownConversation,
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
 from broker.secrets.secrets import Secrets
+from broker.specs.plain_json import replace_surrogates
 from broker.store.store import Store
 
 READ_BATCH = 1_000

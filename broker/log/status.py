@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
-from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
 from broker.contract.events import DelegateEnded, Event, EventSource, ModelReply
-from broker.contract.loop_policy import STUCK_CODE
 from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
 from broker.contract.recall import RecallAction
+from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled
+from broker.specs.loop_policy import STUCK_CODE
 
 REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})
 """What a person may ask for; other requests change nothing."""

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from broker.contract.tool_specs import ToolOffer
 from broker.runtime.errors import StoreRefused, UsageError
+from broker.specs.tool_specs import ToolOffer
 from broker.store import keys
 from broker.store.store import Store
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from broker.contract.events import Event, ModelReply, WorkspaceSpec
 from broker.contract.task_list import TaskItem
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 
 
 def sees_pages(agent: Agent) -> bool:

@@ -8,7 +8,7 @@ from broker.contract.actions import AgentFinishAction
 from broker.contract.codec import action_kinds
 from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
 from broker.contract.task_list import TaskItem
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.agents.browsing import DELEGATE_TO_BROWSING_AGENT
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.prompt import rendered

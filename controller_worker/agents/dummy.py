@@ -11,7 +11,7 @@ from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRun
 from broker.contract.events import Action, AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
 from broker.contract.file_events import FileReadAction, FileWriteAction
 from broker.contract.task_list import TaskItem
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 
 STEPS: Sequence[Action] = (
     MessageAction(content="I begin.", source=EventSource.AGENT),

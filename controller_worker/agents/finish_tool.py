@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from broker.contract.actions import AgentFinishAction
-from broker.contract.specs import OutputSpec
-from broker.contract.tool_arguments import ToolCallError, json_in
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.specs import OutputSpec
+from broker.specs.tool_arguments import ToolCallError, json_in
+from broker.specs.tool_specs import ToolSpec
 
 ARGUMENT = "output"
 _SHARED = ("$defs", "definitions")

@@ -15,8 +15,8 @@ from typing import Any
 
 from broker.contract.actions import CmdRunAction
 from broker.contract.file_events import FileReadAction, FileReadSource
-from broker.contract.tool_arguments import optional_text, required_text
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_arguments import optional_text, required_text
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.agents.path_patterns import extended_regex
 
 MAX_FILES = 100

@@ -19,8 +19,8 @@ from broker.contract.actions import MCPAction, MessageAction, ToolCallAction
 from broker.contract.events import Action, Event, EventSource, ModelReply, ModelToolCall, ToolCallMetadata
 from broker.contract.observations import ErrorObservation
 from broker.contract.task_list import TaskItem, TaskTrackingAction
-from broker.contract.tool_arguments import ToolCallError, json_in
-from broker.contract.tool_specs import ToolOffer, ToolSpec
+from broker.specs.tool_arguments import ToolCallError, json_in
+from broker.specs.tool_specs import ToolOffer, ToolSpec
 
 MAX_CALLS = 128
 MAX_ARGUMENTS_CHARS = 4_000_000
@@ -107,8 +107,10 @@ def _action_of(call: ModelToolCall, position: int, tools: Mapping[str, ToolSpec]
     if not isinstance(arguments, dict):
         raise ToolCallError(f"The arguments of {call.name} must be a JSON object, not {type(arguments).__name__}.")
     try:
-        return tool.convert(arguments)
+        action = tool.convert(arguments)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = first["loc"][0] if first["loc"] else ""
         raise ToolCallError(f"Invalid argument {where!r} in tool call {call.name}: {first['msg']}.") from error
+    assert isinstance(action, Action)
+    return action

@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 
-from broker.contract.agent_state import TERMINAL_STATES
 from broker.contract.events import LLMSpec, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed
 from broker.limits.batches import CallStands
 from broker.limits.governor import Priority
 from broker.log.fencing import Ownership
+from broker.specs.agent_state import TERMINAL_STATES
 from controller_worker.calls.batched_call import BatchedCall, is_batched, step_of
 from controller_worker.calls.budget_reservation import BudgetReservation, accounts_above
 from controller_worker.calls.permits import Permits

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from broker.contract.actions import CondensationAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import Event, ModelCallDeferred, ModelCallFailed
 from broker.log.fencing import Ownership
 from broker.runtime.failpoints import failpoint
+from broker.specs.agent_state import AgentState
 from controller_worker.agents.agent import Agent
 from controller_worker.calls.call_permit import CallPermit
 from controller_worker.calls.model_call import ask, reply_of

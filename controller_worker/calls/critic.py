@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from broker.contract.actions import AgentFinishAction, MessageAction
 from broker.contract.events import Event, EventSource, ModelReply
 from broker.contract.observations import FinishVerdictObservation, truncate_content
-from broker.contract.specs import CriticSpec
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.specs import CriticSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.condensers.event_text import event_blocks
 from controller_worker.messages.messages import Message, TextPart
 

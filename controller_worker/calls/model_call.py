@@ -21,10 +21,10 @@ from broker.contract.events import (
     ModelToolCall,
     TokenUsage,
 )
-from broker.contract.plain_json import plain_json, replace_surrogates
 from broker.runtime.clock import Clock
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.ids import jitter
+from broker.specs.plain_json import plain_json, replace_surrogates
 from controller_worker.calls.call_permit import CallPermit
 from controller_worker.calls.models import Models
 from controller_worker.concerns.model_calls import BATCH

@@ -13,7 +13,7 @@ from typing import Literal
 
 from broker.contract.actions import CondensationAction
 from broker.contract.events import Event, LLMSpec, ModelReply
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.agents.agent import Agent, sees_pages
 from controller_worker.backends.silent import MODEL as SILENT_MODEL
 from controller_worker.calls import critic

@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, Event, EventSource, Observation
 from broker.contract.observations import CmdOutputObservation, FinishRefusedObservation, FinishVerdictObservation
-from broker.contract.specs import GoalSpec
+from broker.specs.agent_state import AgentState
+from broker.specs.specs import GoalSpec
 from controller_worker.concerns.limits import cost_limit_reached
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from broker.contract.actions import ChangeAgentStateAction, RiskyAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import ConfirmationStatus, Event
 from broker.contract.observations import AgentStateChangedObservation, UserRejectObservation
 from broker.log.status import ANSWERS
+from broker.specs.agent_state import AgentState
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, CarryOut, Effect

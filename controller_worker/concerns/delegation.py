@@ -18,7 +18,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import DelegateEnded, EventSource, Observation, ToolCallMetadata
 from broker.contract.observations import (
     AgentDelegateObservation,
@@ -26,6 +25,7 @@ from broker.contract.observations import (
     ErrorObservation,
     SuccessObservation,
 )
+from broker.specs.agent_state import AgentState
 from controller_worker.concerns.limits import steps_used, tokens_used
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, AwaitDelegates, Effect, Errand, StartDelegate, TellDelegates

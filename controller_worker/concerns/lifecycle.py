@@ -14,10 +14,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract.actions import AgentFinishAction, AgentRejectAction, ChangeAgentStateAction, MessageAction
-from broker.contract.agent_state import TERMINAL_STATES, AgentState
 from broker.contract.events import Event, ModelCallFailed, ModelReply, Observation
 from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
 from broker.log.status import ANSWERS, REQUESTABLE_STATES
+from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from controller_worker.concerns import acceptance, delegation, opening
 from controller_worker.concerns.confirmation import is_answer
 from controller_worker.concerns.loops import recovered_to

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationCreated, DelegateEnded, Event, ModelReply
 from broker.contract.observations import AgentStateChangedObservation
+from broker.specs.agent_state import AgentState
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Effect

@@ -12,9 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract.actions import CondensationAction, LoopRecoveryAction, MessageAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, Event, ModelSwitched, Observation
-from broker.contract.loop_policy import STUCK_CODE, LoopResponse
 from broker.contract.observations import (
     AgentStateChangedObservation,
     EventsLostObservation,
@@ -22,6 +20,8 @@ from broker.contract.observations import (
     FinishVerdictObservation,
     LoopDetectionObservation,
 )
+from broker.specs.agent_state import AgentState
+from broker.specs.loop_policy import STUCK_CODE, LoopResponse
 from controller_worker.concerns.confirmation import answered_otherwise
 from controller_worker.concerns.tools import is_own_action, trace_of_action
 from controller_worker.core.announcement import announce

@@ -23,10 +23,10 @@ from broker.contract.actions import (
     LoopRecoveryAction,
     MessageAction,
 )
-from broker.contract.agent_state import AgentState
-from broker.contract.condenser_specs import handles_requests
 from broker.contract.events import Event, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed, ModelReply
 from broker.contract.observations import AgentStateChangedObservation
+from broker.specs.agent_state import AgentState
+from broker.specs.condenser_specs import handles_requests
 from controller_worker.concerns.acceptance import wants_verdict
 from controller_worker.concerns.loops import chosen_loop
 from controller_worker.core.announcement import announce

@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract.actions import AgentFinishAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import Event
 from broker.contract.observations import FinishRefusedObservation
-from broker.contract.specs import OutputSpec
+from broker.specs.agent_state import AgentState
+from broker.specs.specs import OutputSpec
 from broker.tools.output_schema import problems_of
 from controller_worker.core.announcement import announce
 from controller_worker.core.effects import Effect

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from broker.contract.events import AgentSpec, Observation
 from broker.contract.planning import PlanAcceptedObservation, PlanAction
-from broker.contract.specs import PlanSpec
+from broker.specs.specs import PlanSpec
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Append
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, ConfirmationStatus, EventSource, Observation
 from broker.contract.observations import (
     AgentStateChangedObservation,
@@ -18,6 +17,7 @@ from broker.contract.observations import (
     FinishVerdictObservation,
     LoopDetectionObservation,
 )
+from broker.specs.agent_state import AgentState
 from controller_worker.concerns import acceptance, opening, planning, survey
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Append, AwaitTools, Effect

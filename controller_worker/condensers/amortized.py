@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.contract.actions import CondensationAction
-from broker.contract.condenser_specs import AmortizedForgettingCondenserSpec
+from broker.specs.condenser_specs import AmortizedForgettingCondenserSpec
 from controller_worker.condensers.condenser import forgetting
 from controller_worker.condensers.rolling import should_condense, target_size, to_forget
 from controller_worker.memory.view import View

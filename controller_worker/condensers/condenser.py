@@ -13,7 +13,7 @@ from typing import Protocol
 
 from broker.contract.actions import CondensationAction
 from broker.contract.events import Event, LLMSpec, ModelReply, Observation
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.memory.view import View
 from controller_worker.messages.messages import Message
 
@@ -42,7 +42,7 @@ class Condenser(Protocol):
     """One strategy.
 
     A class of this room with a `type` is the condenser of that name. It is made from a specification: the one of its
-    type in `broker.contract.condenser_specs`, or an `OtherCondenserSpec`.
+    type in `broker.specs.condenser_specs`, or an `OtherCondenserSpec`.
     """
 
     def condense(self, view: View) -> Condensed:

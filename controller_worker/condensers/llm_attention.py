@@ -10,9 +10,9 @@ import json
 from functools import partial
 
 from broker.contract.actions import CondensationAction
-from broker.contract.condenser_specs import LLMAttentionCondenserSpec
 from broker.contract.events import ModelReply
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.condenser_specs import LLMAttentionCondenserSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.condensers.condenser import Condensed, Inquiry, forgetting
 from controller_worker.condensers.event_text import event_blocks
 from controller_worker.condensers.rolling import event_chars, should_condense, target_size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from broker.contract.actions import CondensationAction
-from broker.contract.condenser_specs import LLMSummarizingCondenserSpec
 from broker.contract.events import Event, ModelReply
+from broker.specs.condenser_specs import LLMSummarizingCondenserSpec
 from controller_worker.condensers.condenser import Condensed, forgetting
 from controller_worker.condensers.rolling import previous_summary
 from controller_worker.condensers.summary_request import summary_of_forgotten

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.contract.browser_events import BrowserOutputObservation
-from broker.contract.condenser_specs import BrowserOutputCondenserSpec, ObservationMaskingCondenserSpec
 from broker.contract.events import Event, Observation
 from broker.contract.observations import AgentCondensationObservation
+from broker.specs.condenser_specs import BrowserOutputCondenserSpec, ObservationMaskingCondenserSpec
 from controller_worker.memory.view import View
 
 MASK = "<MASKED>"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import controller_worker.condensers
-from broker.contract.condenser_specs import CondenserPipelineSpec, CondenserSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.modules import classes_in
+from broker.specs.condenser_specs import CondenserPipelineSpec, CondenserSpec
 from broker.tools.plugins import entry_points
 from controller_worker.condensers.condenser import Condenser
 from controller_worker.condensers.pipeline import CondenserPipeline

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from broker.contract.actions import CondensationAction
-from broker.contract.condenser_specs import StructuredSummaryCondenserSpec
 from broker.contract.events import Event, ModelReply
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.condenser_specs import StructuredSummaryCondenserSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.condensers.condenser import Condensed, forgetting
 from controller_worker.condensers.summary_request import summary_of_forgotten
 from controller_worker.memory.view import View

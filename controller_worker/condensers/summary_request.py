@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.contract.actions import CondensationAction
-from broker.contract.condenser_specs import AskingCondenserSpec
 from broker.contract.events import Event, ModelReply
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.condenser_specs import AskingCondenserSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.condensers.condenser import Condensed, Inquiry, forgetting
 from controller_worker.condensers.event_text import event_blocks
 from controller_worker.condensers.rolling import (

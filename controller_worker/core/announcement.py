@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.contract.agent_state import AgentState
 from broker.contract.events import Event, EventSource
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
+from broker.specs.agent_state import AgentState
 from controller_worker.core.effects import Append
 from controller_worker.core.pending import PendingAction
 

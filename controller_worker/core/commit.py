@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from broker.contract.agent_state import is_settled
 from broker.contract.events import Event, with_id
+from broker.specs.agent_state import is_settled
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, Effect
 from controller_worker.core.state import State

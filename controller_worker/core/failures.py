@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker.contract.agent_state import AgentState
 from broker.runtime.errors import DeckhandsError
+from broker.specs.agent_state import AgentState
 
 ERROR, RATE_LIMITED, RUNNING = AgentState.ERROR, AgentState.RATE_LIMITED, AgentState.RUNNING
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from broker.contract.notes import Note
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
-from broker.contract.skills import NO_SKILLS, SkillFiles, trigger_in
-from broker.contract.specs import Skill
+from broker.specs.skills import NO_SKILLS, SkillFiles, trigger_in
+from broker.specs.specs import Skill
 
 if TYPE_CHECKING:
     from controller_worker.concerns.inbox import UnansweredMessage

@@ -25,8 +25,8 @@ from broker.contract.actions import CondensationAction, MessageAction
 from broker.contract.codec import SHORTENED_END_CHARS
 from broker.contract.events import Action, BlobRef, Event, EventSource, Observation
 from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
-from broker.contract.loop_policy import LoopPolicy
 from broker.contract.observations import AgentCondensationObservation, CmdOutputObservation, ErrorObservation
+from broker.specs.loop_policy import LoopPolicy
 
 CONDENSATIONS = 10
 LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.messages.messages import Message, ToolCall
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.model_features import features_of

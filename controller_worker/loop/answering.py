@@ -9,9 +9,9 @@ from __future__ import annotations
 from broker.contract.actions import ChangeAgentStateAction, RiskyAction, SystemMessageAction
 from broker.contract.events import Event, Observation
 from broker.contract.notes import NoteAction
-from broker.contract.skills import NO_SKILLS
 from broker.coordination.notebooks import Notebooks
 from broker.log.event_log import EventLog
+from broker.specs.skills import NO_SKILLS
 from controller_worker.agents.agent import Agent
 from controller_worker.concerns.confirmation import carried_out
 from controller_worker.concerns.inbox import recalled

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from broker.contract.agent_state import AgentState
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import Claimed
 from broker.runtime.errors import OwnershipLost
+from broker.specs.agent_state import AgentState
 from controller_worker.calls.call_under_way import CallUnderWay
 from controller_worker.core.controller import next_effect
 from controller_worker.core.effects import Append

@@ -18,7 +18,6 @@ from broker.contract.actions import (
     ChangeAgentStateAction,
     MessageAction,
 )
-from broker.contract.agent_state import TERMINAL_STATES, AgentState
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -36,6 +35,7 @@ from broker.log.event_log import EventLog
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost, UnknownConversation, UsageError
 from broker.runtime.failpoints import failpoint
+from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.store.store import Store
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.usage import usage_by_model

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 
-from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
 from broker.coordination.ownership import Owners
 from broker.log.event_log import Closed, Conflict, EventLog, Fenced
 from broker.log.fencing import Ownership
 from broker.runtime.errors import StoreTooNew, UnknownKind
+from broker.specs.agent_state import AgentState
 from controller_worker.core.announcement import end_in_error
 from controller_worker.core.effects import Append
 from controller_worker.core.failures import code_of, last_error_of

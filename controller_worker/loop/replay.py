@@ -28,7 +28,6 @@ from broker.contract.actions import (
     RiskyAction,
     SystemMessageAction,
 )
-from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationCreated, Event, EventSource, ModelReply, Observation
 from broker.contract.notes import Note
 from broker.contract.observations import (
@@ -40,9 +39,10 @@ from broker.contract.observations import (
 )
 from broker.contract.planning import PlanAcceptedObservation
 from broker.contract.recall import RecallObservation
-from broker.contract.skills import NO_SKILLS
 from broker.log.export import events_from_lines
 from broker.runtime.errors import DeckhandsError, UsageError
+from broker.specs.agent_state import AgentState
+from broker.specs.skills import NO_SKILLS
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.critic import verdict_of

@@ -20,7 +20,6 @@ from broker.contract.actions import (
     MessageAction,
     SystemMessageAction,
 )
-from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, Event, EventSource, ModelReply
 from broker.contract.observations import (
     AgentCondensationObservation,
@@ -28,6 +27,7 @@ from broker.contract.observations import (
     CmdOutputObservation,
 )
 from broker.contract.planning import PlanAcceptedObservation
+from broker.specs.agent_state import AgentState
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.messages.fn_call_prompt import type_names
 from controller_worker.messages.messages import ToolCall
 

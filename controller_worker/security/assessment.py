@@ -13,10 +13,10 @@ from typing import TypeGuard
 from broker.contract.actions import CmdRunAction, RiskyAction
 from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAction
 from broker.contract.code_search import CodeSearchAction
-from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
 from broker.contract.file_events import FileEditAction, FileReadAction, FileWriteAction
 from broker.contract.planning import PlanAction
+from broker.specs.confirmation_policy import ConfirmationPolicy
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
 from controller_worker.security.shell_analyzer import shell_risk
 

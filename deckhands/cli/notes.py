@@ -11,11 +11,11 @@ import click
 from pydantic import ValidationError
 
 from broker.contract.notes import ID_CHARS, MAX_NOTE_CHARS, Note, Notebook
-from broker.contract.specs import NAME_PATTERN, MemorySpec
 from broker.coordination.notebooks import Notebooks
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_key
+from broker.specs.specs import NAME_PATTERN, MemorySpec
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import NAME_REMEDY, json_option, memory_of
 from deckhands.cli.output import note as say

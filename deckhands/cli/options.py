@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 from pydantic import ValidationError
 
-from broker.contract.specs import MemorySpec
 from broker.runtime.errors import UsageError
+from broker.specs.specs import MemorySpec
 from deckhands.client.tasks import check_task
 from deckhands.settings import SANDBOXES
 

@@ -12,9 +12,9 @@ import click
 from click.core import ParameterSource
 
 from broker.contract.events import Event
-from broker.contract.specs import AGENTS_WITHOUT_MODEL
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
+from broker.specs.specs import AGENTS_WITHOUT_MODEL
 from deckhands.cli.confirming import ask_at_terminal
 from deckhands.cli.control import WAYS
 from deckhands.cli.options import given_text, json_option, read_task

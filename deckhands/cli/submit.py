@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import click
 from pydantic import ValidationError
 
-from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
+from broker.specs.specs import Tenancy
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import NAME_REMEDY, json_option, read_task
 from deckhands.cli.output import note, print_json

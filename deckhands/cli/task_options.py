@@ -10,15 +10,15 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from broker.contract.allowed_hosts import host_rules
-from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.contract.skills import skills_in
-from broker.contract.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill
-from broker.contract.tool_specs import MAX_SCHEMA_CHARS
-from broker.contract.workspace_sources import GitSource, UploadedSource, format_of, git_source
 from broker.coordination.stored_files import check_size, content_name
 from broker.runtime.errors import UsageError
+from broker.specs.allowed_hosts import host_rules
+from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.skills import skills_in
+from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill
+from broker.specs.tool_specs import MAX_SCHEMA_CHARS
+from broker.specs.workspace_sources import GitSource, UploadedSource, format_of, git_source
 from deckhands.cli.options import memory_of, sandbox_option
 from deckhands.client.tasks import output_of
 

@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from broker.contract import codec
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
-from broker.contract.agent_state import TERMINAL_STATES, AgentState
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -26,7 +25,6 @@ from broker.contract.events import (
     ModelSwitched,
     WorkspaceSpec,
 )
-from broker.contract.specs import Tenancy
 from broker.contract.unknown_event import decode_any
 from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import ConversationRow, Conversations
@@ -35,6 +33,8 @@ from broker.log.lost_tails import followed
 from broker.log.status import RECOVERED_TO, Status
 from broker.runtime.errors import EventsLost, StoreUnavailable, UsageError
 from broker.runtime.ids import check_conversation_id, new_conversation_id
+from broker.specs.agent_state import TERMINAL_STATES, AgentState
+from broker.specs.specs import Tenancy
 from broker.store.store import Store, open_store
 from broker.tools.output_schema import check_output_schema
 from broker.tools.tool_offers import ToolOffers

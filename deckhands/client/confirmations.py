@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.conversations import Conversations
 from broker.log.latest_event import latest_event
+from broker.specs.agent_state import AgentState
 from broker.store.store import Store
 
 

@@ -9,11 +9,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from broker.contract.specs import WorkspaceSpec
 from broker.coordination.membership import Member, members
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings, split_paths
 from broker.secrets.private_directories import fault, name_fault, private_paths
+from broker.specs.specs import WorkspaceSpec
 from broker.store.store import Store
 
 NAME_ANOTHER = "Name another with -w."

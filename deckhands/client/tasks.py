@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from broker.contract.specs import OutputSpec
 from broker.runtime.errors import UsageError
+from broker.specs.specs import OutputSpec
 from broker.tools.output_schema import check_output_schema
 
 MAX_TASK_CHARS = 100_000

@@ -18,7 +18,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, LLMSpec, ModelReply, WorkspaceSpec
 from broker.contract.observations import ErrorObservation
 from broker.coordination.workspace_orders import WorkspaceOrders
@@ -26,6 +25,7 @@ from broker.log.conversations import Conversations, Takeover
 from broker.log.invariants import doubled_observations, lost_events, violations
 from broker.runtime.child import Child
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
+from broker.specs.agent_state import AgentState
 from deckhands.client.client import Client
 from deckhands.cluster.embedded_cluster import CONTROLLER, TOOLS, Cluster, ClusterSpec, Worker
 from deckhands.cluster.example_projects import TASK, Example, examples

@@ -18,10 +18,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.contract.agent_state import AgentState
 from broker.contract.codec import event_from_wire
 from broker.contract.events import ConfirmationStatus, ConversationCreated, Event, EventSource
 from broker.runtime.errors import CorruptEntry, UnknownKind, UsageError
+from broker.specs.agent_state import AgentState
 from deckhands.client.tasks import title_of
 from deckhands.openhands.sdk_directory import Fields, SdkDirectory
 from deckhands.openhands.trajectories import utc_text

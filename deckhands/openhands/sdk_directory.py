@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.contract.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec, LLMSummarizingCondenserSpec
-from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.contract.specs import Skill
 from broker.runtime.errors import UsageError
+from broker.specs.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec, LLMSummarizingCondenserSpec
+from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.specs import Skill
 
 STATE_FILE = "base_state.json"
 _EVENT_FILE = re.compile(r"event-(\d+)-(.+)\.json")

@@ -12,7 +12,6 @@ from enum import IntEnum
 from typing import Any, Self
 
 from broker.contract.actions import AgentDelegateAction, AgentFinishAction, AgentRejectAction, MessageAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     ConversationCreated,
     DelegateEnded,
@@ -24,6 +23,7 @@ from broker.contract.events import (
 )
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.status import Status
+from broker.specs.agent_state import AgentState
 from deckhands.reading.metrics import Metrics, metrics_of, with_delegate, with_reply
 
 LIMIT_ERRORS = (

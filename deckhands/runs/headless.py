@@ -15,12 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from broker.contract.actions import RiskyAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, Limits, WorkspaceSpec
 from broker.contract.notes import Notebook
 from broker.contract.observations import ErrorObservation
-from broker.contract.specs import MemorySpec
-from broker.contract.workspace_sources import GitSource
 from broker.coordination.membership import silent_roles
 from broker.coordination.notebooks import Notebooks
 from broker.coordination.workspace_orders import WorkspaceOrders
@@ -28,6 +25,9 @@ from broker.log.live_text import LiveText, Piece
 from broker.log.status import Status
 from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable, UnknownConversation, UsageError
 from broker.runtime.ids import new_conversation_id
+from broker.specs.agent_state import AgentState
+from broker.specs.specs import MemorySpec
+from broker.specs.workspace_sources import GitSource
 from deckhands.client.client import Client
 from deckhands.client.named_directory import refuse_unfit
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, Notice

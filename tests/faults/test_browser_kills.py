@@ -10,7 +10,7 @@ import pytest
 from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.events import AgentSpec, Event, LLMSpec, Observation
 from broker.contract.observations import AgentDelegateObservation
-from broker.contract.specs import OutputSpec
+from broker.specs.specs import OutputSpec
 from controller_worker.loop.delegates import conversation_id_of
 from tests.browser_parts import opened_site
 from tests.faults.harness import FaultCluster

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, DelegateEnded, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
 from broker.log.conversations import Conversations
 from broker.log.status import status_of
+from broker.specs.agent_state import AgentState
 from controller_worker.loop.delegates import conversation_id_of
 from tests.faults.harness import FaultCluster
 

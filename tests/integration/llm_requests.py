@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Completion, ModelRequest

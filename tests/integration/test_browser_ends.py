@@ -14,7 +14,7 @@ import pytest
 
 from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.observations import ErrorObservation
-from broker.contract.specs import WorkspaceSpec
+from broker.specs.specs import WorkspaceSpec
 from tests.browser_parts import SETTINGS, Surfer, opened_site
 from tests.integration.workspace_hosts import ROOT, alive, opened, processes
 from tests.polling import until

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import CondensationAction
-from broker.contract.agent_state import AgentState
-from broker.contract.condenser_specs import (
+from broker.contract.events import ModelReply
+from broker.contract.observations import AgentStateChangedObservation
+from broker.coordination.membership import Membership
+from broker.log.invariants import violations
+from broker.log.status import status_of
+from broker.specs.agent_state import AgentState
+from broker.specs.condenser_specs import (
     AmortizedForgettingCondenserSpec,
     BrowserOutputCondenserSpec,
     CondenserPipelineSpec,
@@ -20,11 +25,6 @@ from broker.contract.condenser_specs import (
     OtherCondenserSpec,
     RecentEventsCondenserSpec,
 )
-from broker.contract.events import ModelReply
-from broker.contract.observations import AgentStateChangedObservation
-from broker.coordination.membership import Membership
-from broker.log.invariants import violations
-from broker.log.status import status_of
 from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.registry import create_condenser
 from controller_worker.loop.conversation_loop import ConversationLoop

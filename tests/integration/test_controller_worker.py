@@ -19,7 +19,6 @@ import pytest
 
 from broker.contract import codec
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, EventSource, LLMSpec, ModelCallFailed, ModelReply
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue
@@ -28,6 +27,7 @@ from broker.coordination.ownership import Claimed, Owners
 from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
+from broker.specs.agent_state import AgentState
 from tests.controller_parts import answer
 from tests.faults.harness import FaultCluster
 from tests.model_server.running_server import RunningModelServer

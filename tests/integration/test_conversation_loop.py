@@ -7,8 +7,6 @@ import asyncio
 import pytest
 
 from broker.contract.actions import CmdRunAction
-from broker.contract.agent_state import AgentState
-from broker.contract.condenser_specs import NoOpCondenserSpec
 from broker.contract.events import AgentSpec, ModelReply
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
@@ -17,6 +15,8 @@ from broker.coordination.ownership import NotClaimed
 from broker.log.conversations import Conversations
 from broker.log.invariants import violations
 from broker.log.status import status_of
+from broker.specs.agent_state import AgentState
+from broker.specs.condenser_specs import NoOpCondenserSpec
 from controller_worker.agents.registry import AGENTS
 from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.noop import NoOpCondenser

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -18,6 +17,7 @@ from broker.contract.events import (
     WorkspaceSpec,
 )
 from broker.log.conversations import Conversations
+from broker.specs.agent_state import AgentState
 from controller_worker.loop.delegates import conversation_id_of
 from deckhands.client.forking import fork_of
 from tests.conversation_hands import CID, Hands

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.specs import WorkspaceSpec
+from broker.specs.specs import WorkspaceSpec
 from tests.docker_image import image
 from tests.integration.workspace_hosts import Gate, Terminal, answer, client, opened
 from tests.polling import until

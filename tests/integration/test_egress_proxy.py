@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from broker.contract.allowed_hosts import host_rules
+from broker.specs.allowed_hosts import host_rules
 from tool_worker.egress.addresses import AddressRules
 from tool_worker.egress.proxy import EgressProxy, EgressRules
 from tool_worker.launch.egress_gate import start_proxy

@@ -12,8 +12,8 @@ import pytest
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import EventSource, ModelReply
 from broker.contract.observations import ErrorObservation
-from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.agents.tool_calls import events_of_reply
 from controller_worker.backends.registry import create_llm
 from controller_worker.calls.model_call import reply_of

@@ -17,8 +17,8 @@ import pytest
 from broker.contract.actions import MCPAction
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, MCPObservation, OutcomeUnknownObservation
-from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
+from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from tests.polling import until
 from tool_worker.launch.egress_gate import EgressGate
 from tool_worker.mcp.config import McpServerSpec

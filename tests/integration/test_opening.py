@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.allowed_hosts import host_rules
 from broker.contract.events import ConversationCreated
-from broker.contract.workspace_sources import GitSource, UploadedSource, git_source
 from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.secrets.secrets import Secrets
+from broker.specs.allowed_hosts import host_rules
+from broker.specs.workspace_sources import GitSource, UploadedSource, git_source
 from broker.store.store import Store
 from tool_worker.errors import EgressRefused, FileUnfit, SourceUnusable, WorkspaceTooLarge
 from tool_worker.files.file_tree import TreeLimits

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.contract.specs import WorkspaceSpec
+from broker.specs.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import (
     LIMIT_SECONDS,
     Gate,

@@ -11,9 +11,6 @@ from random import Random
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, CondensationAction, LoopRecoveryAction
-from broker.contract.agent_state import AgentState
-from broker.contract.condenser_specs import AmortizedForgettingCondenserSpec, ConversationWindowCondenserSpec
-from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import (
     AgentSpec,
     DelegateEnded,
@@ -27,10 +24,13 @@ from broker.contract.events import (
     ModelToolCall,
     Observation,
 )
-from broker.contract.loop_policy import LoopPolicy
 from broker.contract.notes import NoteObservation
 from broker.contract.observations import ErrorObservation, SuccessObservation
-from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
+from broker.specs.agent_state import AgentState
+from broker.specs.condenser_specs import AmortizedForgettingCondenserSpec, ConversationWindowCondenserSpec
+from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.loop_policy import LoopPolicy
+from broker.specs.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
 from controller_worker.calls.critic import verdict_of
 from controller_worker.concerns.acceptance import wants_verdict
 from controller_worker.concerns.delegation import STARTED, answering

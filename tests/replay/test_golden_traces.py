@@ -8,9 +8,9 @@ separate event before the actions it led to. Observations carry the source of th
 from __future__ import annotations
 
 from broker.contract.actions import MessageAction
-from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import AgentSpec, EventSource, Limits, ModelReply
 from broker.contract.observations import ErrorObservation
+from broker.specs.confirmation_policy import ConfirmationPolicy
 from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
 from tests.controller_parts import Core, bash, call, finish, started, think
 

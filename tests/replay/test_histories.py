@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.contract.actions import AgentFinishAction, MessageAction
-from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
 from broker.contract.events import (
     AgentSpec,
     EventSource,
@@ -24,6 +23,7 @@ from broker.contract.events import (
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.invariants import violations
 from broker.log.status import status_of
+from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Park, Rest
 from controller_worker.core.state import State, snapshot_of, state_from

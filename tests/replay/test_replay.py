@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -24,6 +23,7 @@ from broker.contract.events import (
 from broker.contract.observations import AgentStateChangedObservation, SuccessObservation
 from broker.log.export import event_line, events_from_lines
 from broker.runtime.errors import CorruptEntry, UsageError
+from broker.specs.agent_state import AgentState
 from controller_worker.concerns.delegation import STARTED, answering
 from controller_worker.core.announcement import end_in_error
 from controller_worker.loop.replay import replay

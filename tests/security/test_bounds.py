@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.specs import WorkspaceSpec
+from broker.specs.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
 from tool_worker.errors import HostRefused
 from tool_worker.launch.host_folder import HostFolder

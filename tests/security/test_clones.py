@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from broker.contract.events import ConversationCreated
-from broker.contract.workspace_sources import GitSource
 from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import EventLog
+from broker.specs.workspace_sources import GitSource
 from broker.store.store import Store
 from tool_worker.errors import SourceUnusable, WorkspaceError
 from tool_worker.files.file_tree import TreeLimits

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.specs import WorkspaceSpec
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import joined_paths
+from broker.specs.specs import WorkspaceSpec
 from deckhands.client.named_directory import own_directory
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security.directory_world import IS_ROOT, World, mounted, world

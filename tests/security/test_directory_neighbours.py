@@ -13,9 +13,9 @@ import pytest
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated, Observation, Parent, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation, ErrorObservation
-from broker.contract.specs import Tenancy
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery
 from broker.log.event_log import EventLog
+from broker.specs.specs import Tenancy
 from broker.store.store import Store
 from tests.integration.workspace_hosts import opened
 from tests.security.directory_world import IS_ROOT, World, world

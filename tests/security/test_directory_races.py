@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.specs import WorkspaceSpec
 from broker.coordination.transfers import TransferRequest
 from broker.runtime.errors import DeckhandsError
+from broker.specs.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security.directory_world import World, world
 from tool_worker.errors import WorkspaceRefused, WorkspaceUnavailable

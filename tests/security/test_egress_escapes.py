@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.allowed_hosts import host_rules
-from broker.contract.specs import WorkspaceSpec
+from broker.specs.allowed_hosts import host_rules
+from broker.specs.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security import egress_client
 from tool_worker.egress.addresses import AddressRules

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.contract.events import ConversationCreated, WorkspaceUse
-from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.log.event_log import EventLog
 from broker.runtime.errors import CorruptEntry
 from broker.runtime.ids import is_conversation_id
+from broker.specs.workspace_sources import GitSource, UploadedSource
 from tool_worker.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
 from tool_worker.files.staging import async_staging_in

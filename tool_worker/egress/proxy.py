@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import h11
 
-from broker.contract.allowed_hosts import HostRule, authority, parse_authority
+from broker.specs.allowed_hosts import HostRule, authority, parse_authority
 from tool_worker.egress.addresses import AddressRules
 
 HEAD_LIMIT_BYTES = 32 * 1024

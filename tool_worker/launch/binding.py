@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.contract.specs import WorkspaceSpec
+from broker.specs.specs import WorkspaceSpec
 from tool_worker.errors import WorkspaceConflict
 from tool_worker.sandbox.choice import AUTO
 

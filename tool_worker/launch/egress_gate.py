@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.contract.allowed_hosts import HostRule, host_rules
+from broker.specs.allowed_hosts import HostRule, host_rules
 from tool_worker.egress.descriptors import CONTROL_FD, EGRESS_LISTENER_FD
 from tool_worker.errors import EgressRefused, WorkspaceUnavailable
 from tool_worker.launch.host_connection import HostConnection

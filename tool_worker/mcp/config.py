@@ -17,9 +17,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from broker.contract.allowed_hosts import host_rules
 from broker.runtime.environment import VARIABLE
 from broker.runtime.errors import UsageError
+from broker.specs.allowed_hosts import host_rules
 
 
 class McpServerSpec(BaseModel):
@@ -30,7 +30,7 @@ class McpServerSpec(BaseModel):
         args, env: What it is started with; nothing of the tool worker's environment gets to it by itself.
         read_only: Further paths of this machine that it may read.
         network: Whether it may reach the network.
-        allow: The hosts that it may reach without it, as in `broker.contract.allowed_hosts`.
+        allow: The hosts that it may reach without it, as in `broker.specs.allowed_hosts`.
         url: A server that is reached by HTTP, with these headers.
         type: Of HTTP: `http` (streamable) or `sse` (the older way).
         timeout: Seconds for one call.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from broker.contract.observations import MCPObservation
-from broker.contract.tool_specs import MAX_DESCRIPTION_CHARS, OutcomePolicy, ToolOffer
+from broker.specs.tool_specs import MAX_DESCRIPTION_CHARS, OutcomePolicy, ToolOffer
 from broker.tools.custom_tools import CustomTool, ToolContext, ToolFailed
 from tool_worker.mcp.config import McpServerSpec
 from tool_worker.mcp.server import CONNECT_LIMIT_SECONDS, Launch, McpServer

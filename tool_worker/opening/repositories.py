@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.contract.allowed_hosts import authority, parse_authority
-from broker.contract.workspace_sources import GitSource
+from broker.specs.allowed_hosts import authority, parse_authority
+from broker.specs.workspace_sources import GitSource
 from tool_worker.errors import SourceUnusable
 from tool_worker.files.file_tree import TreeLimits, measure
 from tool_worker.files.staging import async_staging_in

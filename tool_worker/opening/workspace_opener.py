@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import EventLog
+from broker.specs.workspace_sources import GitSource, UploadedSource
 from tool_worker.errors import SourceUnusable
 from tool_worker.files.file_tree import TreeLimits, measure
 from tool_worker.files.openat2_paths import Directory

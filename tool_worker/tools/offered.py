@@ -25,9 +25,9 @@ from broker.contract.observations import (
     ToolCallObservation,
     truncate_content,
 )
-from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.errors import UsageError
+from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from broker.tools.custom_tools import CustomTool, Runner, ToolContext, ToolFailed, as_custom_tool
 from broker.tools.plugins import entry_points
 from tool_worker.tools.own_thread import in_own_thread

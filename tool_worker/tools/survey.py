@@ -12,7 +12,7 @@ from typing import Any
 from broker.contract.actions import SurveyAction
 from broker.contract.events import Observation
 from broker.contract.observations import SurveyObservation
-from broker.contract.skills import FILE_MARK, INSTRUCTION_FILES, MAX_SKILL_BYTES, MAX_SKILLS, SKILL_FOLDERS
+from broker.specs.skills import FILE_MARK, INSTRUCTION_FILES, MAX_SKILL_BYTES, MAX_SKILLS, SKILL_FOLDERS
 from tool_worker.tools.tool import HostRequest, Tool
 
 TIMEOUT_SECONDS = 20.0

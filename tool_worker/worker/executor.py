@@ -24,7 +24,6 @@ from broker.contract.observations import (
     ErrorObservation,
     OutcomeUnknownObservation,
 )
-from broker.contract.tool_specs import OutcomePolicy
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.coordination.action_streams import (
     ActionClaimed,
@@ -48,6 +47,7 @@ from broker.runtime.errors import (
     UnknownKind,
 )
 from broker.runtime.failpoints import failpoint
+from broker.specs.tool_specs import OutcomePolicy
 from broker.tools.custom_tools import ToolContext
 from tool_worker.checkpoints.checkpointing import Checkpointing
 from tool_worker.errors import HostLost, SourceUnusable, WorkspaceLost

@@ -10,9 +10,9 @@ import asyncio
 import logging
 from pathlib import Path
 
-from broker.contract.agent_state import TERMINAL_STATES
 from broker.log.conversations import Conversations
 from broker.runtime.errors import DeckhandsError, UnknownConversation
+from broker.specs.agent_state import TERMINAL_STATES
 from broker.store.store import Store
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.node.node_capacity import retire

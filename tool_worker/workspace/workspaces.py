@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from broker.contract.specs import WorkspaceSpec
 from broker.runtime.ids import check_conversation_id
+from broker.specs.specs import WorkspaceSpec
 from tool_worker.completion import to_completion
 from tool_worker.errors import HostLost, WorkspaceUnavailable
 from tool_worker.files.openat2_paths import Directory

@@ -17,17 +17,17 @@ from pydantic.fields import FieldInfo
 
 from broker.contract import codec
 from broker.contract.actions import CmdRunAction, CondensationAction, MCPAction, MessageAction
-from broker.contract.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
 from broker.contract.events import AgentSpec, Event, Part
 from broker.contract.file_events import FileReadObservation
-from broker.contract.loop_policy import LoopPolicy
 from broker.contract.notes import Note
 from broker.contract.observations import CmdOutputObservation, MCPObservation
-from broker.contract.plain_json import plain_json, replace_surrogates
-from broker.contract.specs import GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec
-from broker.contract.tool_specs import OutcomePolicy, ToolOffer
-from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
+from broker.specs.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
+from broker.specs.loop_policy import LoopPolicy
+from broker.specs.plain_json import plain_json, replace_surrogates
+from broker.specs.specs import GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec
+from broker.specs.tool_specs import OutcomePolicy, ToolOffer
+from broker.specs.workspace_sources import GitSource, UploadedSource
 from tests.exploring import examples
 
 KINDS = dict(sorted(Event.KINDS.items()))

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from broker.contract.code_search import CodeSearchAction, CodeSearchObservation
-from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import (
     ActionSecurityRisk,
     AgentSpec,
@@ -17,7 +16,8 @@ from broker.contract.events import (
     WorkspaceSpec,
 )
 from broker.contract.observations import ErrorObservation
-from broker.contract.tool_specs import OutcomePolicy, ToolOffer
+from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from controller_worker.agents.looking import LocAgent
 from controller_worker.security.assessment import risk_of
 from deckhands.openhands.trajectories import trajectory_of

@@ -7,7 +7,7 @@ import json
 from broker.contract.actions import MCPAction, ToolCallAction
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import ErrorObservation
-from broker.contract.tool_specs import ToolOffer
+from broker.specs.tool_specs import ToolOffer
 from controller_worker.agents.codeact import CodeActAgent
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -14,7 +14,7 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.events import AgentSpec, Event, ModelReply, ModelToolCall, WorkspaceSpec
 from broker.contract.file_events import FileReadAction
 from broker.contract.observations import ErrorObservation
-from broker.contract.tool_specs import ToolOffer
+from broker.specs.tool_specs import ToolOffer
 from controller_worker.agents.looking import ReadOnlyAgent
 from tool_worker.tools.shell_syntax import top_level_commands
 

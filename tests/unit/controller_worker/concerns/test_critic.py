@@ -14,7 +14,7 @@ from broker.contract.observations import (
     FinishRefusedObservation,
     FinishVerdictObservation,
 )
-from broker.contract.specs import CriticSpec, GoalSpec
+from broker.specs.specs import CriticSpec, GoalSpec
 from controller_worker.calls import critic
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.replay import replay

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
 from broker.contract.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
 from broker.log.invariants import violations
+from broker.specs.agent_state import AgentState
 from controller_worker.calls.budget_reservation import own_cost_usd
 from controller_worker.concerns.delegation import Order, errands
 from controller_worker.concerns.lifecycle import Lifecycle

@@ -8,7 +8,7 @@ from typing import Any
 from broker.contract.actions import AgentFinishAction
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, FinishRefusedObservation
-from broker.contract.specs import GoalSpec, OutputSpec
+from broker.specs.specs import GoalSpec, OutputSpec
 from broker.tools.output_schema import problems_of
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.registry import create_agent

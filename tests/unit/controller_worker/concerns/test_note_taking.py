@@ -11,7 +11,7 @@ from broker.contract.events import AgentSpec, Event, ModelToolCall, Observation
 from broker.contract.notes import NOTE, Note, NoteAction, NoteObservation
 from broker.contract.observations import ErrorObservation
 from broker.contract.recall import RecallObservation
-from broker.contract.specs import MemorySpec, Skill
+from broker.specs.specs import MemorySpec, Skill
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.looking import ReadOnlyAgent
 from controller_worker.core.effects import AwaitTools, CallModel, Rest, TakeNote

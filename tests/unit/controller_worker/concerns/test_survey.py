@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from broker.contract.actions import SurveyAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Observation
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, SurveyObservation
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
-from broker.contract.skills import NO_SKILLS
-from broker.contract.specs import Skill
+from broker.specs.agent_state import AgentState
+from broker.specs.skills import NO_SKILLS
+from broker.specs.specs import Skill
 from controller_worker.concerns.survey import MAX_ATTEMPTS, skills_from, skills_read
 from controller_worker.core.effects import AwaitTools, CallModel
 from controller_worker.core.recall import MAX_WORDS

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource, ModelCallAdmitted, ModelCallDeferred, Tenancy
+from broker.specs.agent_state import AgentState
 from controller_worker.concerns.model_calls import asks_again_at
 from controller_worker.core.commit import index_fields
 from controller_worker.core.effects import CallModel, Rest

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from broker.contract.condenser_specs import (
+from broker.contract.events import AgentSpec
+from broker.runtime.errors import UsageError
+from broker.specs.condenser_specs import (
     CondenserPipelineSpec,
     NoOpCondenserSpec,
     OtherCondenserSpec,
     handles_requests,
 )
-from broker.contract.events import AgentSpec
-from broker.runtime.errors import UsageError
 from controller_worker.condensers.noop import NoOpCondenser
 from controller_worker.condensers.registry import create_condenser
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from broker.contract.actions import AgentThinkAction, CmdRunAction, CondensationAction
-from broker.contract.condenser_specs import (
+from broker.contract.events import Event, LLMSpec, ModelReply, with_id
+from broker.contract.observations import TRUNCATION_MARKER, AgentCondensationObservation, CmdOutputObservation
+from broker.specs.condenser_specs import (
     AskingCondenserSpec,
     LLMAttentionCondenserSpec,
     LLMSummarizingCondenserSpec,
     StructuredSummaryCondenserSpec,
 )
-from broker.contract.events import Event, LLMSpec, ModelReply, with_id
-from broker.contract.observations import TRUNCATION_MARKER, AgentCondensationObservation, CmdOutputObservation
 from controller_worker.condensers.condenser import Inquiry
 from controller_worker.condensers.event_text import event_text
 from controller_worker.condensers.llm_attention import RANK_EVENTS

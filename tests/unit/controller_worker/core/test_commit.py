@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from broker.contract.actions import AgentFinishAction, ChangeAgentStateAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, EventSource, ModelReply
 from broker.contract.observations import ErrorObservation
+from broker.specs.agent_state import AgentState
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.core.commit import index_fields, settle
 from controller_worker.core.effects import Append

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from broker.contract.agent_state import is_settled
 from broker.contract.observations import AgentStateChangedObservation
 from broker.runtime.errors import StoreUnavailable
+from broker.specs.agent_state import is_settled
 from controller_worker.core.effects import CallModel, Park, Rest
 from controller_worker.core.failures import FAILURES, Failure, code_of, failure_of
 from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError

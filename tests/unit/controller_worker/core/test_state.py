@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from broker.contract.task_list import TaskItem
+from broker.specs.agent_state import AgentState
 from controller_worker.concerns.acceptance import Acceptance
 from controller_worker.concerns.confirmation import Confirmation
 from controller_worker.concerns.delegation import Delegate, DelegateEnd, Delegation, Order

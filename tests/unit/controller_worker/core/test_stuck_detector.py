@@ -27,7 +27,6 @@ from broker.contract.events import (
 )
 from broker.contract.file_events import FileEditAction
 from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
-from broker.contract.loop_policy import LoopPolicy
 from broker.contract.observations import (
     AgentThinkObservation,
     CmdOutputMetadata,
@@ -35,6 +34,7 @@ from broker.contract.observations import (
     ErrorObservation,
     NullObservation,
 )
+from broker.specs.loop_policy import LoopPolicy
 from controller_worker.core.stuck_detector import (
     Loop,
     RecentEvents,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from broker.contract.events import ModelReply, ModelToolCall, TokenUsage
-from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError, RateLimitError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.llm.llm import ModelRequest
 from controller_worker.llm.request_size import prompt_tokens, text_tokens
 from controller_worker.messages.messages import Message, TextPart, ToolCall

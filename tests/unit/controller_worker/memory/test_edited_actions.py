@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
-from broker.contract.agent_state import AgentState
-from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import AgentSpec, EventSource
 from broker.contract.planning import PlanAction
+from broker.specs.agent_state import AgentState
+from broker.specs.confirmation_policy import ConfirmationPolicy
 from controller_worker.core.effects import AwaitTools
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.turn import MAX_EDITED_CHARS, told_edit

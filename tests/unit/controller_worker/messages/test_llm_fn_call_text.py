@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.messages.fn_call_text import read_calls, write_calls
 from controller_worker.messages.messages import ToolCall
 

@@ -8,10 +8,10 @@ import pytest
 
 from broker.contract.actions import AgentThinkAction, CmdRunAction, MCPAction, RiskyAction
 from broker.contract.browser_events import BrowseURLAction
-from broker.contract.confirmation_policy import ConfirmationPolicy
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, WorkspaceSpec
 from broker.contract.file_events import FileEditAction, FileReadAction, FileWriteAction
 from broker.contract.ipython_events import IPythonRunCellAction
+from broker.specs.confirmation_policy import ConfirmationPolicy
 from controller_worker.security.assessment import assessed, needs_confirmation, parsed_risk, risk_of
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from broker.contract.actions import AgentDelegateAction
-from broker.contract.agent_state import AgentState
 from broker.contract.events import DelegateEnded, Event, ModelReply, ModelUsage, TokenUsage
+from broker.specs.agent_state import AgentState
 from controller_worker.calls.usage import usage_by_model
 from deckhands.cli.output import summary_lines
 from deckhands.reading.metrics import metrics_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.celery.dispatch import TaskSender
-from broker.contract.tool_specs import OutcomePolicy
 from broker.runtime.errors import UsageError
+from broker.specs.tool_specs import OutcomePolicy
 from broker.tools.celery_tool import celery_tool
 from tests.example_celery import refund_tool
 

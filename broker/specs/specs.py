@@ -11,21 +11,21 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from broker.contract.allowed_hosts import host_rules
-from broker.contract.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec
-from broker.contract.confirmation_policy import ConfirmationPolicy
-from broker.contract.llm_spec import LLMSpec as LLMSpec  # noqa: PLC0414  (an agent's specification holds one)
-from broker.contract.llm_spec import Part as Part  # noqa: PLC0414
-from broker.contract.loop_policy import LoopPolicy
-from broker.contract.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
-from broker.contract.workspace_sources import WorkspaceSource
+from broker.specs.allowed_hosts import host_rules
+from broker.specs.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec
+from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.llm_spec import LLMSpec as LLMSpec  # noqa: PLC0414  (an agent's specification holds one)
+from broker.specs.llm_spec import Part as Part  # noqa: PLC0414
+from broker.specs.loop_policy import LoopPolicy
+from broker.specs.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
+from broker.specs.workspace_sources import WorkspaceSource
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
 """Of tenants, experiments, users and projects."""
 
 
 class Skill(Part):
-    """Instructions for an agent. See `broker.contract.skills` for skills as files.
+    """Instructions for an agent. See `broker.specs.skills` for skills as files.
 
     Attributes:
         triggers: the agent reads the skill once a message contains one of these words; empty: always, from the start.

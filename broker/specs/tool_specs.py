@@ -12,12 +12,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-
-if TYPE_CHECKING:
-    from broker.contract.kinds import Action
 
 MAX_DESCRIPTION_CHARS = 8_000
 MAX_SCHEMA_CHARS = 14_000
@@ -50,7 +47,7 @@ class ToolSpec:
     name: str
     description: str
     parameters: dict[str, Any]
-    convert: Callable[[Mapping[str, Any]], Action] | None = field(default=None, compare=False, repr=False)
+    convert: Callable[[Mapping[str, Any]], BaseModel] | None = field(default=None, compare=False, repr=False)
 
 
 class ToolOffer(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.contract.tool_specs import ToolSpec
+from broker.specs.tool_specs import ToolSpec
 
 SECURITY_RISK = {
     "type": "string",

@@ -4,7 +4,7 @@ A file is text behind optional front matter in YAML: `name`, `triggers` (words),
 and inputs it always counts. `AGENTS.md`, `.cursorrules` and `.openhands_instructions` are such files too.
 
 Holds: a file that cannot be read as a skill is left out, and named with the reason; what is read costs no more than its
-length, see `broker.contract.front_matter`.
+length, see `broker.specs.front_matter`.
 Differs: one bad file spoils no other, because the original then loads none.
 """
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from broker.contract.front_matter import read_front_matter
-from broker.contract.plain_json import replace_surrogates
-from broker.contract.specs import Skill
+from broker.specs.front_matter import read_front_matter
+from broker.specs.plain_json import replace_surrogates
+from broker.specs.specs import Skill
 
 SKILL_FOLDERS = (".openhands/microagents", ".openhands/skills")
 """Beneath a workspace and beneath a person's home; a skill of the later folder takes the place of its namesake."""

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from broker.contract.llm_spec import LLMSpec, Part
-from broker.contract.plain_json import JsonObject
+from broker.specs.llm_spec import LLMSpec, Part
+from broker.specs.plain_json import JsonObject
 
 
 class CondenserSpec(Part):

@@ -6,10 +6,10 @@ import json
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from broker.contract.plain_json import replace_surrogates
+from broker.specs.plain_json import replace_surrogates
 
 if TYPE_CHECKING:
-    from broker.contract.tool_specs import ToolSpec
+    from broker.specs.tool_specs import ToolSpec
 
 MAX_INTEGER_DIGITS = 18
 RISK = "security_risk"
