@@ -22,10 +22,10 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "438bd02c6a69eab9",
     },
     3: {
-        "deckhands": "2a3ba633bc9be97f",
+        "deckhands": "4fd8d172a9208cbc",
         "deckhands_governor": "52080b370800fcb4",
         "deckhands_ledger": "8ce1fa9dbc6e2eec",
-        "deckhands_batches": "565a8b3fb470f5f3",
+        "deckhands_batches": "d59fa74626167beb",
     },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""

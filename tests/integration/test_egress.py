@@ -76,9 +76,16 @@ def proxies() -> list[psutil.Process]:
     return found
 
 
-def proxy_of(conversation_id: str) -> psutil.Process:
-    (found,) = [process for process in proxies() if process.cmdline()[4] == conversation_id]
-    return found
+async def proxy_of(conversation_id: str) -> psutil.Process:
+    """Return the proxy of a workspace, once the process that was started has become one."""
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        found[:] = [process for process in proxies() if process.cmdline()[4:] == [conversation_id]]
+        return len(found) == 1
+
+    await until(is_there)
+    return found[0]
 
 
 async def test_a_command_reaches_what_is_on_the_list_and_is_told_what_is_not(tmp_path: Path, site: Site) -> None:
@@ -96,7 +103,7 @@ async def test_a_command_reaches_what_is_on_the_list_and_is_told_what_is_not(tmp
         # Around the proxy there is nothing.
         assert (await run(f"curl -sS --noproxy '*' http://{site.host}/")).exit_code == 7
         assert json.loads((tmp_path / "reaching" / "host" / "egress.log").read_text())["why"] == why
-        process = proxy_of("reaching")
+        process = await proxy_of("reaching")
     await gone(process.pid)
 
 
@@ -130,7 +137,7 @@ async def test_what_was_refused_stands_in_the_observation_and_is_counted(tmp_pat
 async def test_a_download_goes_on_when_its_tool_worker_is_killed(tmp_path: Path, site: Site) -> None:
     async with opened(tmp_path, sandbox="bwrap", gate=GATE) as workspaces:
         await workspaces.open("download", WorkspaceSpec(allow=(site.host,)))
-        process = proxy_of("download")
+        process = await proxy_of("download")
         site.may_answer.clear()
         worker = client(tmp_path, "bwrap", "download", 7, f"curl -sS http://{site.host}/")
         await site.is_asked.wait()
@@ -139,13 +146,13 @@ async def test_a_download_goes_on_when_its_tool_worker_is_killed(tmp_path: Path,
         site.may_answer.set()
         collected = await answer(client(tmp_path, "bwrap", "download", 7, "not run again"))
         assert collected["content"] == "hello all"
-        assert proxy_of("download").pid == process.pid
+        assert (await proxy_of("download")).pid == process.pid
 
 
 async def test_a_proxy_that_died_is_replaced_and_no_program_notices_but_by_waiting(tmp_path: Path, site: Site) -> None:
     async with opened(tmp_path, sandbox="bwrap", gate=GATE) as workspaces:
         await workspaces.open("replaced", WorkspaceSpec(allow=(site.host,)))
-        first = proxy_of("replaced")
+        first = await proxy_of("replaced")
         first.kill()
         await gone(first.pid)
 
@@ -156,7 +163,7 @@ async def test_a_proxy_that_died_is_replaced_and_no_program_notices_but_by_waiti
         await until(is_replaced)
         workspace = await workspaces.open("replaced")
         assert (await Terminal(workspace)(f"curl -sS http://{site.host}/")).content == "hello all"
-        assert proxy_of("replaced").pid != first.pid
+        assert (await proxy_of("replaced")).pid != first.pid
 
 
 async def test_a_node_gives_no_more_than_its_operator_says(tmp_path: Path) -> None:
@@ -191,7 +198,7 @@ async def test_an_mcp_server_reaches_what_its_entry_names(tmp_path: Path, site: 
     async with offering(spec, tmp_path, "bwrap", gate=GATE) as example:
         assert await fetched(example, f"http://{site.host}/") == "hello all\n"
         assert "403" in await fetched(example, "http://elsewhere.test/")
-        process = proxy_of("example")
+        process = await proxy_of("example")
     await gone(process.pid)
 
 
