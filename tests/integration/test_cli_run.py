@@ -220,6 +220,7 @@ def test_a_disk_without_a_single_byte_is_named(env, home, workspace, verb):
     )
 
 
+@pytest.mark.soak
 def test_workers_that_cannot_start_are_quoted(env, workspace, tmp_path):
     model = script(tmp_path / "m.json", finish("Done."))
     done = deckhands(

@@ -24,7 +24,7 @@ pytest_plugins = ("tests.model_server.fixtures",)
         ("openai", "openai/m", "/v1", True),
         ("anthropic", "anthropic/m", "", False),
         ("anthropic", "anthropic/m", "", True),
-        ("litellm", "openai/m", "/v1", False),
+        pytest.param("litellm", "openai/m", "/v1", False, marks=pytest.mark.soak),
     ],
 )
 async def test_what_is_left(
