@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, NothingToDo
@@ -10,6 +12,7 @@ from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.coordination.wakeups import ReadyStream
 from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, Fenced
+from broker.runtime.clock import ManualClock
 from broker.store.store import Store
 from tests.broker_parts import (
     CID,
@@ -26,6 +29,8 @@ from tests.broker_parts import (
     queue,
     take,
 )
+
+TTL_MS = 3_600_000
 
 
 async def test_members_are_shown(store: Store) -> None:
@@ -385,6 +390,33 @@ async def test_a_deadline_from_a_clock_that_was_set_back_is_not_believed(store: 
     await first.tick(1)
     deadline = float(await store.connection.call("ZSCORE", names.workers, "w2"))
     assert deadline <= store.clock.now().timestamp() * 1000 + 3_600_000 + 60_000
+
+
+async def test_the_time_of_a_shard_never_runs_back(store: Store) -> None:
+    names = store.all_shards[0]
+    await enter(store, "w1")
+    before = (await store.function("deck_tick", (names.root,), "w1", TTL_MS, 1, 0))[4]
+    ahead = before + TTL_MS // 2
+    await store.connection.call("HSET", f"{names.root}:clock", "wall", ahead, "now", ahead)
+    assert (await store.function("deck_tick", (names.root,), "w1", TTL_MS, 2, 0))[4] >= ahead
+
+
+async def test_a_time_in_which_nobody_could_beat_buries_nobody(memory_store: Store, clock: ManualClock) -> None:
+    names = memory_store.all_shards[0]
+
+    async def tick(worker: str) -> list[Any]:
+        monotonic_ms = int(clock.monotonic() * 1000)
+        return list(await memory_store.function("deck_tick", (names.root,), worker, 3_000, 1, 0, monotonic_ms))
+
+    for worker in ("w1", "w2"):
+        await enter(memory_store, worker)
+        await tick(worker)
+    clock.advance(10)
+    assert (await tick("w1"))[:2] == ["alive", 0]
+    assert (await tick("w2"))[0] == "alive"
+    for buried in (0, 0, 1):
+        clock.advance(1)
+        assert (await tick("w1"))[1] == buried
 
 
 async def test_a_stream_that_lost_its_group_gets_it_back(store: Store) -> None:
