@@ -190,7 +190,7 @@ KEPT = [
         "broker/a.py",
         "from typing import Protocol\nclass A(Protocol):\n    def f(self): ...\nclass B:\n    def f(self):\n        return NotImplemented",
     ),
-    ("no_print", "deckhands/cli/run.py", "print('x')"),
+    ("no_print", "deckhands/verbs/run.py", "print('x')"),
     ("no_print", "broker/a.py", "import pprint\nx = pprint.print"),
     ("no_lingering_state", "broker/a.py", "class A:\n    def __exit__(self): ..."),
     ("no_sleep", "tests/unit/test_a.py", "import asyncio\nasync def test():\n    await asyncio.sleep(0)"),

@@ -1,5 +1,5 @@
-"""The command line: one file for each family of verbs, imported when one of its verbs is called.
+"""The command line around its verbs: how they are found, their options, their output, their way to a cluster.
 
-May import: client, cluster, openhands, reading, runs.
+May import: client, cluster, reading, runs.
 Start with: main.
 """

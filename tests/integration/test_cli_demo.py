@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deckhands.cli.demo import report_lines
 from deckhands.cluster.demo import DemoReport
+from deckhands.verbs.demo import report_lines
 from tests.integration.command_line import deckhands, environment, finished, started
 
 WHOLE = DemoReport(

@@ -45,9 +45,9 @@ COMMANDS = [
 
 
 def test_what_a_module_declares_is_found_in_its_text() -> None:
-    assert verbs_of("deckhands.cli.hello", NEW_VERB) == [
-        Verb("hello", "deckhands.cli.hello", "Start a conversation", "Greet."),
-        Verb("good-bye", "deckhands.cli.hello", "Start a conversation", "Leave {politely}."),
+    assert verbs_of("deckhands.verbs.hello", NEW_VERB) == [
+        Verb("hello", "deckhands.verbs.hello", "Start a conversation", "Greet."),
+        Verb("good-bye", "deckhands.verbs.hello", "Start a conversation", "Leave {politely}."),
     ]
     assert verbs_of("deckhands.cli.options", '"""No verbs."""\n') == []
 
@@ -93,7 +93,7 @@ def test_options_are_frozen() -> None:
 def test_help_imports_no_verb() -> None:
     program = (
         "import sys\nfrom deckhands.cli.main import call\ncall(['--help'])\n"
-        "print(sorted(name for name in sys.modules if name.startswith('deckhands.cli.') or name == 'pydantic'))"
+        "print(sorted(name for name in sys.modules if name.startswith(('deckhands.cli.', 'deckhands.verbs.')) or name == 'pydantic'))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "['deckhands.cli.main', 'deckhands.cli.verbs']"

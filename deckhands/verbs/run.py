@@ -15,11 +15,8 @@ from broker.contract.events import Event
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
 from broker.specs.specs import AGENTS_WITHOUT_MODEL
-from deckhands.cli.confirming import ask_at_terminal
-from deckhands.cli.control import WAYS
 from deckhands.cli.options import given_text, json_option, read_task
 from deckhands.cli.output import EventPrinter, note, outliving_reader
-from deckhands.cli.secret import secret_values
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.task_options import TaskOptions, agent_of, limits_of, place_of, task_options, workspace_of
 from deckhands.cli.verbs import options_as
@@ -29,6 +26,9 @@ from deckhands.cluster.home import Home
 from deckhands.reading.summary import ExitCode
 from deckhands.runs.headless import Ending, Task, Watcher, run_on_cluster, run_privately
 from deckhands.settings import FaceSettings
+from deckhands.verbs.confirming import ask_at_terminal
+from deckhands.verbs.control import WAYS
+from deckhands.verbs.secret import secret_values
 
 SECTION = "Start a conversation"
 VERBS = {"run": "Run one task on a directory, with a private store and workers."}

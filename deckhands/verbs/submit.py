@@ -13,13 +13,13 @@ from broker.specs.specs import Tenancy
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import NAME_REMEDY, json_option, read_task
 from deckhands.cli.output import note, print_json
-from deckhands.cli.secret import secret_values
 from deckhands.cli.task_options import TaskOptions, agent_of, limits_of, place_of, task_options, workspace_of
 from deckhands.cli.verbs import options_as
 from deckhands.client.named_directory import own_directory
 from deckhands.reading.terminal import print_text
 from deckhands.runs.headless import warn_of_missing_workers
 from deckhands.settings import FaceSettings
+from deckhands.verbs.secret import secret_values
 
 SECTION = "Start a conversation"
 VERBS = {"submit": "Queue a task on a running cluster."}
