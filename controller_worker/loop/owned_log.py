@@ -183,8 +183,9 @@ class OwnedLog:
             error: what went wrong, where it may be for that reason.
         """
         store, cid, version = self._services.store, self.ownership.conversation_id, self.state.version
+        is_noticed = isinstance(error, EventsLost) and error.conversation_id == cid  # also while it is being restored
         is_possible = isinstance(error, EventsLost) or self._connects != store.connection.connects
-        if not (is_possible and version):  # a store loses nothing while one is connected
+        if not (is_noticed or (is_possible and version)):  # a store loses nothing while one is connected
             return False
         try:
             try:

@@ -72,6 +72,10 @@ def test_every_conversation_continues(drawn: Callable[[Random], Chat], tmp_path:
         check(drawn, seed, tmp_path)
 
 
+def test_a_log_that_loses_its_tail_between_a_claim_and_its_reading_is_taken_up_again(tmp_path: Path) -> None:
+    check(losing, 27, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", TROUBLES)
 def test_every_conversation_continues_many_times(drawn: Callable[[Random], Chat], tmp_path: Path) -> None:
