@@ -24,7 +24,6 @@ PREFIX = "anthropic/"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
 
 _PATH = "/v1/messages"
-_NO_HEADERS: Mapping[str, str] = {}
 
 
 class AnthropicLLM:
@@ -55,12 +54,8 @@ class AnthropicLLM:
             parameters = parameters | {"temperature": request.temperature}
         if request.on_delta is not None:
             parameters = parameters | {"stream": True}
-        body, headers = self._wire.body(parameters, request), _NO_HEADERS
-        if request.carry is not None:
-            message = await request.carry(body)
-        else:
-            streamed = MessagesStream(request.on_delta) if request.on_delta is not None else None
-            message, headers = await self._client.ask(_PATH, body, self._headers, streamed)
+        body = self._wire.body(parameters, request)
+        message, headers = await self._client.ask(request, _PATH, body, self._headers, stream=MessagesStream)
         reply = read_message(message)
         return completion_of(
             reply,

@@ -1,7 +1,7 @@
 """Anthropic's Message Batches.
 
-A batch cannot be given a name there, only its calls can, and those are shown with the results. So a batch whose sender
-died is told apart from others by its time and its size, and by its results once it has ended.
+The provider lets us name the calls of a batch but not the batch, and it returns those names with the results. If the
+sender of a batch died, we recognize the batch by its time and size, and by its results once it has ended.
 
 Holds: at most 100,000 calls and 256 MB a batch (the provider's limits; ours are lower).
 """

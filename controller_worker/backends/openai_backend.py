@@ -32,7 +32,6 @@ LARGEST_COST_USD = 10_000.0
 """No call costs more."""
 
 _PATH = "/chat/completions"
-_NO_HEADERS: Mapping[str, str] = {}
 
 
 class OpenAICompatibleLLM:
@@ -64,12 +63,8 @@ class OpenAICompatibleLLM:
             parameters = parameters | {"temperature": request.temperature}
         if request.on_delta is not None:
             parameters = parameters | {"stream": True, "stream_options": {"include_usage": True}}
-        body, headers = self._wire.body(parameters, request), _NO_HEADERS
-        if request.carry is not None:
-            answer = await request.carry(body)
-        else:
-            streamed = ChatStream(request.on_delta) if request.on_delta is not None else None
-            answer, headers = await self._client.ask(_PATH, body, self._headers, streamed)
+        body = self._wire.body(parameters, request)
+        answer, headers = await self._client.ask(request, _PATH, body, self._headers, stream=ChatStream)
         reply = read_chat_reply(answer)
         return completion_of(
             reply,

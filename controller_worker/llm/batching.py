@@ -90,7 +90,7 @@ class BatchProvider(Protocol):
         """Return the provider's id of a batch that was sent, or None if there is none.
 
         Raises:
-            NotYetKnown: one might be it.
+            NotYetKnown: a batch matches, but only its results can confirm it.
         """
         ...
 

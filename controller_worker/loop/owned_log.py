@@ -183,14 +183,15 @@ class OwnedLog:
             error: what went wrong, where it may be for that reason.
         """
         store, cid, version = self._services.store, self.ownership.conversation_id, self.state.version
-        is_noticed = isinstance(error, EventsLost) and error.conversation_id == cid  # also while it is being restored
+        known = error if isinstance(error, EventsLost) and error.conversation_id == cid else None
+        # A store loses nothing while one is connected, and an owner that has read nothing has nothing to compare.
         is_possible = isinstance(error, EventsLost) or self._connects != store.connection.connects
-        if not (is_noticed or (is_possible and version)):  # a store loses nothing while one is connected
+        if known is None and not (is_possible and version):
             return False
         try:
             try:
-                if isinstance(error, EventsLost) and error.conversation_id == cid:
-                    raise error
+                if known is not None:
+                    raise known
                 await check_remembered(store, cid, version, self._checksum)
             except EventsLost as lost:
                 _log.warning("conversation %s: %s", cid, lost.message)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
 from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
+from controller_worker.llm.llm import Delta, ModelRequest
 from controller_worker.wires.event_stream import event_texts, stream_limits, until_headers, whole_reply
 from controller_worker.wires.provider_errors import StreamedError, model_error
 
@@ -60,16 +61,26 @@ class RawClient:
         self._clock = clock
 
     async def ask(
-        self, path: str, body: bytes, headers: Mapping[str, str], streamed: StreamedReply | None
+        self,
+        request: ModelRequest,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        stream: Callable[[Callable[[Delta], None]], StreamedReply],
     ) -> tuple[Any, Mapping[str, str]]:
         """Return the reply to a call, parsed from JSON or put together from its events, and its headers.
 
         Args:
-            streamed: takes the events; None: the call asks for no stream.
+            request: what `body` was made of. Its `carry` makes the call instead, if there is one.
+            stream: makes the reader of a streamed reply; it is used if the request has `on_delta`.
 
         Raises:
             ModelError: the call failed.
         """
+        if request.carry is not None:
+            return await request.carry(body), {}
+        streamed = stream(request.on_delta) if request.on_delta is not None else None
         limits = stream_limits(self._config)
         options: dict[str, Any] = {"headers": {**headers, **_UNREAD}}
         async with self._errors_told():
