@@ -271,18 +271,17 @@ def test_constraints_are_plain_pins() -> None:
 LOCKED = r"([\w.-]+)==([\w.]+)(?: ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
 
 
-@pytest.mark.parametrize("name", ["run", "dev"])
-def test_everything_is_installed_by_its_hash_and_in_the_version_that_is_pinned(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "extras"), [("tools", ["build"]), ("run", ["build", "all"]), ("dev", ["build", "dev"])]
+)
+def test_everything_is_installed_by_its_hash_and_in_the_version_that_is_pinned(name: str, extras: list[str]) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     assert not re.sub(LOCKED, "", text), "not of the form name==version ; marker, with hashes: run `make lock`"
     locked = {canonicalize_name(found[1]): found[2] for found in re.finditer(LOCKED, text)}
     pinned = {canonicalize_name(one.name): str(one.specifier)[2:] for one in map(Requirement, _requirement_lines())}
     others = {name: version for name, version in locked.items() if version != pinned.get(name, version)}
     assert not others, f"not as in constraints.txt, run `make lock`: {others}"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["build"]
-    wanted += project["optional-dependencies"]["dev"] if name == "dev" else []
-    missing = {canonicalize_name(Requirement(line).name) for line in wanted} - set(locked)
+    missing = {canonicalize_name(one.name) for one in _asked_for(*extras)} - set(locked)
     assert not missing, f"run `make lock` for {', '.join(sorted(missing))}"
 
 
@@ -303,9 +302,8 @@ def test_no_file_runs_code_at_every_start_of_python() -> None:
 
 
 def test_constraints_pin_everything_that_an_installation_brings() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pinned = {canonicalize_name(Requirement(line).name) for line in _requirement_lines()}
-    direct = [Requirement(line) for line in project["dependencies"] + project["optional-dependencies"]["dev"]]
+    direct = _asked_for("dev")
     waiting = [one for one in direct if one.marker is None or one.marker.evaluate()]
     reached: set[tuple[str, str]] = set()
     missing: set[str] = {canonicalize_name(one.name) for one in direct} - pinned
@@ -322,6 +320,20 @@ def test_constraints_pin_everything_that_an_installation_brings() -> None:
             further = [Requirement(line) for line in metadata.requires(name) or []]
             waiting += [one for one in further if one.marker is None or one.marker.evaluate({"extra": extra})]
     assert not missing, f"pin these in constraints.txt: {', '.join(sorted(missing))}"
+
+
+def _asked_for(*extras: str) -> list[Requirement]:
+    """Return what pyproject.toml asks for without extras and with these, and with those that they name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = list(project["dependencies"])
+    waiting = list(extras)
+    while waiting:
+        for line in project["optional-dependencies"][waiting.pop()]:
+            if (asked := Requirement(line)).name == project["name"]:
+                waiting += asked.extras
+            else:
+                lines.append(line)
+    return [Requirement(line) for line in lines]
 
 
 def _requirement_lines() -> list[str]:
