@@ -30,15 +30,20 @@ class ChatStream:
         self._calls: dict[int, dict[str, Any]] = {}
         self._latest_call = -1
 
-    def take(self, text: str) -> None:
-        """Take in the text of the next event.
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model has said why it stopped."""
+        return self._finish_reason is not None
+
+    def take(self, text: str) -> bool:
+        """Take in the text of the next event; return whether nothing comes behind it.
 
         Raises:
             StreamedError: it is an error.
             MalformedReplyError: it is no chunk.
         """
         if text.strip() == DONE:
-            return
+            return True
         try:
             chunk = json.loads(text)
             if isinstance(chunk, dict) and chunk.get("error"):
@@ -46,6 +51,7 @@ class ChatStream:
             self.take_chunk(chunk)
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
             raise MalformedReplyError(f"The stream has no chunk: {error!r}.", provider_text=text) from error
+        return False
 
     def take_chunk(self, chunk: Mapping[str, Any]) -> None:
         """Take in a chunk as a value."""
@@ -64,7 +70,7 @@ class ChatStream:
         Raises:
             MalformedReplyError: the stream has ended before the reply.
         """
-        if not self._head or (self._finish_reason is None and self._has_begun()):
+        if not self._head or (not self.is_whole and self._has_begun()):
             raise MalformedReplyError("The stream has ended before the reply.")
         message: dict[str, Any] = {name: "".join(pieces) for name, pieces in self._texts.items()}
         message["tool_calls"] = [

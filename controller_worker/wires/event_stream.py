@@ -12,7 +12,7 @@ import asyncio
 import codecs
 import contextlib
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,6 +24,8 @@ Chunk = TypeVar("Chunk")
 REPLY_LIMIT_BYTES = 64 * 1024 * 1024
 EVENT_LIMIT_CHARS = 16 * 1024 * 1024
 SLACK_SECONDS = 5.0
+END_SECONDS = 0.25
+"""How long a body may go on behind the end of a reply before its connection is given up."""
 DONE = "[DONE]"
 
 
@@ -140,8 +142,13 @@ async def until_headers(limits: StreamLimits) -> AsyncIterator[None]:
         ) from error
 
 
-async def event_texts(chunks: AsyncIterator[bytes], limits: StreamLimits) -> AsyncIterator[str]:
-    """Yield the texts of a reply's events.
+async def read_events(chunks: AsyncIterator[bytes], limits: StreamLimits, take: Callable[[str], bool]) -> None:
+    """Hand over the texts of a reply's events, up to the one that is the last.
+
+    The body usually ends right behind it. If it does not, the connection is of no further use, but the reply is whole.
+
+    Args:
+        take: takes in a text, and says whether the reply ends with it.
 
     Raises:
         ModelTimeoutError: a silence was too long.
@@ -150,9 +157,19 @@ async def event_texts(chunks: AsyncIterator[bytes], limits: StreamLimits) -> Asy
     decoder = EventDecoder()
     async for chunk in within_limits(_bounded(chunks), limits):
         for text in decoder.feed(chunk):
-            yield text
+            if take(text):
+                await _read_to_the_end(chunks)
+                return
     for text in decoder.finish():
-        yield text
+        take(text)
+
+
+async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
+    """Read what is left of a body, so that its connection can be used again; not for long, and whatever it holds."""
+    with contextlib.suppress(Exception):  # every HTTP client has errors of its own, and the reply is here
+        async with asyncio.timeout(END_SECONDS):
+            async for _ in chunks:
+                pass
 
 
 async def whole_reply(chunks: AsyncIterator[bytes]) -> bytes:

@@ -32,8 +32,13 @@ class MessagesStream:
         self._blocks: dict[int, dict[str, Any]] = {}
         self._pieces: dict[int, dict[str, list[str]]] = {}
 
-    def take(self, text: str) -> None:
-        """Take in the text of the next event.
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model has said why it stopped."""
+        return self._message is not None and bool(self._message.get("stop_reason"))
+
+    def take(self, text: str) -> bool:
+        """Take in the text of the next event; return whether it ends the message.
 
         Raises:
             StreamedError: it is an error.
@@ -44,6 +49,7 @@ class MessagesStream:
             if event["type"] == "error":
                 raise StreamedError(event)
             self._take(event)
+            return bool(event["type"] == "message_stop")
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
             raise MalformedReplyError(f"The stream has no event: {error!r}.", provider_text=text) from error
 
@@ -53,7 +59,7 @@ class MessagesStream:
         Raises:
             MalformedReplyError: the stream has ended before the reply, or its parts are of no use.
         """
-        if self._message is None or not self._message.get("stop_reason"):
+        if self._message is None or not self.is_whole:
             raise MalformedReplyError("The stream has ended before the reply.")
         try:
             return self._message | {"content": [self._block(index) for index in sorted(self._blocks)]}

@@ -20,7 +20,7 @@ from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
 from controller_worker.llm.llm import Delta, ModelRequest
-from controller_worker.wires.event_stream import event_texts, stream_limits, until_headers, whole_reply
+from controller_worker.wires.event_stream import read_events, stream_limits, until_headers, whole_reply
 from controller_worker.wires.provider_errors import StreamedError, model_error
 
 CONNECTIONS_LIMIT = 2_000
@@ -33,8 +33,13 @@ _UNREAD = {"X-Stainless-Raw-Response": "stream"}
 class StreamedReply(Protocol):
     """A reply that comes in events."""
 
-    def take(self, text: str) -> None:
-        """Take in the text of the next event."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model has said all of it; its usage may be missing."""
+        ...
+
+    def take(self, text: str) -> bool:
+        """Take in the text of the next event; return whether it is the last one of the protocol."""
         ...
 
     def reply(self) -> Any:
@@ -94,8 +99,11 @@ class RawClient:
                 # Servers and gateways that do not stream answer in JSON all the same.
                 if streamed is None or "json" in response.headers.get("content-type", ""):
                     return parsed(await whole_reply(response.aiter_bytes())), response.headers
-                async for text in event_texts(response.aiter_bytes(), limits):
-                    streamed.take(text)
+                try:
+                    await read_events(response.aiter_bytes(), limits, streamed.take)
+                except (ModelTimeoutError, self._http.HTTPError):
+                    if not streamed.is_whole:
+                        raise
                 return streamed.reply(), response.headers
             finally:
                 await response.aclose()

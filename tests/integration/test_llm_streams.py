@@ -122,6 +122,38 @@ async def test_streams_that_are_odd_but_whole(
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (100, 20)
 
 
+@pytest.mark.parametrize("kind", ["held_open", "reset_behind"])
+async def test_a_reply_is_whole_when_the_protocol_says_so_whatever_becomes_of_the_connection(
+    server: RunningModelServer, make_llm: Callable[..., LLM], kind: str
+) -> None:
+    llm = make_llm(first_byte_timeout=200.0, timeout=200.0, read_timeout=20.0)
+    received = server.counts()["received"]
+    for _ in range(3):
+        server.plan({"kind": kind})
+        reply = await llm.complete(request(Shown()))
+        assert (reply.text, len(reply.tool_calls)) == ("I will greet: Grüß Gott, 你好.", 2)
+        assert (reply.stop_reason, reply.usage.completion_tokens) == ("tool_calls", 20)
+    assert server.counts()["received"] == received + 3
+
+
+@pytest.mark.parametrize("kind", ["held_open", "reset_behind"])
+async def test_a_reply_is_whole_by_litellm_and_the_other_protocol_too(server: RunningModelServer, kind: str) -> None:
+    at_claude = {"model": "anthropic/claude-test", "base_url": server.url, "native_tool_calling": True}
+    llm = create_llm(settings("litellm", server.url, **at_claude, read_timeout=5.0), SystemClock())
+    server.plan({"kind": kind})
+    reply = await llm.complete(request(Shown()))
+    assert (reply.text, len(reply.tool_calls)) == ("I will greet: Grüß Gott, 你好.", 2)
+    assert reply.stop_reason == "tool_calls"
+
+
+async def test_calls_share_a_connection(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
+    """A reader that leaves at the last event, before the end of the body, costs the next call a handshake."""
+    llm = make_llm()
+    for _ in range(4):
+        await llm.complete(request(Shown()))
+    assert len({record["peer"] for record in server.requests()[-3:]}) == 1
+
+
 @pytest.mark.parametrize(
     ("kind", "code"),
     [

@@ -36,7 +36,7 @@ Kind = Literal[
     "rate_limit", "server_error", "bad_gateway", "unavailable", "gateway_timeout", "overloaded", "unauthorized",
     "forbidden", "unknown_model", "too_large", "no_credits", "context_overflow", "content_policy", "bad_request",
     # how the bytes travel
-    "none", "redirect", "reset", "hang", "hang_body", "drip", "cut", "flood",
+    "none", "redirect", "reset", "hang", "hang_body", "drip", "cut", "flood", "held_open", "reset_behind",
     # what the bytes are
     "truncated", "empty_body", "html", "not_an_object", "error_as_reply", "wrong_type",
     # of streams only

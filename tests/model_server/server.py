@@ -30,6 +30,7 @@ BODIES_REMEMBERED = 10_000
 WAIT_LIMIT_SECONDS = 600.0
 SHUTDOWN_SECONDS = 0.5
 _WRONG_TYPES = {"html": "text/html", "wrong_type": "text/plain"}
+_OF_THE_WAY = {"reset", "hang", "hang_body", "drip", "cut", "flood", "split", "held_open", "reset_behind"}
 FLOOD_BYTES = 1 << 20
 SPLIT_BYTES = 7
 """Cuts lines, line ends and characters of several bytes alike."""
@@ -43,6 +44,7 @@ class Record:
     path: str
     headers: dict[str, str]
     body: bytes
+    peer: str = ""
     fault: str | None = None
     outcome: str | None = None
 
@@ -52,7 +54,7 @@ class Record:
             body = json.loads(self.body)
         except ValueError:
             body = self.body.decode(errors="replace")
-        shown = {name: getattr(self, name) for name in ("number", "path", "headers", "fault", "outcome")}
+        shown = {name: getattr(self, name) for name in ("number", "path", "headers", "peer", "fault", "outcome")}
         return shown | {"body": body}
 
 
@@ -111,7 +113,8 @@ class ModelServer:
         return app
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        record = Record(self._counts["received"], request.path, dict(request.headers), await request.read())
+        peer = str(request.transport.get_extra_info("peername") if request.transport else "")
+        record = Record(self._counts["received"], request.path, dict(request.headers), await request.read(), peer)
         self._records.append(record)
         self._count(received=1, in_flight=1)
         outcome = "disconnected"
@@ -163,7 +166,7 @@ class ModelServer:
         stops = tuple(body.get("stop") or body.get("stop_sequences") or ())
         content = self._render(Asked(request.path, body["model"], number, is_stream, stops), fault)
         content_type = "text/event-stream" if is_stream else "application/json"
-        if fault is None or fault.kind not in ("reset", "hang", "hang_body", "drip", "cut", "flood", "split"):
+        if fault is None or fault.kind not in _OF_THE_WAY:
             content_type = _WRONG_TYPES.get(fault.kind if fault is not None else "", content_type)
             return web.Response(body=content, content_type=content_type, headers=self._quota.headers(key))
         return await _travel_badly(request, fault, content, content_type)
@@ -246,7 +249,7 @@ async def _travel_badly(request: web.Request, fault: Fault, content: bytes, cont
             await asyncio.Event().wait()
         _disconnect(request)
         return web.Response()
-    length = {} if fault.kind == "flood" else {"Content-Length": str(len(content))}
+    length = {} if fault.kind in ("flood", "held_open", "reset_behind") else {"Content-Length": str(len(content))}
     response = web.StreamResponse(headers={"Content-Type": content_type} | length)
     await response.prepare(request)
     while fault.kind == "flood":  # until the client has enough
@@ -260,8 +263,9 @@ async def _travel_badly(request: web.Request, fault: Fault, content: bytes, cont
             await response.write(content[position : position + 1])
             await asyncio.sleep(fault.interval_seconds)
         return response
-    await response.write(content[: len(content) // 2])
-    if fault.kind == "hang_body":
+    is_whole = fault.kind in ("held_open", "reset_behind")  # only the connection has no end, or a bad one
+    await response.write(content if is_whole else content[: len(content) // 2])
+    if fault.kind in ("hang_body", "held_open"):
         await asyncio.Event().wait()
     _disconnect(request)
     return response

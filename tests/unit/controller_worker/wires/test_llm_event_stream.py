@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from controller_worker.llm.errors import MalformedReplyError, ModelError
 from controller_worker.llm.llm import Delta
 from controller_worker.wires.chat_stream import ChatStream
-from controller_worker.wires.event_stream import EVENT_LIMIT_CHARS, EventDecoder, StreamLimits, event_texts
+from controller_worker.wires.event_stream import EVENT_LIMIT_CHARS, EventDecoder, StreamLimits, read_events
 from controller_worker.wires.messages_stream import MessagesStream
 from controller_worker.wires.provider_errors import StreamedError, model_error
 
@@ -39,7 +40,24 @@ async def test_texts_of_chunks() -> None:
         yield b"data: 1\n\nda"
         yield b"ta: 2"
 
-    assert [text async for text in event_texts(chunks(), StreamLimits(1.0, 1.0))] == ["1", "2"]
+    taken: list[str] = []
+    await read_events(chunks(), StreamLimits(1.0, 1.0), lambda text: bool(taken.append(text)))
+    assert taken == ["1", "2"]
+
+
+async def test_nothing_is_taken_behind_the_last_event() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\ndata: end\n\ndata: 2\n\n"
+        await asyncio.Event().wait()  # a connection that nobody closes
+
+    taken: list[str] = []
+
+    def take(text: str) -> bool:
+        taken.append(text)
+        return text == "end"
+
+    await read_events(chunks(), StreamLimits(60.0, 60.0), take)
+    assert taken == ["1", "end"]
 
 
 def fed(decoder: EventDecoder, whole: bytes, piece_bytes: int) -> list[str]:
@@ -74,7 +92,7 @@ async def test_a_reply_that_is_one_endless_event_is_malformed() -> None:
             yield b"data: " + b"x" * 65_000
 
     with pytest.raises(MalformedReplyError, match=f"{EVENT_LIMIT_CHARS} characters"):
-        _ = [text async for text in event_texts(chunks(), StreamLimits(60.0, 60.0))]
+        await read_events(chunks(), StreamLimits(60.0, 60.0), lambda _: False)
 
 
 def chat(*events: Any) -> tuple[dict[str, Any], list[Delta]]:
