@@ -13,7 +13,7 @@ from typing import Any
 from controller_worker.llm.errors import MalformedReplyError
 from controller_worker.llm.llm import Delta
 from controller_worker.wires.event_stream import DONE
-from controller_worker.wires.provider_errors import StreamedError
+from controller_worker.wires.provider_errors import StreamedError, failure_of_choice
 
 
 class ChatStream:
@@ -48,6 +48,8 @@ class ChatStream:
             chunk = json.loads(text)
             if isinstance(chunk, dict) and chunk.get("error"):
                 raise StreamedError(chunk)
+            if isinstance(chunk, dict) and (failed := failure_of_choice(chunk)) is not None:
+                raise failed
             self.take_chunk(chunk)
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
             raise MalformedReplyError(f"The stream has no chunk: {error!r}.", provider_text=text) from error

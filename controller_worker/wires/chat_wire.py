@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from broker.specs.tool_specs import ToolSpec
-from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
+from controller_worker.llm.errors import MalformedReplyError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.messages.call_names import fitting, with_distinct_ids
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.messages.tool_arguments import arguments_text
 from controller_worker.messages.written_messages import MessageMemo, WrittenMessages, json_bytes
 from controller_worker.wires.messages_wire import CACHE_MARK, is_signed
-from controller_worker.wires.reply import Reply, counts_of, token_count
+from controller_worker.wires.reply import Reply, counts_of, token_count, usable
 
 SEE_BELOW = "The result is the picture below."
 
@@ -159,7 +159,7 @@ def read_chat_reply(reply: Any) -> Reply:
 
     Raises:
         MalformedReplyError: it has not the form.
-        ContentPolicyError: it is a refusal with nothing else in it.
+        ContentPolicyError: it is a refusal.
         NoResponseError: it has no choice, or nothing in it.
     """
     try:
@@ -167,6 +167,7 @@ def read_chat_reply(reply: Any) -> Reply:
             raise NoResponseError("The reply has no choices.")
         choice = reply["choices"][0]
         message = choice["message"]
+        refusal = str(message.get("refusal") or "")
         parts = Reply(
             text=_text(message.get("content")),
             tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
@@ -178,12 +179,7 @@ def read_chat_reply(reply: Any) -> Reply:
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReplyError(f"The reply is no chat completion: {error!r}.") from error
-    if not (parts.text or parts.tool_calls):
-        refusal = str(message.get("refusal") or "")
-        if refusal or parts.stop_reason == "content_filter":
-            raise ContentPolicyError(refusal or "The model refused to answer.", provider_text=refusal)
-        raise NoResponseError("The reply has no content.")
-    return parts
+    return usable(parts, refusal=refusal)
 
 
 def _text(content: Any) -> str:

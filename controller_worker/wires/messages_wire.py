@@ -13,13 +13,13 @@ from itertools import groupby
 from typing import Any
 
 from broker.specs.tool_specs import ToolSpec
-from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, NoResponseError
+from controller_worker.llm.errors import MalformedReplyError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.messages.call_names import fitting, with_distinct_ids
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.messages.tool_arguments import arguments_object
 from controller_worker.messages.written_messages import WrittenMessages, json_bytes
-from controller_worker.wires.reply import Reply, counts_of, token_count
+from controller_worker.wires.reply import Reply, counts_of, token_count, usable
 
 CACHE_MARK: Mapping[str, str] = {"type": "ephemeral"}
 CACHE_MARKS_LIMIT = 4
@@ -163,12 +163,13 @@ def read_message(message: Any) -> Reply:
 
     Raises:
         MalformedReplyError: it has not the form.
-        ContentPolicyError: it is a refusal with nothing else in it.
+        ContentPolicyError: it is a refusal.
         NoResponseError: there is nothing in it.
     """
     try:
         blocks = message["content"]
         stop_reason = str(message.get("stop_reason") or "")
+        refusal = str((message.get("stop_details") or {}).get("explanation") or "")
         reply = Reply(
             text="".join(block["text"] for block in blocks if block["type"] == "text"),
             tool_calls=tuple(_tool_call(block) for block in blocks if block["type"] == "tool_use"),
@@ -181,12 +182,7 @@ def read_message(message: Any) -> Reply:
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         shown = str(message)[:200]
         raise MalformedReplyError(f"The reply is no message: {error!r}.", provider_text=shown) from error
-    if not (reply.text or reply.tool_calls):
-        if reply.stop_reason == "content_filter":
-            explanation = str((message.get("stop_details") or {}).get("explanation") or "")
-            raise ContentPolicyError(explanation or "The model refused to answer.", provider_text=explanation)
-        raise NoResponseError("The reply has no content.")
-    return reply
+    return usable(reply, refusal=refusal)
 
 
 def _tool_call(block: Mapping[str, Any]) -> ToolCall:

@@ -145,6 +145,15 @@ class StreamedError(Exception):
         self.body = body
 
 
+def failure_of_choice(reply: Mapping[str, Any]) -> StreamedError | None:
+    """Return the error that stands in a choice beside what the model wrote until then, as OpenRouter puts it."""
+    choices = reply.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(first, Mapping) or not (first.get("error") or first.get("finish_reason") == "error"):
+        return None
+    return StreamedError({"error": first.get("error") or {"message": "The provider failed within its reply."}})
+
+
 class BatchedError(Exception):
     """An error that came as the result of one call of a batch, with status and body of an error reply."""
 

@@ -21,7 +21,7 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
 from controller_worker.llm.llm import Delta, ModelRequest
 from controller_worker.wires.event_stream import read_events, stream_limits, until_headers, whole_reply
-from controller_worker.wires.provider_errors import StreamedError, model_error
+from controller_worker.wires.provider_errors import StreamedError, failure_of_choice, model_error
 
 CONNECTIONS_LIMIT = 2_000
 IDLE_CONNECTION_SECONDS = 30.0
@@ -153,6 +153,8 @@ def parsed(content: bytes) -> Any:
         raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=shown) from error
     if isinstance(reply, dict) and (reply.get("type") == "error" or (reply.get("error") and not reply.get("choices"))):
         raise StreamedError(reply)
+    if isinstance(reply, dict) and (failed := failure_of_choice(reply)) is not None:
+        raise failed
     return reply
 
 

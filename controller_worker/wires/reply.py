@@ -1,14 +1,24 @@
-"""What every wire form reads from a reply, before it is timed and priced."""
+"""What every wire form reads from a reply, before it is timed and priced.
+
+Holds: why a reply has stopped decides what it is: a refusal is no reply, whatever stands before it, and a call that the
+limit of length has cut is not carried out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from controller_worker.llm.errors import ContentPolicyError, NoResponseError
 from controller_worker.llm.llm import Completion, Usage
 from controller_worker.messages.messages import ToolCall
 
+CUT_CALL = (
+    "This call was not carried out: the reply reached its limit of length within it. "
+    "Call it again with shorter arguments, or in several steps."
+)
+"""What the model reads."""
 TOKENS_LIMIT = 1_000_000_000
 """More is no number of tokens, and nothing that budgets could count."""
 
@@ -41,6 +51,27 @@ class Reply:
             latency_seconds=latency_seconds,
             quota_left=quota_left or {},
         )
+
+
+def usable(reply: Reply, *, refusal: str = "") -> Reply:
+    """Return what may be used of a reply.
+
+    Args:
+        refusal: the model's or the provider's own words for not answering.
+
+    Raises:
+        ContentPolicyError: the answer was refused.
+        NoResponseError: there is nothing in it.
+    """
+    is_empty = not (reply.text or reply.tool_calls)
+    if reply.stop_reason == "content_filter" or (is_empty and refusal):
+        raise ContentPolicyError(refusal or "The model refused to answer.", provider_text=refusal)
+    if is_empty:
+        raise NoResponseError("The reply has no content.")
+    if reply.stop_reason == "length" and reply.tool_calls:  # only the last one can be cut
+        *whole, last = reply.tool_calls
+        return replace(reply, tool_calls=(*whole, replace(last, problem=last.problem or CUT_CALL)))
+    return reply
 
 
 def token_count(value: Any) -> int:

@@ -201,6 +201,21 @@ async def test_malformed_calls_come_through_as_they_are(
     assert (cut_off.text, cut_off.stop_reason) == ("This reply was cut", "length")
 
 
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_why_a_reply_has_stopped_decides_what_becomes_of_its_calls(
+    server: RunningModelServer, make_llm: Callable[..., LLM], is_streamed: bool
+) -> None:
+    llm = make_llm()
+    server.plan({"kind": "cut_call"})
+    cut = await llm.complete(request(Shown() if is_streamed else None))
+    assert [bool(call.problem) for call in cut.tool_calls] == [False, True]
+    assert "was not carried out" in cut.tool_calls[1].problem
+    server.plan({"kind": "refused_call"})
+    with pytest.raises(ModelError) as refused:
+        await llm.complete(request(Shown() if is_streamed else None))
+    assert refused.value.code == "content_policy"
+
+
 async def test_a_call_with_negative_counts_counts_as_we_estimate_it(
     server: RunningModelServer, make_llm: Callable[..., LLM]
 ) -> None:

@@ -44,6 +44,7 @@ Kind = Literal[
     # what the model says
     "empty_choices", "empty_text", "only_thoughts", "bad_arguments", "unknown_tool", "duplicate_ids", "many_calls",
     "length", "refusal", "wrong_usage",
+    "cut_call", "refused_call",
     # of batches only
     "expired", "canceled", "missing",
 ]  # fmt: skip
@@ -132,6 +133,8 @@ def spoil_turn(kind: str, turn: Turn) -> Turn:
         "duplicate_ids": {"tool_calls": (call.model_copy(update={"id": "call_same"}),) * 2},
         "many_calls": {"tool_calls": (call,) * 50},
         "length": {"stop_reason": "length", "tool_calls": (), "text": "This reply was cut"},
+        "cut_call": {"stop_reason": "length"},
+        "refused_call": {"stop_reason": "content_filter"},
         "refusal": {"stop_reason": "content_filter", "tool_calls": (), "text": ""},
         "empty_text": {"tool_calls": (), "text": "", "thinking": ""},
         "only_thoughts": {"tool_calls": (), "text": "", "thinking": "Hm.", "stop_reason": "length"},

@@ -12,7 +12,10 @@ from broker.specs.tool_specs import ToolSpec
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
+from controller_worker.wires.provider_errors import StreamedError, model_error
+from controller_worker.wires.raw_client import parsed
 from controller_worker.wires.reply import Reply
 
 MARK = {"type": "ephemeral"}
@@ -224,3 +227,24 @@ def test_replies_without_a_use(answer: Any, error: type[ModelError], said: str) 
     with pytest.raises(error) as caught:
         read_chat_reply(answer)
     assert caught.value.message.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"finish_reason": "error", "error": {"code": 502, "message": "Upstream is down."}},
+        {"finish_reason": "stop", "error": {"code": 502, "message": "Upstream is down."}},
+        {"finish_reason": "error"},
+    ],
+)
+def test_an_error_in_a_choice_is_no_answer(choice: dict[str, Any]) -> None:
+    """OpenRouter's form of a provider that fails within its reply."""
+    reply = {"id": "r", "model": "m", "choices": [{"message": {"content": "The ans"}, **choice}]}
+    with pytest.raises(StreamedError) as raised:
+        parsed(json.dumps(reply).encode())
+    error = model_error(raised.value)
+    assert error.retryable
+    assert error.code == ("service_unavailable" if "error" in choice else "internal")
+    chunk = {"id": "r", "model": "m", "choices": [{"index": 0, "delta": {"content": "The ans"}, **choice}]}
+    with pytest.raises(StreamedError):
+        ChatStream(lambda _: None).take(json.dumps(chunk))

@@ -209,12 +209,17 @@ def test_a_reply() -> None:
     ("sent", "read"),
     [
         ("end_turn", "stop"), ("stop_sequence", "stop"), ("tool_use", "tool_calls"), ("max_tokens", "length"),
-        ("model_context_window_exceeded", "length"), ("refusal", "content_filter"), ("pause_turn", "pause_turn"),
+        ("model_context_window_exceeded", "length"), ("pause_turn", "pause_turn"),
         (None, ""),
     ],
 )  # fmt: skip
 def test_stop_reasons(sent: str | None, read: str) -> None:
     assert read_message(parsed(reply_body({"type": "text", "text": "x"}, stop_reason=sent))).stop_reason == read
+
+
+def test_a_refusal_is_no_reply_whatever_was_written_before() -> None:
+    with pytest.raises(ContentPolicyError, match="refused to answer"):
+        read_message(parsed(reply_body({"type": "text", "text": "Sure, fir"}, stop_reason="refusal")))
 
 
 @pytest.mark.parametrize(
