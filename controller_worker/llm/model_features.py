@@ -25,13 +25,17 @@ REASONING_EFFORT = (
     *("gemini-2.5-flash", "gemini-2.5-pro", "gpt-5*", "deepseek-r1-0528*"),
     *("claude-sonnet-4-5*", "claude-haiku-4-5*"),
 )
+LATER_REASONING = ("gpt-[6-9]*", "o[1-9]-pro*", "o[5-9]*", "kimi-k2.5*", "kimi-k2-thinking*")
+"""Models that the original's globs end before, for installations whose price table lacks them, too."""
+OPENAI_REASONING = ("gpt-*", "o[1-9]*", "openai.gpt-*")
+"""Those that reason among these refuse a temperature; other makers' take one."""
 PROMPT_CACHE = (
     *("claude-3-7-sonnet*", "claude-3.7-sonnet*", "claude-sonnet-3-7-latest", "claude-3-5-sonnet*"),
     *("claude-3-5-haiku*", "claude-3.5-haiku*", "claude-3-haiku-20240307", "claude-3-opus-20240229"),
     *("claude-sonnet-4*", "claude-opus-4*"),
 )
 NO_STOP_WORDS = ("o1*", "grok-4-0709", "grok-code-fast-1", "deepseek-r1-0528*")
-EFFORT_NEVER_SENT = ("claude-sonnet-4-5*", "claude-haiku-4-5*")
+EFFORT_NEVER_SENT = ("claude-sonnet-4-5*", "claude-haiku-4-5*", "grok-4", "grok-4-0709", "grok-code-fast-1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,11 @@ class ModelFeatures:
     Attributes:
         is_claude: made by Anthropic, whatever provider serves it.
         function_calling: takes tools natively.
-        reasoning: a reasoning model: takes no temperature and no top_p.
+        reasoning: a reasoning model that refuses temperature and top_p.
         reasoning_effort: takes an effort.
         adaptive_thinking: decides by itself how much to think, when asked to.
         sampling: takes temperature, top_p and top_k.
+        sampling_defaults: takes our defaults for them, which nobody has chosen.
         prompt_cache: takes explicit cache marks.
         stop_words: takes stop sequences.
     """
@@ -55,6 +60,7 @@ class ModelFeatures:
     reasoning_effort: bool
     adaptive_thinking: bool
     sampling: bool
+    sampling_defaults: bool
     prompt_cache: bool
     stop_words: bool
 
@@ -64,17 +70,22 @@ def features_of(model: str) -> ModelFeatures:
     """Return what the model can do."""
     row = look_up(model)
     is_claude = "claude" in normalised(model)
-    reasoning = _matches(model, REASONING_EFFORT)
+    is_listed = _matches(model, REASONING_EFFORT)
+    reasons = is_listed or (row.reasons if row is not None else _matches(model, LATER_REASONING))
+    refuses_sampling = is_listed or (reasons and _matches(model, OPENAI_REASONING))
+    calls_functions = _matches(model, FUNCTION_CALLING)
+    is_new = is_claude or _matches(model, LATER_REASONING)
     # Differs: the original knows these features by its globs alone, which end with the models of late 2025.
     return ModelFeatures(
         is_claude=is_claude,
-        function_calling=_matches(model, FUNCTION_CALLING) or (is_claude if row is None else row.function_calling),
-        reasoning=reasoning and not is_claude,
-        reasoning_effort=(reasoning or (is_claude and row is not None and row.takes_effort))
+        function_calling=calls_functions or (is_new if row is None else row.function_calling),
+        reasoning=refuses_sampling and not is_claude,
+        reasoning_effort=(is_listed or (row is not None and row.takes_effort) if is_claude else reasons)
         and not _matches(model, EFFORT_NEVER_SENT),
         adaptive_thinking=is_claude and row is not None and row.thinks_adaptively,
         # An unknown Claude is a new one: it calls tools, and refuses sampling parameters.
         sampling=row.takes_sampling if row is not None else not is_claude,
+        sampling_defaults=not reasons and (row.takes_sampling if row is not None else calls_functions),
         prompt_cache=_matches(model, PROMPT_CACHE) or (is_claude and row is not None and row.prompt_cache),
         stop_words=not _matches(model, NO_STOP_WORDS),
     )

@@ -65,6 +65,7 @@ class ModelRow:
     takes_effort: bool
     thinks_adaptively: bool
     vision: bool
+    reasons: bool = False
     batch_prices: Prices | None = None
 
     def cost_usd(self, usage: Usage, *, is_batched: bool = False) -> float | None:
@@ -147,6 +148,7 @@ def _row(row: Mapping[str, Any]) -> ModelRow:
         takes_sampling=row.get("supports_sampling_params") is not False,
         takes_effort=row.get("supports_output_config") is True,
         thinks_adaptively=row.get("supports_adaptive_thinking") is True,
+        reasons=row.get("supports_reasoning") is True,
         vision=row.get("supports_vision") is True,
     )
 

@@ -17,6 +17,7 @@ from controller_worker.llm.model_table import look_up
 
 DEFAULT_MAX_TOKENS = 8_192
 MAX_TOKENS_LIMIT = 64_000
+SAMPLING = frozenset({"temperature", "top_p", "top_k"})
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     # The later models take no sampling parameters, and those that do take none while they think.
     thinks = _is_thinking(fields | (config.completion_kwargs or {}))
     sampling = _sampling(config) if features.sampling and not thinks else {}
-    dropped |= {"temperature", "top_p", "top_k"} - set(sampling)
+    dropped |= SAMPLING - set(sampling)
     _tell_dropped(config, dropped)
     return fields | sampling | (config.completion_kwargs or {})
 
@@ -59,12 +60,13 @@ def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     if features.is_claude:
         thinks = _is_thinking(config.completion_kwargs or {})
         sampling = _sampling(config) if features.sampling and not thinks else {}
-    elif features.reasoning:
+    elif features.reasoning or not features.sampling:
         sampling = {}
-    else:
-        sampling = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+    else:  # a model that is not known may refuse what nobody has asked for
+        chosen = SAMPLING if features.sampling_defaults else SAMPLING & config.model_fields_set
+        sampling = {name: getattr(config, name) for name in sorted(chosen)}
     fields: dict[str, Any] = sampling | {"seed": config.seed, "max_completion_tokens": config.max_output_tokens}
-    dropped = {"temperature", "top_p", "top_k"} - set(sampling)
+    dropped = set(SAMPLING - set(sampling))
     if features.reasoning_effort:
         fields["reasoning_effort"] = config.reasoning_effort
     else:

@@ -25,7 +25,7 @@ REPLY_LIMIT_BYTES = 64 * 1024 * 1024
 EVENT_LIMIT_CHARS = 16 * 1024 * 1024
 SLACK_SECONDS = 5.0
 END_SECONDS = 0.25
-"""How long a body may go on behind the end of a reply before its connection is given up."""
+"""How long a body may last after the end of a reply; then its connection is given up."""
 DONE = "[DONE]"
 
 
@@ -166,7 +166,7 @@ async def read_events(chunks: AsyncIterator[bytes], limits: StreamLimits, take: 
 
 async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
     """Read what is left of a body, so that its connection can be used again; not for long, and whatever it holds."""
-    with contextlib.suppress(Exception):  # every HTTP client has errors of its own, and the reply is here
+    with contextlib.suppress(Exception):  # the clients differ in what they raise, and the reply is here
         async with asyncio.timeout(END_SECONDS):
             async for _ in chunks:
                 pass

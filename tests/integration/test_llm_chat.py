@@ -38,13 +38,12 @@ async def sent(server: RunningModelServer, backend: str, **settings: Any) -> dic
 
 
 async def test_a_whole_request_and_its_reply(server: RunningModelServer, backend: str) -> None:
-    reply = await ask(server, backend, model="my-own", max_output_tokens=500, seed=7)
+    reply = await ask(server, backend, model="my-own", max_output_tokens=500, seed=7, temperature=0.0)
     (request,) = server.requests()
     assert request["path"] == "/v1/chat/completions"
     assert request["body"] == {
         "model": "my-own",
         "temperature": 0.0,
-        "top_p": 1.0,
         "seed": 7,
         "max_completion_tokens": 500,
         "messages": [

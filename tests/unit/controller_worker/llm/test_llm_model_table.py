@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from controller_worker.backends.openai_backend import told_cost_usd
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Usage
-from controller_worker.llm.model_features import ModelFeatures, features_of, normalised
+from controller_worker.llm.model_features import features_of, normalised
 from controller_worker.llm.model_table import ModelRow, Prices, call_cost_usd, cost_usd, look_up
+from controller_worker.llm.parameters import chat_parameters
 
 
 def test_a_cost_counts_every_token_once() -> None:
@@ -112,18 +113,41 @@ def test_names_are_normalised_as_in_openhands(model: str, name: str) -> None:
 
 
 FEATURES = {
-    "claude-sonnet-5-5": ModelFeatures(True, True, False, True, True, False, True, True),
-    "anthropic/claude-sonnet-4-6": ModelFeatures(True, True, False, True, True, True, True, True),
-    "claude-haiku-4-5": ModelFeatures(True, True, False, False, False, True, True, True),
-    "claude-of-the-future": ModelFeatures(True, True, False, False, False, False, False, True),
-    "gpt-4o": ModelFeatures(False, True, False, False, False, True, False, True),
-    "o3": ModelFeatures(False, True, True, True, False, True, False, True),
-    "o1": ModelFeatures(False, True, True, True, False, True, False, False),
-    "groq/anything": ModelFeatures(False, True, False, False, False, True, False, True),
-    "openai/my-own": ModelFeatures(False, False, False, False, False, True, False, True),
+    "claude-sonnet-5-5": "is_claude function_calling reasoning_effort adaptive_thinking prompt_cache stop_words",
+    "anthropic/claude-sonnet-4-6": "is_claude function_calling reasoning_effort adaptive_thinking sampling prompt_cache stop_words",
+    "claude-haiku-4-5": "is_claude function_calling sampling prompt_cache stop_words",
+    "claude-of-the-future": "is_claude function_calling stop_words",
+    "gpt-4o": "function_calling sampling stop_words",
+    "o3": "function_calling reasoning reasoning_effort sampling stop_words",
+    "o1": "function_calling reasoning reasoning_effort sampling",
+    "groq/anything": "function_calling sampling stop_words",
+    "openai/my-own": "sampling stop_words",
+    "gpt-6-sol": "function_calling reasoning reasoning_effort sampling stop_words",
+    "o3-pro": "function_calling reasoning reasoning_effort sampling stop_words",
+    "gpt-7-of-the-future": "function_calling reasoning reasoning_effort sampling stop_words",
+    "moonshot/kimi-k2.5": "function_calling reasoning_effort sampling stop_words",
+    "us.openai.gpt-6-sol": "function_calling reasoning_effort stop_words",
 }
+"""What each model has, besides `sampling_defaults`."""
 
 
 @pytest.mark.parametrize("model", FEATURES)
 def test_features(model: str) -> None:
-    assert features_of(model) == FEATURES[model]
+    found = asdict(features_of(model))
+    found.pop("sampling_defaults")
+    assert " ".join(name for name, value in found.items() if value) == FEATURES[model]
+
+
+@pytest.mark.parametrize(
+    ("model", "takes"),
+    [
+        *(("gpt-4o", True), ("openai/gpt-4.1", True), ("groq/anything", True), ("deepseek/deepseek-chat", True)),
+        *(("gpt-6-sol", False), ("o3-pro", False), ("moonshot/kimi-k2.5", False), ("openai/my-own", False)),
+    ],
+)
+def test_no_default_is_sent_to_a_model_that_may_refuse_it(model: str, takes: bool) -> None:
+    assert features_of(model).sampling_defaults is takes
+    config = LLMConfig.create(model=model)
+    assert ("temperature" in chat_parameters(config, model)) is takes
+    chosen = chat_parameters(LLMConfig.create(model=model, temperature=0.6), model)
+    assert chosen.get("temperature") == (None if features_of(model).reasoning else 0.6)
