@@ -94,7 +94,7 @@ class Clients:
     async def _ask_plainly(self) -> None:
         body = {
             "model": "my-own",
-            "messages": ChatWire(cache_marks=False, is_claude=False).values(self._request.messages),
+            "messages": ChatWire(cache_marks=False, thoughts="none").values(self._request.messages),
             "tools": chat_tools(self._request.tools),
         }
         (await self._plain.post(self._url, json=body)).json()

@@ -55,7 +55,7 @@ class LitellmLLM:
         self._secrets = config.secrets
         self._row = look_up(model)
         self._parameters = _parameters(config, model)
-        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, is_claude=features.is_claude)
+        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, thoughts=features.thoughts)
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
@@ -151,6 +151,9 @@ def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         fields["max_tokens"] = fields.pop("max_completion_tokens")
     if model.startswith("huggingface/") and fields.get("top_p") == 1:
         fields["top_p"] = 0.9
+    if features_of(model).thoughts == "items":
+        further = {"include": ["reasoning.encrypted_content"]} | (fields.get("extra_body") or {})
+        fields["extra_body"] = further
     if normalised(model) == "gemini-2.5-pro" and config.reasoning_effort in (None, "low", "none"):
         fields.pop("reasoning_effort", None)
         fields["thinking"] = {"type": "enabled", "budget_tokens": GEMINI_PRO_THINKING_TOKENS}

@@ -51,7 +51,7 @@ class OpenAICompatibleLLM:
         fields, further_headers = body_and_headers(chat_parameters(config, model))
         self._parameters = {"model": model} | fields
         self._headers = {"Content-Type": "application/json"} | further_headers
-        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, is_claude=features.is_claude)
+        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, thoughts=features.thoughts)
         self._client = _client(config, clock)
         self._clock = clock
 

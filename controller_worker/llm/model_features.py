@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from typing import Literal
 
 from controller_worker.llm.model_table import look_up
 
@@ -29,6 +30,11 @@ LATER_REASONING = ("gpt-[6-9]*", "o[1-9]-pro*", "o[5-9]*", "kimi-k2.5*", "kimi-k
 """Models that the original's globs end before, for installations whose price table lacks them, too."""
 OPENAI_REASONING = ("gpt-*", "o[1-9]*", "openai.gpt-*")
 """Those that reason among these refuse a temperature; other makers' take one."""
+THOUGHT_READERS = (
+    *("kimi-k2-thinking*", "kimi-k2.[5-9]*", "kimi-k[3-9]*", "minimax-m[2-9]*", "glm-4.[6-9]*", "glm-[5-9]*"),
+    *("deepseek-reasoner*", "deepseek-v3.2*", "deepseek-v[4-9]*", "mimo-v2*"),
+)
+"""Models that answer with `reasoning_content` and want it back: some refuse a call's result without it."""
 PROMPT_CACHE = (
     *("claude-3-7-sonnet*", "claude-3.7-sonnet*", "claude-sonnet-3-7-latest", "claude-3-5-sonnet*"),
     *("claude-3-5-haiku*", "claude-3.5-haiku*", "claude-3-haiku-20240307", "claude-3-opus-20240229"),
@@ -36,6 +42,11 @@ PROMPT_CACHE = (
 )
 NO_STOP_WORDS = ("o1*", "grok-4-0709", "grok-code-fast-1", "deepseek-r1-0528*")
 EFFORT_NEVER_SENT = ("claude-sonnet-4-5*", "claude-haiku-4-5*", "grok-4", "grok-4-0709", "grok-code-fast-1")
+
+
+ThoughtForm = Literal["none", "signed", "content", "items", "calls"]
+"""How a model's thoughts return to it: not at all, as Claude's signed blocks, as `reasoning_content`, as items of the
+Responses API, or as what is attached to each call (Gemini)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,7 @@ class ModelFeatures:
         sampling_defaults: takes our defaults for them, which nobody has chosen.
         prompt_cache: takes explicit cache marks.
         stop_words: takes stop sequences.
+        thoughts: the form in which it reads its thoughts again.
     """
 
     is_claude: bool
@@ -63,6 +75,7 @@ class ModelFeatures:
     sampling_defaults: bool
     prompt_cache: bool
     stop_words: bool
+    thoughts: ThoughtForm
 
 
 @lru_cache(maxsize=256)
@@ -88,7 +101,19 @@ def features_of(model: str) -> ModelFeatures:
         sampling_defaults=not reasons and (row.takes_sampling if row is not None else calls_functions),
         prompt_cache=_matches(model, PROMPT_CACHE) or (is_claude and row is not None and row.prompt_cache),
         stop_words=not _matches(model, NO_STOP_WORDS),
+        thoughts=_thought_form(model, reasons=reasons, asks_responses=row is not None and row.asks_responses),
     )
+
+
+def _thought_form(model: str, *, reasons: bool, asks_responses: bool) -> ThoughtForm:
+    name = normalised(model)
+    if "claude" in name:
+        return "signed"
+    if "gemini" in name:
+        return "calls"
+    if _matches(model, THOUGHT_READERS):
+        return "content"
+    return "items" if reasons and (asks_responses or "responses/" in model) else "none"
 
 
 def sees_images(model: str) -> bool:

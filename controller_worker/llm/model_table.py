@@ -66,6 +66,7 @@ class ModelRow:
     thinks_adaptively: bool
     vision: bool
     reasons: bool = False
+    asks_responses: bool = False
     batch_prices: Prices | None = None
 
     def cost_usd(self, usage: Usage, *, is_batched: bool = False) -> float | None:
@@ -149,6 +150,7 @@ def _row(row: Mapping[str, Any]) -> ModelRow:
         takes_effort=row.get("supports_output_config") is True,
         thinks_adaptively=row.get("supports_adaptive_thinking") is True,
         reasons=row.get("supports_reasoning") is True,
+        asks_responses=row.get("mode") == "responses",
         vision=row.get("supports_vision") is True,
     )
 

@@ -14,6 +14,7 @@ from controller_worker.llm.errors import MalformedReplyError
 from controller_worker.llm.llm import Delta
 from controller_worker.wires.event_stream import DONE
 from controller_worker.wires.provider_errors import StreamedError, failure_of_choice
+from controller_worker.wires.thoughts import OF_A_CALL
 
 
 class ChatStream:
@@ -27,6 +28,7 @@ class ChatStream:
         self._texts: dict[str, list[str]] = {}
         self._thinking_blocks: list[dict[str, Any]] = []
         self._thoughts: list[list[str]] = []  # the pieces of each block
+        self._reasoning_items: dict[str, Mapping[str, Any]] = {}  # by id: litellm repeats them at the end
         self._calls: dict[int, dict[str, Any]] = {}
         self._latest_call = -1
 
@@ -76,13 +78,15 @@ class ChatStream:
             raise MalformedReplyError("The stream has ended before the reply.")
         message: dict[str, Any] = {name: "".join(pieces) for name, pieces in self._texts.items()}
         message["tool_calls"] = [
-            {"id": call["id"], "function": {"name": call["name"], "arguments": "".join(call["arguments"])}}
+            call["attached"]
+            | {"id": call["id"], "function": {"name": call["name"], "arguments": "".join(call["arguments"])}}
             for _, call in sorted(self._calls.items())
         ]
         message["thinking_blocks"] = [
             block | {"thinking": "".join(pieces)} if pieces else block
             for block, pieces in zip(self._thinking_blocks, self._thoughts, strict=True)
         ]
+        message["reasoning_items"] = list(self._reasoning_items.values())
         choice = {"message": message, "finish_reason": self._finish_reason}
         return self._head | {"choices": [choice] if self._has_begun() else [], "usage": self._usage}
 
@@ -95,6 +99,7 @@ class ChatStream:
         self._take_text("reasoning_content", "thinking", delta.get("reasoning_content") or delta.get("reasoning"))
         for block in delta.get("thinking_blocks") or ():
             self._take_thinking(block)
+        self._reasoning_items |= {str(item.get("id")): item for item in delta.get("reasoning_items") or ()}
         for call in delta.get("tool_calls") or ():
             self._take_call(call)
 
@@ -122,7 +127,8 @@ class ChatStream:
         if not isinstance(index, int):
             index = self._latest_call + (1 if piece.get("id") or not self._calls else 0)
         self._latest_call = max(self._latest_call, index)
-        call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": []})
+        call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": [], "attached": {}})
+        call["attached"] |= {name: piece[name] for name in OF_A_CALL if piece.get(name)}
         call["id"] = call["id"] or piece.get("id") or ""
         name, arguments = function.get("name") or "", function.get("arguments") or ""
         call["name"] = call["name"] or name

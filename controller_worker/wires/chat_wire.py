@@ -14,12 +14,14 @@ from typing import Any
 from broker.specs.tool_specs import ToolSpec
 from controller_worker.llm.errors import MalformedReplyError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
+from controller_worker.llm.model_features import ThoughtForm
 from controller_worker.messages.call_names import fitting, with_distinct_ids
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.messages.tool_arguments import arguments_text
 from controller_worker.messages.written_messages import MessageMemo, WrittenMessages, json_bytes
-from controller_worker.wires.messages_wire import CACHE_MARK, is_signed
+from controller_worker.wires.messages_wire import CACHE_MARK
 from controller_worker.wires.reply import Reply, counts_of, token_count, usable
+from controller_worker.wires.thoughts import attach, thought_fields, thoughts_of
 
 SEE_BELOW = "The result is the picture below."
 
@@ -31,15 +33,16 @@ class ChatWire:
         written: the messages so far.
     """
 
-    def __init__(self, *, cache_marks: bool, is_claude: bool) -> None:
+    def __init__(self, *, cache_marks: bool, thoughts: ThoughtForm) -> None:
         """Choose the form.
 
         Args:
             cache_marks: mark the system prompt and the last user or tool message for the provider's cache.
-            is_claude: replay signed thoughts, and leave pictures in results of tools; no other model takes either.
+            thoughts: the form in which the model reads its thoughts again. Claude, whose are signed, is also the only
+                model that takes pictures in results of tools.
         """
         self._cache_marks = cache_marks
-        self._is_claude = is_claude
+        self._thoughts: ThoughtForm = thoughts
         self._apart: MessageMemo[tuple[Message, Message]] = MessageMemo()
         self.written = WrittenMessages(lambda message: json_bytes(self._value(message, is_marked=False)))
 
@@ -64,7 +67,7 @@ class ChatWire:
 
     def _pictures_apart(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages with pictures from tools in messages of their own, behind all results of the turn."""
-        if self._is_claude:
+        if self._thoughts == "signed":
             return messages
         shown: list[Message] = []
         waiting: list[Message] = []
@@ -97,16 +100,15 @@ class ChatWire:
                 }
                 for call in message.tool_calls
             ]
+            if self._thoughts == "calls":
+                attach(message.thinking_blocks, written["tool_calls"])
         if message.role == "tool":
             written["tool_call_id"] = message.tool_call_id
             if message.name is not None:
                 written["name"] = fitting(message.name)
             if is_marked:
                 written["cache_control"] = CACHE_MARK
-        signed = [dict(block) for block in message.thinking_blocks if is_signed(block)]
-        if self._is_claude and signed:
-            written["thinking_blocks"] = signed
-        return written
+        return written | thought_fields(message.thinking_blocks, self._thoughts)
 
 
 def asked_fields(request: ModelRequest) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def read_chat_reply(reply: Any) -> Reply:
         parts = Reply(
             text=_text(message.get("content")),
             tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
-            thinking_blocks=_thinking(message),
+            thinking_blocks=thoughts_of(message),
             model=str(reply.get("model") or ""),
             response_id=str(reply.get("id") or ""),
             stop_reason=str(choice.get("finish_reason") or ""),
@@ -188,15 +190,6 @@ def _text(content: Any) -> str:
     if content is not None and not isinstance(content, str):
         raise TypeError(f"content is {type(content).__name__}")
     return content or ""
-
-
-def _thinking(message: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return the blocks that Claude has signed, or what another model has thought in one block without a signature."""
-    blocks = tuple(dict(block) for block in message.get("thinking_blocks") or ())
-    thought = message.get("reasoning_content") or message.get("reasoning")
-    if blocks or not isinstance(thought, str):
-        return blocks
-    return ({"type": "thinking", "thinking": thought},)
 
 
 def _tool_call(call: Mapping[str, Any]) -> ToolCall:

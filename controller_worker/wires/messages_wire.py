@@ -20,6 +20,7 @@ from controller_worker.messages.messages import ImagePart, Message, TextPart, To
 from controller_worker.messages.tool_arguments import arguments_object
 from controller_worker.messages.written_messages import WrittenMessages, json_bytes
 from controller_worker.wires.reply import Reply, counts_of, token_count, usable
+from controller_worker.wires.thoughts import is_signed
 
 CACHE_MARK: Mapping[str, str] = {"type": "ephemeral"}
 CACHE_MARKS_LIMIT = 4
@@ -101,11 +102,6 @@ def _may_think(messages: Sequence[Message]) -> bool:
     """
     last = next((message for message in reversed(messages) if message.role == "assistant"), None)
     return last is None or not last.tool_calls or any(map(is_signed, last.thinking_blocks))
-
-
-def is_signed(block: Mapping[str, Any]) -> bool:
-    """Say whether a thinking block comes from Claude, which takes no others back."""
-    return "signature" in block or "data" in block
 
 
 def _write(message: Message) -> bytes:

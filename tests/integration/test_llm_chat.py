@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller_worker.llm.llm import Completion, ModelRequest, Usage
+from broker.runtime.clock import SystemClock
+from controller_worker.backends.registry import create_llm
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from tests.integration.llm_requests import HISTORY, answer
 from tests.model_server.running_server import RunningModelServer
@@ -153,3 +158,39 @@ async def test_extra_fields_of_the_body_are_fields_of_the_body(server: RunningMo
     body = await sent(server, backend, model="my-own", completion_kwargs=kwargs)
     assert (body["chat_template_kwargs"], body["min_p"]) == ({"enable_thinking": False}, 0.1)
     assert "extra_body" not in body
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the 'model_.* attribute on the instance:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict class:UserWarning")
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize(("model", "is_sent"), [("kimi-k2.5", True), ("openai/gpt-4o", False)])
+async def test_reasoning_returns_to_a_model_that_wants_it_back(
+    shared_model_server: Callable[..., RunningModelServer],
+    tmp_path: Path,
+    backend: str,
+    model: str,
+    is_sent: bool,
+    is_streamed: bool,
+) -> None:
+    call = {"name": "execute_bash", "arguments": {"command": "true"}}
+    script = {"turns": [{"thinking": "Hm.", "text": "Now.", "tool_calls": [call]}, {"text": "Done."}]}
+    (tmp_path / "script.json").write_text(json.dumps(script))
+    server = shared_model_server("--script", str(tmp_path / "script.json"))
+    url = {"base_url": server.url + "/v1", "native_tool_calling": True, "api_key": "k"}
+    llm = create_llm(LLMConfig.create(model=model, backend=backend, **url), SystemClock())
+    shown: list[Delta] = []
+    task = Message("user", (TextPart("Do it."),))
+
+    async def step(*messages: Message) -> Completion:
+        on_delta = shown.append if is_streamed else None
+        return await llm.complete(ModelRequest(messages, (), "c1", len(messages) // 3, "/w", on_delta=on_delta))
+
+    try:
+        first = await step(task)
+        said = Message("assistant", (TextPart(first.text),), first.tool_calls, thinking_blocks=first.thinking_blocks)
+        done = Message("tool", (TextPart("ok"),), tool_call_id=first.tool_calls[0].id, name="execute_bash")
+        assert (await step(task, said, done)).text == "Done."
+    finally:
+        await llm.aclose()
+    (answer,) = [message for message in server.requests()[1]["body"]["messages"] if message["role"] == "assistant"]
+    assert answer.get("reasoning_content") == ("Hm." if is_sent else None)

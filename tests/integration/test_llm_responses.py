@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +69,29 @@ async def test_two_steps(server: RunningModelServer, is_streamed: bool) -> None:
     assert kinds == ["message", "message", "function_call", "function_call_output"]
     if shown is not None:
         assert "".join(delta.text for delta in shown if delta.kind == "text") == "Step 1."
+
+
+@both
+async def test_a_reasoning_item_returns_sealed_before_its_call(
+    shared_model_server: Callable[..., RunningModelServer], tmp_path: Path, is_streamed: bool
+) -> None:
+    call = {"name": "execute_bash", "arguments": {"command": "true"}}
+    script = {"turns": [{"thinking": "Hm.", "text": "Now.", "tool_calls": [call]}, {"text": "Done."}]}
+    (tmp_path / "script.json").write_text(json.dumps(script))
+    server = shared_model_server("--script", str(tmp_path / "script.json"))
+    first = await ask(server, TASK, shown=[] if is_streamed else None)
+    answered = (
+        Message("assistant", (TextPart(first.text),), first.tool_calls, thinking_blocks=first.thinking_blocks),
+        Message("tool", (TextPart("done"),), tool_call_id=first.tool_calls[0].id, name="execute_bash"),
+    )
+    assert (await ask(server, TASK, *answered, completion_kwargs={"extra_body": {"user": "u"}})).text == "Done."
+    asked = [request["body"] for request in server.requests()]
+    assert [body["include"] for body in asked] == [["reasoning.encrypted_content"]] * 2
+    assert asked[1]["user"] == "u"
+    thoughts = [item for item in asked[1]["input"] if item["type"] == "reasoning"]
+    assert [item["encrypted_content"] for item in thoughts] == ["sealed-0"]
+    kinds = [item["type"] for item in asked[1]["input"]]
+    assert kinds.index("reasoning") < kinds.index("function_call")
 
 
 @both

@@ -48,6 +48,10 @@ def stream(turn: Turn, number: int, model: str) -> bytes:
     begun = whole | {"output": [], "status": "in_progress", "usage": None}
     events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
     for index, item in enumerate(whole["output"]):
+        if item["type"] == "reasoning":
+            events.append({"type": "response.output_item.added", "output_index": index, "item": item | {"summary": []}})
+            events.append({"type": "response.output_item.done", "output_index": index, "item": item})
+            continue
         place = {"output_index": index, "item_id": item["id"]}
         text = item["content"][0]["text"] if item["type"] == "message" else item["arguments"]
         kind = "output_text" if item["type"] == "message" else "function_call_arguments"
@@ -73,6 +77,10 @@ def _event(event: dict[str, Any]) -> bytes:
 
 def _response(turn: Turn, number: int, model: str) -> dict[str, Any]:
     output: list[dict[str, Any]] = []
+    if turn.thinking:
+        summary = [{"type": "summary_text", "text": turn.thinking}]
+        sealed = {"encrypted_content": f"sealed-{number}"}
+        output.append({"type": "reasoning", "id": f"rs_{number}", "summary": summary} | sealed)
     if turn.text:
         content = [{"type": "output_text", "text": turn.text, "annotations": []}]
         message = {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed"}

@@ -35,7 +35,7 @@ CALLS = [{"id": "t1", "type": "function", "function": {"name": "execute_bash", "
 
 
 def chat_messages(messages: Any, *, cache_marks: bool, is_claude: bool) -> list[dict[str, Any]]:
-    return ChatWire(cache_marks=cache_marks, is_claude=is_claude).values(messages)
+    return ChatWire(cache_marks=cache_marks, thoughts="signed" if is_claude else "none").values(messages)
 
 
 def test_plain_text_is_a_string() -> None:
@@ -119,7 +119,7 @@ def test_claude_takes_pictures_in_results() -> None:
 
 
 def test_messages_with_pictures_are_written_once() -> None:
-    wire = ChatWire(cache_marks=False, is_claude=False)
+    wire = ChatWire(cache_marks=False, thoughts="none")
     request = ModelRequest(messages=TWO_CALLS, tools=(), conversation_id="c", iteration=1, workspace="/workspace")
     assert json.loads(wire.body({"model": "m"}, request))["messages"] == wire.values(TWO_CALLS)
     made = len(wire.written)
@@ -140,7 +140,7 @@ def test_tools() -> None:
 
 @pytest.mark.parametrize("cache_marks", [False, True])
 def test_bytes_and_values_say_the_same_while_the_history_grows(cache_marks: bool) -> None:
-    wire = ChatWire(cache_marks=cache_marks, is_claude=True)
+    wire = ChatWire(cache_marks=cache_marks, thoughts="signed")
     history = list(HISTORY)
     for number in range(5):
         body = wire.body({"model": "m"}, ModelRequest(history, (), "c1", number, "/w"))

@@ -124,7 +124,7 @@ def test_the_next_request_is_strict_json(name: str) -> None:
         Message("tool", (TextPart("done"),), tool_call_id="c", name="execute_bash"),
     )
     request = ModelRequest(messages, (), "c1", 1, "/w")
-    chat = strict(ChatWire(cache_marks=False, is_claude=False).body({"model": "m"}, request))
+    chat = strict(ChatWire(cache_marks=False, thoughts="none").body({"model": "m"}, request))
     shown = strict(chat["messages"][1]["tool_calls"][0]["function"]["arguments"])
     native = strict(MessagesWire(caching_prompt=False).body({"model": "m"}, request))
     assert isinstance(native["messages"][1]["content"][0]["input"], dict)

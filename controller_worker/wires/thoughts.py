@@ -1,0 +1,69 @@
+"""What a model has thought and wants to read again: how a reply keeps it, and how the history sends it.
+
+A reply keeps blocks, as its provider wrote them:
+
+    {"type": "thinking", "thinking"}                                `reasoning_content` of DeepSeek, Kimi and others
+    {"type": "thinking", "thinking", "signature"}, redacted too     Claude's
+    {"type": "reasoning", "id", "summary", "encrypted_content"}     an item of OpenAI's Responses
+    {"type": "call", "index", …}                                    what Gemini has attached to a call: its signature
+
+Holds: a model gets back its own form alone; what another family has thought is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from controller_worker.llm.model_features import ThoughtForm
+
+OF_A_CALL = ("extra_content", "provider_specific_fields")
+"""Fields of a call that hold what its provider wants back: of Gemini itself, and of litellm."""
+
+Block = Mapping[str, Any]
+
+
+def is_signed(block: Block) -> bool:
+    """Say whether a thinking block comes from Claude, which takes no others back."""
+    return block.get("type") in ("thinking", "redacted_thinking") and ("signature" in block or "data" in block)
+
+
+def thoughts_of(message: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the blocks of a message of Chat Completions.
+
+    Raises:
+        TypeError, AttributeError, ValueError: the message has not the form.
+    """
+    blocks = [dict(block) for block in message.get("thinking_blocks") or ()]
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if not blocks and isinstance(thought, str):
+        blocks = [{"type": "thinking", "thinking": thought}]
+    blocks += [{**item, "type": "reasoning"} for item in message.get("reasoning_items") or ()]
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        attached = {name: call[name] for name in OF_A_CALL if isinstance(call.get(name), Mapping) and call[name]}
+        if attached:
+            blocks.append({"type": "call", "index": index, **attached})
+    return tuple(blocks)
+
+
+def thought_fields(blocks: Iterable[Block], form: ThoughtForm) -> dict[str, Any]:
+    """Return the fields of an assistant's message that hold its thoughts in this form; none where it has none."""
+    match form:
+        case "signed":
+            signed = [dict(block) for block in blocks if is_signed(block)]
+            return {"thinking_blocks": signed} if signed else {}
+        case "content":
+            texts = [str(block["thinking"]) for block in blocks if block.get("thinking") and not is_signed(block)]
+            return {"reasoning_content": "\n".join(texts)} if texts else {}
+        case "items":
+            items = [dict(block) for block in blocks if block.get("type") == "reasoning"]
+            return {"reasoning_items": items} if items else {}
+    return {}
+
+
+def attach(blocks: Iterable[Block], calls: list[dict[str, Any]]) -> None:
+    """Give written calls back what their provider has attached to them."""
+    for block in blocks:
+        index = block.get("index")
+        if block.get("type") == "call" and isinstance(index, int) and 0 <= index < len(calls):
+            calls[index] |= {name: block[name] for name in OF_A_CALL if name in block}
