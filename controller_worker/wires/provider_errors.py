@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -33,6 +34,8 @@ from controller_worker.llm.errors import (
 )
 
 CHAIN_LIMIT = 20
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)?", re.ASCII)
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 MASK = "<secret-hidden>"
 MASKED_FROM_CHARS = 8
 """A shorter key is no secret, and masking it would blot out ordinary words."""
@@ -54,14 +57,33 @@ OTHER_CONTEXT_WINDOW_TEXTS = (
     *("exceeds the available context size", "exceeds the maximum number of tokens allowed"),
     *("input is too long for requested model", "exceeds the context window", "`inputs` tokens + `max_new_tokens` must"),
     *("too large for model with", "model's maximum prompt length"),
+    # newer vLLM; LM Studio (three); Ollama (three); TensorRT-LLM; TabbyAPI
+    *("the model's context length is only", "greater than the context length", "tokens when context the overflows"),
+    *("cannot truncate prompt with n_keep", "exceeded max context length", "input length exceeds"),
+    *("exceeds maximum context length", "exceeds maximum input length", "greater than max_seq_len"),
+    # Two of Kimi, then of MiniMax, GLM (two), DashScope, OpenRouter, Vertex, Copilot, Cohere
+    *("exceeded model token limit", "total message size&exceeds limit", "context window exceeds limit"),
+    *("prompt exceeds max length", "model_context_window_exceeded", "range of input length should be"),
+    *("endpoint's maximum context length", "token count is&but the model only supports up to"),
+    *("prompt token count of&exceeds the limit of", "tokens in the prompt cannot exceed"),
+    *(
+        "exceed max message tokens",
+        "input tokens exceeded",
+        "too many input tokens",
+        "number of input tokens&cannot exceed",
+    ),
+    # Others that repeat one another
+    *("but the configured context size is", "maximum allowed input length of", "exceeds the context length"),
 )
 """Of servers that are asked directly here, and by litellm in OpenHands, which knows most of them."""
 
 _BY_TEXT: tuple[tuple[tuple[str, ...], type[ModelError]], ...] = (
     ((*CONTEXT_WINDOW_TEXTS, *OTHER_CONTEXT_WINDOW_TEXTS), ContextWindowError),
     (("sambanovaexception&maximum context length",), ContextWindowError),
-    (("exceededbudget", "credit balance is too low"), OutOfCreditsError),
-    (("contentpolicyviolationerror", "content filtering policy"), ContentPolicyError),
+    (("exceededbudget", "credit balance is too low", "reached your specified api usage limits"), OutOfCreditsError),
+    (("insufficient balance", "your account is suspended&balance", "usage limit reached for"), OutOfCreditsError),
+    (("contentpolicyviolationerror", "content filtering policy", "content management policy"), ContentPolicyError),
+    (("flagged as potentially violating", "considered high risk"), ContentPolicyError),
     (("could not resolve authentication method", "api_key client option must be set"), AuthenticationError),
     # The openai client without a key; litellm without one, for most of its providers
     (("missing credentials. please pass", "api key - a call is being made", "missing api key"), AuthenticationError),
@@ -81,6 +103,9 @@ _BY_PROVIDER_CODE: Mapping[str, type[ModelError]] = {
     "contract_spend_limit_reached": OutOfCreditsError,
     "content_policy_violation": ContentPolicyError,
     "content_filter": ContentPolicyError,
+    "1261": ContextWindowError,  # GLM
+    "usage_limit_reached": OutOfCreditsError,
+    "model_max_prompt_tokens_exceeded": ContextWindowError,
 }
 """By the machine-readable code in the body of an error reply."""
 
@@ -265,7 +290,7 @@ def _in_body(error: BaseException, name: str) -> Any:
 def _body_of_text(error: BaseException) -> Any:
     """Return the body of an error reply that is all the text of an exception, as litellm's own HTTP client has it."""
     text = str(error)
-    if not text.startswith("{"):
+    if not text.startswith(("{", "[")):
         return None
     try:
         return json.loads(text)
@@ -281,6 +306,10 @@ def _retry_after_seconds(chain: Sequence[BaseException], now: datetime | None) -
                 seconds = retry_after_seconds(headers, now)
                 if seconds is not None:
                     return seconds
+    for link in chain:
+        seconds = _told_delay_seconds(getattr(link, "body", None) or _body_of_text(link))
+        if seconds is not None:
+            return seconds
     return None
 
 
@@ -292,18 +321,32 @@ def retry_after_seconds(headers: Mapping[str, str], now: datetime | None) -> flo
         now: what an HTTP date is compared with; None: a date is not read.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            seconds = float(headers[name]) * unit
-        except (KeyError, ValueError):
-            continue
-        if 0 <= seconds < float("inf"):
+        seconds = _duration_seconds(headers.get(name), unit)
+        if seconds is not None:
             return seconds
-    try:
-        due = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
-    except ValueError:
-        return None
     if now is None:
         return None
-    if due.tzinfo is None:
-        due = due.replace(tzinfo=UTC)
-    return max((due - now).total_seconds(), 0.0)
+    try:
+        due = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
+        return max((due.replace(tzinfo=due.tzinfo or UTC) - now).total_seconds(), 0.0)
+    except (ValueError, OverflowError, TypeError):  # no date, or one that no calendar has
+        return None
+
+
+def _duration_seconds(text: Any, unit: float = 1.0) -> float | None:
+    """Read a duration such as `7`, `0.5`, `20s` or `250ms`; None for anything else."""
+    found = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
+    return float(found[1]) * (_UNITS[found[2]] if found[2] else unit) if found else None
+
+
+def _told_delay_seconds(body: Any) -> float | None:
+    """Return the `retryDelay` among the details of an error of Google's; it may be in a list of one."""
+    if isinstance(body, list) and body:
+        body = body[0]
+    error = body.get("error", body) if isinstance(body, Mapping) else None
+    details = error.get("details") if isinstance(error, Mapping) else None
+    for detail in details if isinstance(details, list) else ():
+        seconds = _duration_seconds(detail.get("retryDelay")) if isinstance(detail, Mapping) else None
+        if seconds is not None:
+            return seconds
+    return None

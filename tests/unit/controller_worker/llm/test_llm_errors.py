@@ -88,10 +88,63 @@ def test_the_context_window_texts_of_openhands(text: str) -> None:
         "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens and 512 `max_new_tokens`",
         "Prompt contains 40000 tokens, too large for model with 32768 maximum context length",
         "This model's maximum prompt length is 131072 but the request contains 150000 tokens.",
+        "You passed 9001 input tokens and requested 1000. However, the model's context length is only 8192 tokens.",
+        "Trying to keep the first 15857 tokens when context the overflows. However, the model is loaded with 4096.",
+        "The number of tokens to keep from the initial prompt is greater than the context length (n_keep: 13055).",
+        "Cannot truncate prompt with n_keep (15028) >= n_ctx (7424)",
+        "prompt too long; exceeded max context length by 4021 tokens",
+        "the input length exceeds the context length",
+        "input exceeds maximum context length",
+        "Prompt length (9000) exceeds maximum input length (8192)",
+        "Prompt length 9000 is greater than max_seq_len 8192",
+        "Invalid request: Your request exceeded model token limit: 262144 (requested: 291351)",
+        "total message size 2306631 exceeds limit 2097152",
+        "invalid params, context window exceeds limit (2013)",
+        "Prompt exceeds max length",
+        "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]",
+        "This endpoint's maximum context length is 32768 tokens. However, you requested about 40000 tokens.",
+        "Unable to submit request because the input token count is 33000 but the model only supports up to 32768.",
+        "prompt token count of 100000 exceeds the limit of 65536",
+        "too many tokens: total number of tokens in the prompt cannot exceed 4081",
+        "Total tokens of image and text exceed max message tokens",
+        "Input Tokens Exceeded: Number of input tokens exceeds maximum length.",
+        "the number of input tokens 9000 cannot exceed the total tokens limit 8192 for this model",
+        "Prompt has 5000 tokens, but the configured context size is 4096 tokens",
     ],
 )
 def test_the_context_window_texts_of_other_servers(text: str) -> None:
     assert model_error(StatusError(text, 400)).code == "context_window"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code"),
+    [
+        (
+            "You have reached your specified API usage limits. You will regain access on 2026-12-01.",
+            400,
+            "out_of_credits",
+        ),
+        ("Insufficient Balance", 402, "out_of_credits"),
+        ("Invalid prompt: your prompt was flagged as potentially violating our usage policy.", 400, "content_policy"),
+        ("The request was rejected because it was considered high risk", 400, "content_policy"),
+        ("Rate limit reached: too many tokens per minute. Limit 30000, requested 31000.", 429, "rate_limit"),
+        ("max_tokens exceeds the limit of 8192", 400, "bad_request"),
+        ("The limit of the input list is exceeded", 400, "bad_request"),
+    ],
+)
+def test_texts_that_say_something_else(text: str, status: int, code: str) -> None:
+    assert model_error(StatusError(text, status)).code == code
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_delay_that_google_puts_into_the_body(is_list: bool) -> None:
+    kind = {"@type": "type.googleapis.com/google.rpc.RetryInfo"}
+    body = {"error": {"code": 429, "details": [{"@type": "x"}, 7, kind | {"retryDelay": "20.5s"}]}}
+    error = StatusError("slow", 429, [body] if is_list else body)
+    assert model_error(error).retry_after_seconds == 20.5
+    for odd in ("soon", None, -3, "9" * 30 + "s"):
+        odd_body = {"error": {"details": [kind | {"retryDelay": odd}]}}
+        assert model_error(StatusError("slow", 429, odd_body)).retry_after_seconds is None
 
 
 def test_half_of_a_joined_text_is_not_enough() -> None:
@@ -186,6 +239,10 @@ def test_a_chain_that_bites_its_tail_ends() -> None:
         ({"retry-after": "0.5"}, 0.5),
         ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
         ({"retry-after": "-3"}, None),
+        ({"retry-after": "20s"}, 20.0),
+        ({"retry-after": "1m"}, 60.0),
+        ({"retry-after": "Fri, 31 Dec 99999 23:59:59 GMT"}, None),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 -9999"}, None),
         ({"retry-after": "nan"}, None),
         ({"retry-after": "inf"}, None),
         ({"retry-after": "soon"}, None),
