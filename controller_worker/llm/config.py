@@ -29,6 +29,8 @@ ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
 DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
 SAME_ELSEWHERE = frozenset({"context_window", "content_policy", "bad_request"})
 """Errors that another model or key is likely to give too: a fallback is for them only where it says so."""
+OF_THE_CONVERSATION = frozenset({"messages", "stream", "system", "tools"})
+"""Fields of a request that a setting cannot replace."""
 PRIMARY = "primary"
 """What a router calls its own profile's model."""
 AZURE_API_VERSION = "2024-12-01-preview"
@@ -257,6 +259,13 @@ class LLMConfig(BaseModel):
     def _is_address(cls, value: str | None) -> str | None:
         if value and not re.match(r"https?://[^/]", value):
             raise ValueError("this is no address; it looks like https://host/v1")  # its text may be a key
+        return value
+
+    @field_validator("completion_kwargs")
+    @classmethod
+    def _leaves_the_conversation_alone(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in sorted(OF_THE_CONVERSATION & set(value or ())):
+            raise ValueError(f"{name!r} comes from the conversation and its agent; it cannot be set here")
         return value
 
     @field_validator("batch", mode="before")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +31,8 @@ OTHER_PROVIDERS = frozenset(
 BATCH_SHARE = 0.5
 """What a batched call costs of another one, where the table does not say: Anthropic and OpenAI both ask half."""
 
-_TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
+_TIERED = "input_cost_per_token"
+_TIER = re.compile(_TIERED + r"_above_(\d+)k_tokens\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +137,12 @@ def _read_table() -> Mapping[str, Any]:
 
 
 def _row(row: Mapping[str, Any]) -> ModelRow:
-    tiers = sorted((int(found[1]) for name in row if (found := _TIER.fullmatch(name))), reverse=True)
-    priced = ((above, _prices(row, f"_above_{above}k_tokens")) for above in tiers)
+    tiers = _tiers(row)
+    base = next((prices for above, prices in tiers if above == 0), None)
     return ModelRow(
-        prices=_prices(row, ""),
+        prices=_prices(row, "") or base,
         batch_prices=_batch_prices(row),
-        tiers=tuple((above * 1000, prices) for above, prices in priced if prices is not None),
+        tiers=tuple((above, prices) for above, prices in tiers if above),
         max_input_tokens=_tokens(row.get("max_input_tokens")),
         max_output_tokens=_tokens(row.get("max_output_tokens")) or _tokens(row.get("max_tokens")),
         function_calling=row.get("supports_function_calling") is True,
@@ -166,9 +167,28 @@ def _prices(row: Mapping[str, Any], suffix: str) -> Prices | None:
     return Prices(per_input, per_output, price("cache_read_input_token_cost"), price("cache_creation_input_token_cost"))
 
 
+def _tiers(row: Mapping[str, Any]) -> list[tuple[int, Prices]]:
+    """Return the prices above each number of tokens of the prompt, highest first, in both forms that the table has."""
+    named = filter(None, map(_TIER.match, row))
+    tiers = [(int(match[1]) * 1000, _prices(row, match[0].removeprefix(_TIERED))) for match in named]
+    tiers += [(int(step["range"][0]), _prices(step, "")) for step in row.get("tiered_pricing") or ()]
+    return sorted(((above, prices) for above, prices in tiers if prices is not None), key=lambda tier: -tier[0])
+
+
 def _batch_prices(row: Mapping[str, Any]) -> Prices | None:
-    return _prices(
-        {name.removesuffix("_batches"): price for name, price in row.items() if name.endswith("_batches")}, ""
+    named = {name.removesuffix("_batches"): price for name, price in row.items() if name.endswith("_batches")}
+    batch, direct = _prices(named, ""), _prices(row, "")
+    if batch is None or direct is None:
+        return batch
+
+    def cheaper(price: float | None, of: float | None) -> float | None:
+        """Return the price of cached tokens in a batch; where the table has none, the same share of the direct one."""
+        return of * BATCH_SHARE if price is None and of is not None else price
+
+    return replace(
+        batch,
+        cache_read=cheaper(batch.cache_read, direct.cache_read),
+        cache_write=cheaper(batch.cache_write, direct.cache_write),
     )
 
 

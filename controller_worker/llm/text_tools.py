@@ -77,12 +77,12 @@ def _as_text(message: Message, tools: Mapping[str, ToolSpec]) -> Message:
     """Return a message that any chat model can read."""
     if message.role == "tool":
         prefix = RESULT_PREFIX.format(name=message.name or "function")
-        return Message("user", _prefixed(message.content, prefix), cache=message.cache)
+        return Message("user", _prefixed(message.content, prefix))
     if message.role == "assistant":
         text = "\n".join(part.text for part in message.content if isinstance(part, TextPart))
         images = tuple(part for part in message.content if isinstance(part, ImagePart))
         written = TextPart(write_calls(text, message.tool_calls, tools))
-        return Message("assistant", (written, *images), thinking_blocks=message.thinking_blocks, cache=message.cache)
+        return Message("assistant", (written, *images), thinking_blocks=message.thinking_blocks)
     return message
 
 

@@ -137,7 +137,7 @@ def with_suffix(message: Message, suffix: str) -> Message:
         content = (*content[:-1], TextPart(content[-1].text + suffix))
     else:
         content = (*content, TextPart(suffix))
-    return Message(message.role, content, cache=message.cache)
+    return Message(message.role, content)
 
 
 def type_names(schema: Any) -> tuple[str, ...]:

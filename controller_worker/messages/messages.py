@@ -58,7 +58,6 @@ class Message:
         tool_call_id: of a tool result, the call it answers.
         name: of a tool result, the tool.
         thinking_blocks: of an assistant, as the provider sent them, signatures included; replayed unchanged.
-        cache: ask the provider to cache the prompt up to here, besides the marks that a backend sets by itself.
     """
 
     role: Role
@@ -67,4 +66,3 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     thinking_blocks: tuple[Mapping[str, Any], ...] = ()
-    cache: bool = False

@@ -19,7 +19,7 @@ from controller_worker.messages.call_names import fitting, with_distinct_ids
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.messages.tool_arguments import arguments_text
 from controller_worker.messages.written_messages import MessageMemo, WrittenMessages, json_bytes
-from controller_worker.wires.messages_wire import CACHE_MARK
+from controller_worker.wires.messages_wire import CACHE_MARK, turn_ends
 from controller_worker.wires.reply import Reply, counts_of, token_count, usable
 from controller_worker.wires.thoughts import attach, thought_fields, thoughts_of
 
@@ -86,8 +86,7 @@ class ChatWire:
     def _marked(self, messages: Sequence[Message]) -> set[int]:
         if not self._cache_marks:
             return set()
-        last = next((message for message in reversed(messages) if message.role in ("user", "tool")), None)
-        return {id(message) for message in messages if message.cache or message is last or message.role == "system"}
+        return {id(message) for message in (*turn_ends(messages), *(one for one in messages if one.role == "system"))}
 
     def _value(self, message: Message, *, is_marked: bool) -> dict[str, Any]:
         written: dict[str, Any] = {"role": message.role, "content": _content(message, is_marked=is_marked)}
@@ -201,11 +200,20 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    details = usage.get("prompt_tokens_details")
-    details = details if isinstance(details, Mapping) else {}
+    asked = _part(usage, "prompt_tokens_details")
+    cached = asked.get("cached_tokens") or usage.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")
+    prompt, written = token_count(usage.get("prompt_tokens")), token_count(usage.get("completion_tokens"))
+    # xAI counts what the model has thought beside what it has written, and in the total.
+    thought = token_count(_part(usage, "completion_tokens_details").get("reasoning_tokens"))
+    is_beside = token_count(usage.get("total_tokens")) == prompt + written + thought
     return Usage(
-        prompt_tokens=token_count(usage.get("prompt_tokens")),
-        completion_tokens=token_count(usage.get("completion_tokens")),
-        cache_read_tokens=token_count(details.get("cached_tokens")),
+        prompt_tokens=prompt,
+        completion_tokens=written + (thought if is_beside else 0),
+        cache_read_tokens=token_count(cached),  # OpenAI and most others; Kimi; DeepSeek
         cache_write_tokens=token_count(usage.get("cache_creation_input_tokens")),
     )
+
+
+def _part(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = usage.get(name)
+    return part if isinstance(part, Mapping) else {}

@@ -23,7 +23,6 @@ from controller_worker.wires.reply import Reply, counts_of, token_count, usable
 from controller_worker.wires.thoughts import is_signed
 
 CACHE_MARK: Mapping[str, str] = {"type": "ephemeral"}
-CACHE_MARKS_LIMIT = 4
 IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 _STOP_REASONS: Mapping[str, str] = {
@@ -52,7 +51,7 @@ class MessagesWire:
     def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
         """Return the JSON body of a request; `parameters` are its fields besides system, tools and messages."""
         shown = with_distinct_ids(request.messages)
-        marked = self._marked(shown)
+        marked = set(map(id, turn_ends(shown) if self._caching_prompt else ()))
         fields = dict(parameters)
         thinking = fields.get("thinking")
         if isinstance(thinking, Mapping) and thinking.get("type") == "enabled" and not _may_think(shown):
@@ -77,15 +76,6 @@ class MessagesWire:
         )
         return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
 
-    def _marked(self, messages: Sequence[Message]) -> set[int]:
-        """Return the identities of the messages to end with a cache mark, the system prompt's apart."""
-        if not self._caching_prompt:
-            return set()
-        marked = [message for message in messages if message.cache and message.role != "system"]
-        last = next((message for message in reversed(messages) if message.role in ("user", "tool")), None)
-        marked = [message for message in marked if message is not last] + ([last] if last is not None else [])
-        return {id(message) for message in marked[-(CACHE_MARKS_LIMIT - 1) :]}
-
     def _bytes(self, message: Message, marked: set[int]) -> bytes:
         if message.role == "system":
             return b""
@@ -93,6 +83,23 @@ class MessagesWire:
             # The mark moves on with the next request, so these bytes are not worth remembering.
             return _join(_with_mark(_blocks(message)))
         return self.written.bytes_of(message)
+
+
+def turn_ends(messages: Sequence[Message]) -> list[Message]:
+    """Return what the request before this one ended with, and what this one ends with: where cache marks belong.
+
+    Claude finds a cached prefix by looking back from a mark, but no further than 20 blocks, and a turn with many calls
+    has more. The mark at the end of the previous request is where that one has put its prefix. With the system
+    prompt's, three of the four marks are used that Claude takes.
+    """
+    ends: list[Message] = []
+    is_wanted = True
+    for message in reversed(messages):
+        if message.role in ("user", "tool") and is_wanted:
+            ends.insert(0, message)
+            is_wanted = False
+        is_wanted = is_wanted or (message.role == "assistant" and len(ends) < 2)
+    return ends
 
 
 def _may_think(messages: Sequence[Message]) -> bool:

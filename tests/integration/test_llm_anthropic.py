@@ -45,7 +45,10 @@ async def test_a_whole_request_and_its_reply(server: RunningModelServer) -> None
         "system": [{"type": "text", "text": "Be good.", "cache_control": {"type": "ephemeral"}}],
         "tools": [{"name": "execute_bash", "description": "Run a command.", "input_schema": TOOL.parameters}],
         "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "Write a file."}]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "Write a file.", "cache_control": {"type": "ephemeral"}}],
+            },
             {
                 "role": "assistant",
                 "content": [

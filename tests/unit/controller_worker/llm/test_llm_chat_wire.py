@@ -51,7 +51,10 @@ def test_marks_and_thinking_for_claude_elsewhere() -> None:
     messages = (*HISTORY, Message("assistant", (TextPart("Done."),)))
     assert chat_messages(messages, cache_marks=True, is_claude=True) == [
         {"role": "system", "content": [{"type": "text", "text": "Be good.", "cache_control": MARK}]},
-        {"role": "user", "content": "List\nthe files."},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "List"}, {"type": "text", "text": "the files.", "cache_control": MARK}],
+        },
         {
             "role": "assistant",
             "content": None,
@@ -146,7 +149,7 @@ def test_bytes_and_values_say_the_same_while_the_history_grows(cache_marks: bool
         body = wire.body({"model": "m"}, ModelRequest(history, (), "c1", number, "/w"))
         assert json.loads(body) == {"model": "m", "messages": wire.values(history)}
         history += [Message("user", (TextPart(f"more {number}"),)), Message("assistant", (TextPart("ü"),))]
-    assert len(wire.written) == len(history) - (4 if cache_marks else 2)
+    assert len(wire.written) == len(history) - (5 if cache_marks else 2)
 
 
 def reply(content: Any = None, finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
@@ -248,3 +251,33 @@ def test_an_error_in_a_choice_is_no_answer(choice: dict[str, Any]) -> None:
     chunk = {"id": "r", "model": "m", "choices": [{"index": 0, "delta": {"content": "The ans"}, **choice}]}
     with pytest.raises(StreamedError):
         ChatStream(lambda _: None).take(json.dumps(chunk))
+
+
+@pytest.mark.parametrize(
+    ("reported", "usage"),
+    [
+        (  # xAI: thoughts are beside what is written
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 5,
+                "total_tokens": 115,
+                "completion_tokens_details": {"reasoning_tokens": 100},
+            },
+            Usage(10, 105),
+        ),
+        (  # OpenAI: they are a part of it
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 105,
+                "total_tokens": 115,
+                "completion_tokens_details": {"reasoning_tokens": 100},
+            },
+            Usage(10, 105),
+        ),
+        ({"prompt_tokens": 10, "completion_tokens": 5, "cached_tokens": 8}, Usage(10, 5, 8)),  # Kimi
+        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_cache_hit_tokens": 8}, Usage(10, 5, 8)),  # DeepSeek
+        ({"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": 7}, Usage(10, 5)),
+    ],
+)
+def test_usage_in_the_forms_of_other_providers(reported: dict[str, Any], usage: Usage) -> None:
+    assert read_chat_reply(reply("x") | {"usage": reported}).usage == usage

@@ -186,3 +186,9 @@ def test_azure_gets_an_api_version() -> None:
     assert LLMConfig(model="azure/gpt-4o").api_version == "2024-12-01-preview"
     assert LLMConfig(model="azure/gpt-4o", api_version="x").api_version == "x"
     assert LLMConfig(model="gpt-4o").api_version is None
+
+
+@pytest.mark.parametrize("name", ["tools", "system", "messages", "stream"])
+def test_what_comes_from_the_conversation_is_refused_as_a_setting(name: str) -> None:
+    with pytest.raises(LLMConfigError, match=f"'{name}' comes from the conversation"):
+        LLMConfig.create(model="gpt-4o", completion_kwargs={name: []})

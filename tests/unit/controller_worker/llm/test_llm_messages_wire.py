@@ -12,6 +12,7 @@ from broker.specs.tool_specs import ToolSpec
 from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.wires.chat_wire import ChatWire
 from controller_worker.wires.messages_wire import MessagesWire, read_message
 from controller_worker.wires.raw_client import parsed
 from controller_worker.wires.reply import Reply
@@ -74,7 +75,7 @@ def test_a_whole_step_with_marks() -> None:
         "system": [{"type": "text", "text": "Be good.", "cache_control": MARK}],
         "tools": [{"name": "execute_bash", "description": "Run a command.", "input_schema": BASH.parameters}],
         "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "List the files."}]},
+            {"role": "user", "content": [{"type": "text", "text": "List the files.", "cache_control": MARK}]},
             {
                 "role": "assistant",
                 "content": [
@@ -150,11 +151,43 @@ def marked_texts(*messages: Message) -> list[str]:
     return [block["text"] for turn in turns for block in turn["content"] if "cache_control" in block]
 
 
-def test_only_the_last_user_message_and_the_asked_for_are_marked() -> None:
-    plain = (text("user", "1"), text("assistant", "2"), text("user", "3"), text("assistant", "4"))
-    assert marked_texts(*plain) == ["3"]
-    asked = tuple(text("user", str(number), cache=True) for number in range(6))
-    assert marked_texts(*asked, text("user", "last")) == ["4", "5", "last"]
+def test_the_ends_of_this_request_and_of_the_one_before_are_marked() -> None:
+    said = [text("user", "1"), text("assistant", "2"), text("user", "3"), text("user", "4"), text("assistant", "5")]
+    assert marked_texts(*said[:1]) == ["1"]
+    assert marked_texts(*said[:4]) == ["1", "4"]
+    assert marked_texts(*said, text("user", "6"), text("user", "7")) == ["4", "7"]
+    assert marked_texts(text("assistant", "0")) == []
+
+
+@pytest.mark.parametrize("wire", [MessagesWire(caching_prompt=True), ChatWire(cache_marks=True, thoughts="signed")])
+def test_every_prefix_is_found_again_within_twenty_blocks_of_a_mark(wire: Any) -> None:
+    """Claude looks back 20 blocks from each mark; 15 calls with their results are 30."""
+    history = [text("system", "Be good."), text("user", "Go.")]
+    stored: set[int] = set()
+    for step in range(6):
+        body = json.loads(wire.body({"model": "m"}, request(*history)))
+        marks = _marks(body)
+        assert len(marks) <= 4
+        assert not stored or any(0 <= mark - end <= 20 for mark in marks for end in stored if end == max(stored))
+        stored |= set(marks)
+        ids = [f"t{step}_{number}" for number in range(15)]
+        history.append(Message("assistant", (), tuple(ToolCall(one, "run", "{}") for one in ids)))
+        history += [result(one, "ok") for one in ids]
+
+
+def _marks(body: dict[str, Any]) -> list[int]:
+    """Return the places of the marked blocks behind the system prompt, counted from the start."""
+    place, marks = 0, []
+    for turn in body["messages"]:
+        if turn["role"] == "system":
+            continue
+        content = turn.get("content")
+        blocks = content if isinstance(content, list) else [turn]
+        for block in [*blocks, *turn.get("tool_calls", ())]:
+            place += 1
+            if "cache_control" in block or (block is blocks[-1] and "cache_control" in turn):
+                marks.append(place)
+    return marks
 
 
 def test_a_request_may_be_written_again_and_again_while_its_history_grows() -> None:

@@ -12,7 +12,7 @@ from controller_worker.backends.openai_backend import told_cost_usd
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Usage
 from controller_worker.llm.model_features import features_of, normalised
-from controller_worker.llm.model_table import ModelRow, Prices, call_cost_usd, cost_usd, look_up
+from controller_worker.llm.model_table import ModelRow, Prices, _row, call_cost_usd, cost_usd, look_up
 from controller_worker.llm.parameters import chat_parameters
 
 
@@ -151,3 +151,33 @@ def test_no_default_is_sent_to_a_model_that_may_refuse_it(model: str, takes: boo
     assert ("temperature" in chat_parameters(config, model)) is takes
     chosen = chat_parameters(LLMConfig.create(model=model, temperature=0.6), model)
     assert chosen.get("temperature") == (None if features_of(model).reasoning else 0.6)
+
+
+def test_tiered_rows_of_qwen_are_priced() -> None:
+    row = look_up("dashscope/qwen-flash")
+    assert row is not None
+    assert row.cost_usd(Usage(prompt_tokens=1_000, completion_tokens=10)) == pytest.approx(1_000 * 5e-8 + 10 * 4e-7)
+    assert row.cost_usd(Usage(prompt_tokens=300_000)) == pytest.approx(300_000 * 2.5e-7)
+
+
+@pytest.mark.parametrize("model", ["claude-sonnet-4-5", "gpt-5", "o3", "gpt-4.1"])
+def test_a_batched_call_is_never_dearer_than_a_direct_one(model: str) -> None:
+    row = look_up(model)
+    assert row is not None
+    for cached in (0, 500, 1_000):
+        usage = Usage(prompt_tokens=1_000, completion_tokens=10, cache_read_tokens=cached)
+        batched, direct = row.cost_usd(usage, is_batched=True), row.cost_usd(usage)
+        assert batched is not None
+        assert direct is not None
+        assert batched <= direct
+
+
+def test_a_batch_without_a_price_for_cached_tokens_gives_them_the_direct_discount() -> None:
+    row = {
+        "input_cost_per_token": 2.0,
+        "output_cost_per_token": 8.0,
+        "cache_read_input_token_cost": 0.2,
+        "input_cost_per_token_batches": 1.0,
+        "output_cost_per_token_batches": 4.0,
+    }
+    assert _row(row).batch_prices == Prices(1.0, 4.0, cache_read=0.1)
