@@ -24,7 +24,7 @@ from broker.runtime.errors import CorruptEntry, UnknownKind, UsageError
 from broker.specs.agent_state import AgentState
 from deckhands.client.tasks import title_of
 from deckhands.openhands.sdk_directory import Fields, SdkDirectory
-from deckhands.openhands.trajectories import utc_text
+from deckhands.openhands.v0_fields import utc_text
 
 ORIGIN = "openhands-sdk"
 NO_RESULT = "The recording that this conversation was imported from has no result of this action. It may have run."

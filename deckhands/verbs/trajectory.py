@@ -16,8 +16,9 @@ from deckhands.cli.connecting import cluster_client
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
 from deckhands.client.forking import fork_of
+from deckhands.openhands.recordings import Findings
 from deckhands.openhands.sdk_conversation import read_sdk_directory
-from deckhands.openhands.trajectories import read_trajectory
+from deckhands.openhands.trajectory_import import read_trajectory
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
@@ -50,7 +51,9 @@ def import_(options: ImportOptions) -> None:
         for what, count in sorted(left_out.items()):
             note(f"Left out: {count} {what}.")
     else:
-        events = _read(path)
+        events, findings = _read(path)
+        for line in findings.lines():
+            note(line)
     if output is not None:
         try:
             output.write_text("".join(event_line(event) + "\n" for event in events), encoding="utf-8")
@@ -63,7 +66,7 @@ def import_(options: ImportOptions) -> None:
     print_text(asyncio.run(_adopt(FaceSettings.from_env(), events)))
 
 
-def _read(path: Path) -> list[Event]:
+def _read(path: Path) -> tuple[list[Event], Findings]:
     if path.suffix != ".jsonl":
         return read_trajectory(path, new_conversation_id())
     try:
@@ -73,7 +76,7 @@ def _read(path: Path) -> list[Event]:
     events = events_from_lines(lines, source=str(path))
     if not events:
         raise UsageError(f"The file {path} holds no events.", remedy="Name another.")
-    return [fork_of(events, new_conversation_id()).model_copy(update={"id": 1}), *events[1:]]
+    return [fork_of(events, new_conversation_id()).model_copy(update={"id": 1}), *events[1:]], Findings()
 
 
 async def _adopt(settings: FaceSettings, events: list[Event]) -> str:
