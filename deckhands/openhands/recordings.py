@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from broker.contract.codec import to_entry
 from broker.contract.events import Event
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import CorruptEntry, EventUnfit, UnknownKind, UsageError
 from broker.specs.plain_json import plain_json
 
 MAX_FILE_BYTES = 256 << 20
@@ -28,6 +28,11 @@ MAX_FAULTS = 1_000
 """Values of a list that are no JSON. Finding the end of each takes a look at the rest of the file."""
 NAMED_FAULTS = 20
 MAX_REASON_CHARS = 300
+
+NO_RESULT = "The recording that this conversation was imported from has no result of this action. It may have run."
+LOST_IDS = "ids of events that a condensation forgets and that are not here"
+UNREADABLE = (CorruptEntry, EventUnfit, UnknownKind, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What an event raises that is not of the form that it should have."""
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},]', re.DOTALL)

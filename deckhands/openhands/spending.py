@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from broker.contract.events import ModelReply
 from deckhands.openhands.model_responses import TOKENS, amount, count
 
 NEGLIGIBLE_USD = 1e-9
@@ -60,9 +61,13 @@ class Spending:
         self._given["cost"] += cost or 0.0
         return reply | {"usage": usage, "cost_usd": cost}
 
-    def rest(self) -> tuple[float, dict[str, int]]:
-        """Return what no reply has: USD and tokens."""
-        return self._open("cost"), self._open_tokens()
+    def with_rest(self, reply: ModelReply) -> ModelReply:
+        """Return a reply with what no reply has, besides its own."""
+        if not self.has_rest():
+            return reply
+        more = {name: getattr(reply.usage, name) + tokens for name, tokens in self._open_tokens().items()}
+        cost = (reply.cost_usd or 0.0) + self._open("cost") if self._open("cost") else reply.cost_usd
+        return reply.model_copy(update={"usage": reply.usage.model_copy(update=more), "cost_usd": cost})
 
     def has_rest(self) -> bool:
         """Say whether there is something that no reply has."""

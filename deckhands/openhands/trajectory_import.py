@@ -18,10 +18,18 @@ from typing import Any
 
 from broker.contract.codec import event_from_wire
 from broker.contract.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, EventSource, ModelReply
-from broker.runtime.errors import CorruptEntry, EventUnfit, UnknownKind, UsageError
+from broker.runtime.errors import UsageError
 from deckhands.client.tasks import title_of
 from deckhands.openhands.model_responses import OWN_FIELDS, reply_fields
-from deckhands.openhands.recordings import Findings, check_fit, listed_events, read_text
+from deckhands.openhands.recordings import (
+    LOST_IDS,
+    NO_RESULT,
+    UNREADABLE,
+    Findings,
+    check_fit,
+    listed_events,
+    read_text,
+)
 from deckhands.openhands.renumbering import Renumbering
 from deckhands.openhands.spending import Spending
 from deckhands.openhands.v0_fields import action_fields, observation_fields, utc_text
@@ -29,10 +37,7 @@ from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, HEAD, PLACES
 from deckhands.openhands.v0_shape import Shape, has_no_place, record_name
 
 ORIGIN = "openhands"
-NO_RESULT = "The recording that this conversation was imported from has no result of this action. It may have run."
 MAX_NAME_CHARS = 100
-UNREADABLE = (CorruptEntry, EventUnfit, UnknownKind, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What an event raises that is not of the form that it should have."""
 
 Fields = Mapping[str, Any]
 
@@ -200,7 +205,7 @@ class _Reading:
         if isinstance(ids, list) and start is None and end is None:
             found, lost = self._numbers.forget(ids)
             if lost:
-                self._findings.left_out["ids of events that a condensation forgets and that are not here"] += lost
+                self._findings.left_out[LOST_IDS] += lost
             own["forgotten_event_ids"] = found
         elif ids is None and type(start) is int and type(end) is int:
             within = self._numbers.forget_between(start, end)
@@ -296,17 +301,12 @@ class _Reading:
 
     def _settle_costs(self) -> None:
         """Let the last reply have what no other has, so that the sums are those of the recording."""
-        cost, tokens = self._spending.rest()
-        place = next((n for n in reversed(range(len(self._events))) if self._events[n].kind == "model.reply"), None)
-        if place is None or not (cost or any(tokens.values())):
-            return
-        reply = self._events[place]
-        assert isinstance(reply, ModelReply)
-        usage = reply.usage.model_copy(
-            update={name: getattr(reply.usage, name) + more for name, more in tokens.items()}
-        )
-        more = {"usage": usage, "cost_usd": (reply.cost_usd or 0.0) + cost if cost else reply.cost_usd}
-        self._events[place] = reply.model_copy(update=more)
+        places = (n for n in reversed(range(len(self._events))) if isinstance(self._events[n], ModelReply))
+        place = next(places, None)
+        if place is not None:
+            reply = self._events[place]
+            assert isinstance(reply, ModelReply)
+            self._events[place] = self._spending.with_rest(reply)
 
     # What a recording lacks
 

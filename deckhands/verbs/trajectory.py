@@ -47,13 +47,11 @@ def import_(options: ImportOptions) -> None:
     """
     path, output = options.path, options.output
     if path.is_dir():
-        events, left_out = read_sdk_directory(path, new_conversation_id())
-        for what, count in sorted(left_out.items()):
-            note(f"Left out: {count} {what}.")
+        events, findings = read_sdk_directory(path, new_conversation_id())
     else:
         events, findings = _read(path)
-        for line in findings.lines():
-            note(line)
+    for line in findings.lines():
+        note(line)
     if output is not None:
         try:
             output.write_text("".join(event_line(event) + "\n" for event in events), encoding="utf-8")

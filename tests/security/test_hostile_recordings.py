@@ -19,8 +19,10 @@ from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
 from deckhands.openhands.recordings import MAX_FILE_BYTES
+from deckhands.openhands.sdk_conversation import read_sdk_directory
 from deckhands.openhands.trajectory_import import read_trajectory
 from tests.unit.deckhands.openhands.same_conversation import messages
+from tests.unit.deckhands.openhands.test_sdk_conversation import REAL
 
 TASK = {"id": 0, "source": "user", "action": "message", "args": {"content": "Look around"}}
 RECALL = {"id": 1, "source": "user", "action": "recall", "args": {"recall_type": "knowledge"}}
@@ -189,3 +191,29 @@ def test_every_shape_in_every_place_costs_at_most_its_event(tmp_path: Path) -> N
         for value in odd:
             reply = {"id": 5, "seen": 0, "response": {}} | {field: value}
             read(tmp_path, [*START, {**RUN, "deckhands": {"reply_id": 5, "replies": [reply]}}, OUTPUT])
+
+
+def test_every_shape_in_every_place_of_a_directory_costs_at_most_a_few_events(tmp_path: Path) -> None:
+    odd: list[Any] = [None, True, 2**70, "x", [[]], {"a": None}]
+    whole = [json.loads(file.read_text()) for file in sorted((REAL / "events").iterdir())[:6]]
+    places = [(place, (name,)) for place, event in enumerate(whole) for name in event if name != "id"]
+    parts = ("action", "observation", "tool_call", "llm_message")
+    places += [(n, (part, name)) for n, event in enumerate(whole) for part in parts for name in event.get(part, ())]
+    (tmp_path / "events").mkdir()
+    (tmp_path / "base_state.json").write_bytes((REAL / "base_state.json").read_bytes())
+    for number, event in enumerate(whole):
+        (tmp_path / "events" / f"event-{number:05}-{number}.json").write_text(json.dumps(event))
+    for place, path in places:
+        file = tmp_path / "events" / f"event-{place:05}-{place}.json"
+        for value in odd:
+            changed = json.loads(json.dumps(whole[place]))
+            inner = changed[path[0]] if len(path) == 2 else changed
+            inner[path[-1]] = value
+            file.write_text(json.dumps(changed))
+            events, findings = read_sdk_directory(tmp_path, "c1")
+            assert findings.fault_count <= 4, (place, path, value)
+            assert violations(events, conversation_id="c1", is_over=False) == []
+            assert fold(State(), events).tools.pending == ()
+            for event in events:
+                to_entry(event.wire())
+        file.write_text(json.dumps(whole[place]))
