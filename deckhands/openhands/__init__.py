@@ -1,4 +1,4 @@
-"""Conversations recorded by OpenHands, V0 and V1, read and written.
+"""Conversations recorded elsewhere: by OpenHands, V0 and V1, read and written; exported by Deckhands, read.
 
 May import: client, reading.
 Start with: trajectory_import.

@@ -29,7 +29,6 @@ MAX_FAULTS = 1_000
 NAMED_FAULTS = 20
 MAX_REASON_CHARS = 300
 
-NO_RESULT = "The recording that this conversation was imported from has no result of this action. It may have run."
 LOST_IDS = "ids of events that a condensation forgets and that are not here"
 UNREADABLE = (CorruptEntry, EventUnfit, UnknownKind, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """What an event raises that is not of the form that it should have."""

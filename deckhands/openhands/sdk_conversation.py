@@ -18,8 +18,9 @@ from broker.contract.codec import event_from_wire
 from broker.contract.events import ConfirmationStatus, ConversationCreated, Event, EventSource, ModelReply
 from broker.specs.agent_state import AgentState
 from deckhands.client.tasks import title_of
-from deckhands.openhands.recordings import LOST_IDS, NO_RESULT, UNREADABLE, Findings, check_fit
+from deckhands.openhands.recordings import LOST_IDS, UNREADABLE, Findings, check_fit
 from deckhands.openhands.renumbering import Renumbering
+from deckhands.openhands.results import NO_RESULT
 from deckhands.openhands.sdk_directory import Fields, SdkDirectory
 from deckhands.openhands.sdk_fields import content_of, costs_of, sums_of, tasks, text_of
 from deckhands.openhands.spending import Spending

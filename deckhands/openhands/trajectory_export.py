@@ -13,18 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from broker.contract.actions import CondensationAction
+from broker.contract.actions import CondensationAction, OfferedToolAction, RiskyAction
 from broker.contract.browser_events import BrowseURLAction
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import ConversationCreated, DelegateEnded, Event, EventSource, ModelReply
 from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.kinds import Observation
-from broker.contract.notes import NoteAction
 from broker.contract.observations import CmdOutputObservation
-from broker.contract.planning import PlanAction
 from broker.contract.recall import RecallAction
 from deckhands.openhands.model_responses import reply_extension, response_of, unknown_response
-from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, STANDS_FOR
+from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, STAND_INS, names_of
 from deckhands.reading.metrics import Metrics, metrics_of, with_delegate, with_reply
 
 MAX_MESSAGE_QUERY_CHARS = 50
@@ -89,7 +87,7 @@ class _Writing:
             reply = self._all_replies.get(call.reply_id)
             response = unknown_response(call) if reply is None else response_of(reply)
             head["tool_call_metadata"] = call.model_dump(exclude={"reply_id"}) | {"model_response": response}
-        own, extra = self._fields_of(event, FAMILIES[family][name])
+        own, extra = self._fields_of(event, family, name)
         if call is not None:
             extra["reply_id"] = call.reply_id
         if self.replies:
@@ -103,19 +101,15 @@ class _Writing:
         body[EXTENSION] = extra or None
         return {key: value for key, value in (head | body).items() if value is not None}
 
-    def _fields_of(self, event: Event, known: frozenset[str]) -> tuple[Fields, Fields]:
+    def _fields_of(self, event: Event, family: str, name: str) -> tuple[Fields, Fields]:
         """Return the fields that the original takes, and those that only we know."""
         wire = {key: value for key, value in event.wire().items() if key not in HEAD}
         defaults = {name: field.default for name, field in type(event).model_fields.items()}
-        for name in EARLIER_EVENTS:
-            if name in wire:
-                wire[name] = self._id_of(wire[name])
-        for name in PLACES:
-            if name in wire:
-                wire[name] = self._place_of(wire[name])
+        wire |= {field: self._id_of(wire[field]) for field in EARLIER_EVENTS if field in wire}
+        wire |= {field: self._place_of(wire[field]) for field in PLACES if field in wire}
         if isinstance(event, CondensationAction):
             wire |= self._forgotten(event)
-        if event.kind in STANDS_FOR:
+        if event.kind != f"{family}.{name}":
             shown = _shown(event)
             extra = {key: value for key, value in wire.items() if shown.get(key) != value}
             return shown, {"kind": event.kind} | {key: value for key, value in extra.items() if value is not None}
@@ -123,7 +117,7 @@ class _Writing:
             if "tools" in wire:
                 wire["tools"] = [{"type": "function", "function": {"name": tool}} for tool in wire["tools"]]
             wire["openhands_version"] = wire.pop("version", "")
-        taken = known | {"content"}
+        taken = FAMILIES[family][name] | {"content"}
         own = {key: value for key, value in wire.items() if key in taken and value is not None}
         extra = {key: value for key, value in wire.items() if key not in own and value != defaults.get(key)}
         return own, {key: value for key, value in extra.items() if value not in (None, {}, [])}
@@ -156,32 +150,32 @@ class _Writing:
 
 def _name_of(event: Event) -> tuple[str, str]:
     """Return the family and the name of an event there; no name if there is none."""
-    family, _, name = event.kind.partition(".")
+    family = event.kind.partition(".")[0]
+    names = names_of(event.kind)
     if event.kind == "observation.finish_verdict":
-        return family, "success" if getattr(event, "is_accepted", False) else "error"
-    name = STANDS_FOR.get(event.kind, (name,))[0]
-    return family, name if name in FAMILIES.get(family, ()) else ""
+        return family, names[0] if getattr(event, "is_accepted", False) else names[1]
+    return family, names[0] if names else ""
 
 
 def _shown(event: Event) -> Fields:
     """Return the fields of the event that stands for one OpenHands has no name for."""
     wire = event.wire()
-    own = {key: wire[key] for key in ("thought", "security_risk") if key in wire}
+    name = event.kind.partition(".")[2]
     if isinstance(event, Observation):
         content = event.agent_text or event.content or event.sentence
-        if event.kind in ("observation.call_tool", "observation.note"):
-            return {"content": content, "name": wire.get("name", "note"), "arguments": {}}
-        return {"content": content} | ({"code": wire["question"]} if event.kind == "observation.search_code" else {})
+        if event.kind in STAND_INS:
+            is_code = event.kind == "observation.search_code"
+            return {"content": content} | ({"code": wire["question"]} if is_code else {})
+        return {"content": content, "name": wire.get("name", name), "arguments": {}}
+    own = {key: wire[key] for key in ("thought", "security_risk") if key in wire}
     if isinstance(event, CodeSearchAction):
         code = f"print({event.question}(**{dict(event.arguments)!r}))"
         return own | {"code": code, "confirmation_state": event.confirmation_state.value}
-    if isinstance(event, PlanAction):
-        return own | {"name": "propose_plan", "arguments": {"plan": event.plan}}
-    if isinstance(event, NoteAction):
-        arguments = {"command": event.command, "text": event.text, "id": event.note_id, "keywords": wire["keywords"]}
-        given = {name: value for name, value in arguments.items() if value}
-        return {"name": "note", "arguments": given, "thought": event.thought}
-    return own | {"name": wire["name"], "arguments": wire["arguments"]}
+    if isinstance(event, OfferedToolAction):
+        return own | {"name": event.name, "arguments": wire["arguments"]}
+    tool = getattr(event, "tool_spec", None)
+    arguments = {key: value for key, value in wire.items() if key not in HEAD | RiskyAction.model_fields.keys()}
+    return own | {"name": tool.name if tool is not None else name, "arguments": arguments}
 
 
 def _sums(metrics: Metrics) -> Fields:

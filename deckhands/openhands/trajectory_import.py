@@ -23,7 +23,6 @@ from deckhands.client.tasks import title_of
 from deckhands.openhands.model_responses import OWN_FIELDS, reply_fields
 from deckhands.openhands.recordings import (
     LOST_IDS,
-    NO_RESULT,
     UNREADABLE,
     Findings,
     check_fit,
@@ -31,9 +30,10 @@ from deckhands.openhands.recordings import (
     read_text,
 )
 from deckhands.openhands.renumbering import Renumbering
+from deckhands.openhands.results import is_carried_out, missing_result, needs_result
 from deckhands.openhands.spending import Spending
 from deckhands.openhands.v0_fields import action_fields, observation_fields, utc_text
-from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, HEAD, PLACES, STANDS_FOR
+from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, HEAD, PLACES, names_of
 from deckhands.openhands.v0_shape import Shape, has_no_place, record_name
 
 ORIGIN = "openhands"
@@ -123,7 +123,7 @@ class _Reading:
             event = None
             self._findings.fault(f"Event {position} ({name[:40] or 'of no kind'})", error)
             self._replace_result(record, family)
-        if event is not None and index not in self._shape.answered and self._lacks_result(event):
+        if event is not None and index not in self._shape.answered and needs_result(event):
             self._add_missing_result(event)
         made = [event for event in self._events[first:] if not isinstance(event, ModelReply)]
         is_shown = not has_no_place(record, family, name)
@@ -159,7 +159,7 @@ class _Reading:
     def _kind_of(self, extension: Fields, family: str, name: str) -> str:
         kind = extension.get("kind", f"{family}.{name}")
         if kind != f"{family}.{name}" and not (
-            isinstance(kind, str) and name in STANDS_FOR.get(kind, ()) and kind.startswith(family)
+            isinstance(kind, str) and kind.startswith(f"{family}.") and name in names_of(kind)
         ):
             raise ValueError(f"{family}.{name} cannot stand for {kind!r}")
         return str(kind)
@@ -325,13 +325,8 @@ class _Reading:
     def _replace_result(self, record: Fields, family: str) -> None:
         """Put a result that says so in the place of one that cannot be read."""
         cause = self._numbers.meant(record.get("cause")) if family == "observation" else None
-        if cause is not None and _needs_result(self._events[cause - 2]) and cause not in self._answered:
+        if cause is not None and is_carried_out(self._events[cause - 2]):
             self._add_missing_result(self._events[cause - 2])
-
-    def _lacks_result(self, action: Event) -> bool:
-        """Say whether an action ran, or began to, and has no result yet."""
-        is_waiting = getattr(action, "confirmation_state", "") == ConfirmationStatus.AWAITING_CONFIRMATION
-        return _needs_result(action) and not is_waiting and action.id not in self._answered
 
     def _settle_rest(self) -> None:
         """Append that the actions that are left have no result, but for those that a person is still asked about."""
@@ -340,20 +335,12 @@ class _Reading:
         asked = set(self._waiting.values()) if is_asked else set()
         settled = asked | self._answered | {getattr(event, "replaces", None) for event in self._events}
         for event in list(self._events):
-            if event.id not in settled and _needs_result(event):
+            if event.id not in settled and is_carried_out(event):
                 self._add_missing_result(event)
 
     def _add_missing_result(self, action: Event) -> None:
-        metadata = action.tool_call_metadata
-        call = {"tool_call_metadata": metadata.model_dump()} if metadata is not None else {}
-        if action.kind == "action.delegate":
-            self._add("observation.delegate", content=NO_RESULT, cause=action.id, delegate_id=action.id, **call)
-        else:
-            self._add("observation.outcome_unknown", content=NO_RESULT, cause=action.id, **call)
-
-
-def _needs_result(event: Event) -> bool:
-    return event.kind == "action.delegate" or (event.kind.startswith("action.") and event.runnable)
+        if action.id not in self._answered:
+            self._append(missing_result(action, event_id=self._next_id, timestamp=self._now))
 
 
 def _object(value: Any) -> Fields:

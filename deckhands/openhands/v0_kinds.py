@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from broker.contract.events import Event
+
 EXTENSION = "deckhands"
 """Key at the top of a recorded event: what Deckhands knows of it and OpenHands has no name for."""
 
@@ -74,21 +76,32 @@ OBSERVATIONS = _fields(
 )
 FAMILIES = {"action": ACTIONS, "observation": OBSERVATIONS}
 
-STANDS_FOR = {
-    "action.call_tool": ("call_tool_mcp",),
-    "action.note": ("call_tool_mcp",),
-    "action.plan": ("call_tool_mcp",),
+STAND_INS = {
     "action.search_code": ("run_ipython",),
-    "observation.call_tool": ("mcp",),
     "observation.events_lost": ("error",),
     "observation.finish_refused": ("error",),
     "observation.finish_verdict": ("success", "error"),
-    "observation.note": ("mcp",),
     "observation.outcome_unknown": ("error",),
     "observation.plan_accepted": ("success",),
     "observation.search_code": ("run_ipython",),
 }
-"""Kinds that OpenHands has no name for, and the names that they are written under."""
+"""Names under which kinds are written that OpenHands has no name for; see `names_of`."""
+OTHER_TOOLS = {"action": "call_tool_mcp", "observation": "mcp"}
+
+
+def names_of(kind: str) -> tuple[str, ...]:
+    """Return the names under which a kind may stand in a trajectory; none for what does not stand in one.
+
+    Whatever else the model sees of ours is written as a call of another tool, so that no kind has to be listed here.
+    """
+    family, _, name = kind.partition(".")
+    if family not in FAMILIES or kind not in Event.KINDS:
+        return ()
+    if name in FAMILIES[family]:
+        return (name,)
+    is_shown = Event.KINDS[kind].is_shown_to_model
+    return STAND_INS.get(kind, (OTHER_TOOLS[family],) if is_shown else ())
+
 
 HEAD = frozenset({"kind", "id", "timestamp", "source", "cause", "tool_call_metadata", "blobs"})
 """Fields of every event, which no recorded event may set by itself."""

@@ -19,10 +19,12 @@ from tests.unit.broker.contract.test_codec import _events as events_of
 from tests.unit.deckhands.openhands import original_reader
 from tests.unit.deckhands.openhands.original_reader import SILENT, event_from_dict
 
-NOT_WRITTEN = {kind for kind in KINDS if kind.partition(".")[0] in ("conversation", "model")} | {
-    *("action.open_workspace", "action.survey"),
-    *("observation.survey", "observation.workspace_opened", "observation.workspace_failed"),
+NAMES = {
+    *(f"action.{name}" for name in original_reader.ACTIONS),
+    *(f"observation.{name}" for name in original_reader.OBSERVATIONS),
 }
+NOT_WRITTEN = {kind for kind, event_class in KINDS.items() if kind not in NAMES and not event_class.is_shown_to_model}
+"""What neither OpenHands has a name for nor a model sees."""
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - NOT_WRITTEN))
@@ -61,6 +63,13 @@ def test_the_original_reads_the_logs_of_real_conversations(path: Path) -> None:
             assert fields["success"] is (fields["extras"].get("metadata", {}).get("exit_code", 0) == 0)
         else:
             assert "success" not in fields
+
+
+def test_what_is_not_written_is_about_the_conversation_itself() -> None:
+    assert {kind for kind in NOT_WRITTEN if kind.partition(".")[0] in ("action", "observation")} == {
+        *("action.open_workspace", "action.survey"),
+        *("observation.survey", "observation.workspace_opened", "observation.workspace_failed"),
+    }
 
 
 def test_the_two_tables_of_names_are_the_same() -> None:

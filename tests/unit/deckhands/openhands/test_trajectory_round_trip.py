@@ -8,10 +8,12 @@ from random import Random
 import pytest
 
 from broker.contract.actions import CondensationAction
-from broker.contract.events import Event
+from broker.contract.events import ConversationCreated, Event
+from broker.log.event_log import Appended, EventLog
 from broker.log.invariants import violations
+from broker.store.store import Store
 from controller_worker.loop.replay import replay
-from deckhands.openhands.trajectory_import import NO_RESULT
+from deckhands.openhands.results import NO_RESULT
 from deckhands.reading.metrics import metrics_of
 from tests.exploring import examples
 from tests.replay.mixed_history import MixedHistory
@@ -68,3 +70,13 @@ def test_a_real_conversation_shows_a_model_the_same_and_has_cost_the_same(path: 
     assert after.accumulated_cost == pytest.approx(before.accumulated_cost)
     for name in ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens"):
         assert getattr(after.accumulated_token_usage, name) == getattr(before.accumulated_token_usage, name)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+async def test_a_store_takes_what_was_imported(path: Path, tmp_path: Path, memory_store: Store) -> None:
+    found, _ = again(recorded(path), tmp_path)
+    log = EventLog(memory_store)
+    created = found[0].model_copy(update={"id": 0})
+    assert isinstance(created, ConversationCreated)
+    assert await log.adopt(created, found[1:], key="import") == Appended(1, len(found))
+    assert (await log.read("again"))[1:] == found[1:]
