@@ -1,5 +1,5 @@
-"""Conversations recorded by OpenHands, V0 and V1, read and written.
+"""Conversations recorded elsewhere: by OpenHands, V0 and V1, read and written; exported by Deckhands, read.
 
 May import: client, reading.
-Start with: trajectories.
+Start with: trajectory_import.
 """

@@ -30,7 +30,7 @@ from deckhands.cli.output import EventPrinter, cost_text, note, print_json, summ
 from deckhands.cli.verbs import options_as
 from deckhands.client.forking import Point
 from deckhands.cluster.home import Home
-from deckhands.openhands.trajectories import trajectory_of
+from deckhands.openhands.trajectory_export import trajectory_of
 from deckhands.reading.summary import Tally, summarize
 from deckhands.reading.terminal import clean_line, print_ascii, print_text
 from deckhands.runs.records import RunFolder
@@ -184,7 +184,10 @@ def export(options: ExportOptions) -> None:
     output = options.output
     events = asyncio.run(read_events(FaceSettings.from_env(), options.conversation_id, is_lenient=True))
     if options.style == "openhands":
-        text = json.dumps(trajectory_of(events), indent=4) + "\n"
+        trajectory, left_out = trajectory_of(events)
+        for kind, count in sorted(left_out.items()):
+            note(f"Left out: {count} events of the kind {kind}, which OpenHands has no name for.")
+        text = json.dumps(trajectory, indent=4) + "\n"
     else:
         text = "".join(event_line(event) + "\n" for event in events)
     if output is None:

@@ -9,15 +9,15 @@ from pathlib import Path
 import click
 
 from broker.contract.events import ConversationCreated, Event
-from broker.log.export import event_line, events_from_lines
+from broker.log.export import event_line
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_conversation_id
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
-from deckhands.client.forking import fork_of
+from deckhands.openhands.exported_log import read_exported_log
 from deckhands.openhands.sdk_conversation import read_sdk_directory
-from deckhands.openhands.trajectories import read_trajectory
+from deckhands.openhands.trajectory_import import read_trajectory
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
@@ -45,12 +45,10 @@ def import_(options: ImportOptions) -> None:
     it.
     """
     path, output = options.path, options.output
-    if path.is_dir():
-        events, left_out = read_sdk_directory(path, new_conversation_id())
-        for what, count in sorted(left_out.items()):
-            note(f"Left out: {count} {what}.")
-    else:
-        events = _read(path)
+    read = read_sdk_directory if path.is_dir() else read_exported_log if path.suffix == ".jsonl" else read_trajectory
+    events, findings = read(path, new_conversation_id())
+    for line in findings.lines():
+        note(line)
     if output is not None:
         try:
             output.write_text("".join(event_line(event) + "\n" for event in events), encoding="utf-8")
@@ -61,19 +59,6 @@ def import_(options: ImportOptions) -> None:
         note(f"{len(events)} events are in {output}.")
         return
     print_text(asyncio.run(_adopt(FaceSettings.from_env(), events)))
-
-
-def _read(path: Path) -> list[Event]:
-    if path.suffix != ".jsonl":
-        return read_trajectory(path, new_conversation_id())
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The file {path} cannot be read: {error}.", remedy="Name another.") from error
-    events = events_from_lines(lines, source=str(path))
-    if not events:
-        raise UsageError(f"The file {path} holds no events.", remedy="Name another.")
-    return [fork_of(events, new_conversation_id()).model_copy(update={"id": 1}), *events[1:]]
 
 
 async def _adopt(settings: FaceSettings, events: list[Event]) -> str:

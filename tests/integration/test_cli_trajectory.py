@@ -46,3 +46,28 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     done = deckhands("import", other, env=environment(tmp_path))
     assert done.code == 2
     assert "is no trajectory" in done.err
+
+
+def test_a_person_sees_what_could_not_be_carried_over(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    folder = tmp_path / "runs" / ID
+    folder.mkdir(parents=True)
+    lines = GOLDEN.read_text().splitlines()
+    waited = {"id": len(lines) + 1, "kind": "model.deferred", "code": "rate_limit"}
+    (folder / "events.jsonl").write_text("\n".join([*lines, json.dumps(waited)]) + "\n")
+    trajectory, events = tmp_path / "trajectory.json", tmp_path / "events.jsonl"
+    done = deckhands("export", ID, "--format", "openhands", "-o", trajectory, env=env)
+    assert done.code == 0
+    assert "Left out: 1 events of the kind model.deferred, which OpenHands has no name for." in done.err
+
+    records = json.loads(trajectory.read_text())
+    records.insert(3, {"id": 99, "action": "fly"})
+    trajectory.write_text(json.dumps(records))
+    done = deckhands("import", trajectory, "-o", events, env=env)
+    assert done.code == 0
+    assert "Event 3 (fly) cannot be read and is left out" in done.err
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text("\n".join([*lines[:5], "{", *lines[6:]]))
+    done = deckhands("import", damaged, "-o", events, env=env)
+    assert done.code == 0
+    assert "Line 6 cannot be read and is left out" in done.err

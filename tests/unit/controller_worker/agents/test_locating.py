@@ -20,7 +20,7 @@ from broker.specs.confirmation_policy import ConfirmationPolicy
 from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from controller_worker.agents.looking import LocAgent
 from controller_worker.security.assessment import risk_of
-from deckhands.openhands.trajectories import trajectory_of
+from deckhands.openhands.trajectory_export import trajectory_of
 
 OFFER = ToolOffer(key="deploy", name="deploy", parameters={"type": "object"})
 
@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_told_to_the_model() -> None:
 def test_a_trajectory_has_it_as_the_cell_that_it_is_in_the_original() -> None:
     action = CodeSearchAction(id=2, question="get_entity_contents", arguments={"entity_names": ["a.py:f"]})
     answer = CodeSearchObservation(id=3, cause=2, content="def f(): …", question="get_entity_contents")
-    asked, told = trajectory_of([ConversationCreated(id=1, conversation_id="c"), action, answer])
+    (asked, told), _ = trajectory_of([ConversationCreated(id=1, conversation_id="c"), action, answer])
     assert asked["action"] == "run_ipython"
     assert asked["args"]["code"] == "print(get_entity_contents(**{'entity_names': ['a.py:f']}))"
     assert (told["observation"], told["content"], told["cause"]) == ("run_ipython", "def f(): …", 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +23,10 @@ from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
 from deckhands.openhands.sdk_conversation import read_sdk_directory
+from deckhands.reading.metrics import metrics_of
 from deckhands.reading.summary import summarize
 from tests.integration.command_line import deckhands, environment
+from tests.unit.deckhands.openhands.same_conversation import fold_of
 
 REAL = Path(__file__).with_name("sdk_conversation")
 """Written by openhands-sdk 1.58.0 with its own test model and tools; long texts and paths of the machine are replaced."""
@@ -44,9 +48,10 @@ def changed(folder: Path, change: Change, *, upto: int | None = None) -> Path:
     return copy
 
 
-def read(path: Path) -> tuple[list[Event], dict[str, int]]:
+def read(path: Path, *, faults: int = 0) -> tuple[list[Event], dict[str, int]]:
     """Read a directory; check that the log is sound, and that every call that is shown to a model has a result."""
-    events, left_out = read_sdk_directory(path, "c1")
+    events, findings = read_sdk_directory(path, "c1")
+    assert findings.fault_count == faults, findings.faults
     assert violations(events, conversation_id="c1", is_over=False) == []
     assert replay(events).divergence is None
     view, memory = ViewFold(), ConversationMemory()
@@ -61,7 +66,7 @@ def read(path: Path) -> tuple[list[Event], dict[str, int]]:
         else:
             assert waiting == []
             waiting = [call.id for call in message.tool_calls]
-    return events, dict(left_out)
+    return events, dict(+findings.left_out)
 
 
 def test_a_real_conversation_carries_over() -> None:
@@ -203,11 +208,11 @@ def test_other_tools_condensations_skills_and_rejections(tmp_path: Path) -> None
     assert by_kind["observation.recall"].cause == 4
 
 
-def test_a_damaged_directory_is_refused_by_the_name_of_what_is_wrong(tmp_path: Path) -> None:
+def test_a_directory_without_a_state_is_refused_by_the_name_of_what_is_wrong(tmp_path: Path) -> None:
     for name, damage, told in (
-        ("gap", lambda copy: next((copy / "events").glob("event-00003-*")).unlink(), "event 4 where event 3 belongs"),
         ("text", lambda copy: (copy / "base_state.json").write_text("{"), "base_state.json cannot be read"),
         ("list", lambda copy: (copy / "base_state.json").write_text("[]"), "holds no JSON object"),
+        ("deep", lambda copy: (copy / "base_state.json").write_text("[" * 100_000), "nested too deeply"),
         ("none", lambda copy: (copy / "base_state.json").unlink(), "is no conversation directory"),
     ):
         copy = tmp_path / name
@@ -216,19 +221,118 @@ def test_a_damaged_directory_is_refused_by_the_name_of_what_is_wrong(tmp_path: P
         with pytest.raises(UsageError, match=told):
             read_sdk_directory(copy, "c1")
 
-    def twice(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
-        events[3]["id"] = events[2]["id"]
 
-    with pytest.raises(UsageError, match="the same id"):
-        read_sdk_directory(changed(tmp_path, twice), "c1")
+def test_an_event_that_is_damaged_or_missing_costs_that_event(tmp_path: Path) -> None:
+    """Event 4 is the output of the first command; the branch leads through it."""
+
+    def replaced(text: str) -> Callable[[Path], object]:
+        return lambda copy: next((copy / "events").glob("event-00004-*")).write_text(text)
+
+    fields = json.loads(next((REAL / "events").glob("event-00004-*")).read_text())
+    for name, damage, reason in (
+        ("gap", lambda copy: next((copy / "events").glob("event-00004-*")).unlink(), "Event 4 .*the file is not there"),
+        ("text", replaced("{"), "Event 4 cannot be read"),
+        ("deep", replaced('{"a":' * 100_000), "Event 4 .*nested too deeply"),
+        ("list", replaced("[]"), "Event 4 .*holds no JSON object"),
+        ("id", replaced(json.dumps(fields | {"id": 7})), "Event 4 .*no id"),
+        ("twice", replaced(json.dumps(fields | {"id": fields["parent_id"]})), "Event 4 .*that of another event"),
+        ("empty", replaced(json.dumps(fields | {"observation": None})), r"Event 4 \(ObservationEvent\)"),
+        ("pipe", lambda copy: _pipe(next((copy / "events").glob("event-00004-*"))), "Event 4 .*is no file"),
+    ):
+        copy = tmp_path / name
+        shutil.copytree(REAL, copy)
+        damage(copy)
+        _, findings = read_sdk_directory(copy, "c1")
+        assert [bool(re.search(reason, fault)) for fault in findings.faults] == [True], (name, findings.faults)
+        events, left_out = read(copy, faults=1)
+        assert left_out == {}
+        results = [event for event in events if event.cause == 8]
+        assert [event.kind for event in results] == ["observation.outcome_unknown"], name
+        assert len(events) in (36, 37)
 
 
-def test_an_event_that_cannot_be_understood_is_named(tmp_path: Path) -> None:
+def _pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def test_an_action_that_cannot_be_understood_is_left_out_with_its_result(tmp_path: Path) -> None:
     def without_command(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
         del events[2]["action"]["command"]
 
-    with pytest.raises(UsageError, match=r"Event 2 of .* \(ActionEvent\) cannot be read"):
-        read_sdk_directory(changed(tmp_path, without_command), "c1")
+    path = changed(tmp_path, without_command)
+    _, findings = read_sdk_directory(path, "c1")
+    assert findings.faults == [
+        "Event 2 (ActionEvent) cannot be read and is left out: command: Field required",
+        "Event 4 (ObservationEvent) cannot be read and is left out: the action that it answers is not here",
+    ]
+    events, _ = read(path, faults=2)
+    assert [event.kind for event in events[6:9]] == ["model.reply", "action.think", "observation.think"]
+
+
+def test_what_a_condensation_forgets_is_forgotten_with_all_that_it_has_become(tmp_path: Path) -> None:
+    """A message there is a message, its recall and what was recalled here; a summary keeps its place behind it."""
+
+    def condensed(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        events[1] |= {"extended_content": [{"type": "text", "text": "Use tabs."}], "activated_skills": ["style"]}
+        ids = [event["id"] for event in events]
+        events[8] |= {"kind": "Condensation", "forgotten_event_ids": [*ids[2:6], "gone"], "summary": "Looked."}
+        events[8] |= {"summary_offset": 2}
+        events[9] |= {"kind": "Condensation", "forgotten_event_ids": [ids[1]], "summary": "Began.", "summary_offset": 1}
+
+    path = changed(tmp_path, condensed, upto=10)
+    events, left_out = read(path)
+    assert left_out == {"ids of events that a condensation forgets and that are not here": 1}
+    first, second = (event.id for event in events if event.kind == "action.condensation")
+    view = [event.kind for event in fold_of(events[:first]).view().events]
+    assert view[:5] == ["action.system", *_MESSAGE, "observation.condense"]
+    view = [event.kind for event in fold_of(events[:second]).view().events]
+    assert view == ["action.system", "observation.condense", "action.edit", "observation.edit"]
+
+
+_MESSAGE = ("action.message", "action.recall", "observation.recall")
+
+
+def test_costs_that_no_reply_has_are_kept(tmp_path: Path) -> None:
+    def with_costs(state: dict[str, Any], _: list[dict[str, Any]]) -> None:
+        usage = {"prompt_tokens": 700, "completion_tokens": 9, "cache_read_tokens": 600, "cache_write_tokens": 5}
+        state["stats"]["usage_to_metrics"] = {
+            "agent": {"accumulated_cost": 1.5, "accumulated_token_usage": usage, "costs": [{"cost": 0.5}]},
+            "title": {"accumulated_cost": 0.25, "costs": None, "token_usages": [None, {"response_id": 7}]},
+            "odd": None,
+        }
+
+    events, _ = read(changed(tmp_path, with_costs))
+    found = metrics_of(events)
+    assert found.accumulated_cost == 1.75
+    assert (found.accumulated_token_usage.prompt_tokens, found.accumulated_token_usage.cache_read_tokens) == (700, 600)
+
+
+def test_a_task_list_is_read_whatever_the_model_wrote_into_it(tmp_path: Path) -> None:
+    def odd(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        for event in events:
+            for part in ("action", "observation"):
+                if "task_list" in (event.get(part) or {}):
+                    event[part]["task_list"] = [{"title": 5, "status": "blocked", "notes": None, "id": 4}, "x"]
+
+    state = fold(State(), read(changed(tmp_path, odd))[0])
+    assert [(task.id, task.title, task.status, task.notes) for task in state.tasks.items] == [
+        ("task-1", "5", "todo", "")
+    ]
+
+
+def test_a_state_of_any_shape_is_replaced_by_defaults_and_named(tmp_path: Path) -> None:
+    odd: list[Any] = [7, "x", [], [1], {"a": []}, True, 1e300]
+    names = ("agent", "workspace", "max_iterations", "confirmation_policy", "stats", "secret_registry", "tags")
+    names += ("execution_status", "leaf_event_id", "stuck_detection", "hook_config")
+    for number, (name, value) in enumerate((name, value) for name in names for value in odd):
+
+        def change(state: dict[str, Any], _: list[dict[str, Any]], name: str = name, value: Any = value) -> None:
+            state[name] = value
+
+        events, findings = read_sdk_directory(changed(tmp_path / str(number), change), "c1")
+        assert len(events) > 30, (name, value)
+        assert findings.fault_count <= 1
 
 
 def test_the_command_line_imports_a_directory(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""A model's reply as OpenHands records it: a copy of the provider's response in every event that it led to.
+
+Holds: tokens that the provider had in its cache stand where litellm puts them. What a response has no place for (who
+asked, what was seen, cost, latency, thinking) stands in `reply_extension`, which only Deckhands reads.
+Does not: trust a response: what is missing or has another shape counts as nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from broker.contract.events import ModelReply, ModelToolCall, ToolCallMetadata
+
+Fields = Mapping[str, Any]
+
+TOKENS = ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens")
+OWN_FIELDS = ("service", "cost_usd", "latency_seconds", "iteration", "thinking_blocks")
+_MAX_TOKENS = 1 << 53
+
+
+def response_of(reply: ModelReply) -> dict[str, Any]:
+    """Return a reply as litellm would have returned it."""
+    message = {
+        "role": "assistant",
+        "content": reply.content,
+        "tool_calls": [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.tool_calls
+        ],
+    }
+    usage = reply.usage
+    return {
+        "id": reply.response_id or f"reply-{reply.id}",
+        "model": reply.model,
+        "choices": [{"index": 0, "finish_reason": reply.stop_reason, "message": message}],
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cache_read_tokens},
+            "cache_creation_input_tokens": usage.cache_write_tokens,
+        },
+    }
+
+
+def unknown_response(call: ToolCallMetadata) -> dict[str, Any]:
+    """Return the response that a call must have come with, where its reply is not in the log."""
+    called = ModelToolCall(id=call.tool_call_id, name=call.function_name, arguments="{}")
+    return response_of(ModelReply(id=call.reply_id, tool_calls=(called,), stop_reason="tool_calls"))
+
+
+def reply_extension(reply: ModelReply, *, seen: int, has_response: bool) -> dict[str, Any]:
+    """Return what the response does not say of a reply.
+
+    Args:
+        seen: the last recorded event that its prompt was made from; -1 for none.
+        has_response: the response itself stands elsewhere in the recorded event.
+    """
+    wire = reply.wire()
+    own = {name: wire[name] for name in OWN_FIELDS if wire.get(name) not in (None, [], 0, 0.0, "agent")}
+    if any(call.problem for call in reply.tool_calls):
+        own["tool_calls"] = wire["tool_calls"]
+    whole = {} if has_response else {"response": response_of(reply)}
+    return {"id": reply.id, "seen": seen} | own | whole
+
+
+def reply_fields(response: Any, metadata: Fields) -> dict[str, Any]:
+    """Return the fields of a `ModelReply` that a response holds.
+
+    Args:
+        metadata: names the call that the response at least has; empty for a response without calls.
+    """
+    response = _object(response)
+    choices = response.get("choices")
+    choice = _object(choices[0]) if isinstance(choices, list) and choices else {}
+    message = _object(choice.get("message"))
+    calls = list(_calls(message.get("tool_calls")))
+    call_id = metadata.get("tool_call_id")
+    if metadata and all(call["id"] != call_id for call in calls):
+        calls.append({"id": _text(call_id), "name": _text(metadata.get("function_name")), "arguments": "{}"})
+    thinking = message.get("thinking_blocks")
+    return {
+        "content": content_text(message.get("content")),
+        "tool_calls": calls,
+        "thinking_blocks": [block for block in thinking if isinstance(block, dict)]
+        if isinstance(thinking, list)
+        else [],
+        "model": _text(response.get("model")),
+        "response_id": _text(response.get("id")),
+        "stop_reason": _text(choice.get("finish_reason")),
+        "usage": usage_of(response.get("usage")),
+    }
+
+
+def usage_of(usage: Any) -> dict[str, int]:
+    """Return the tokens of a response, those of the cache from wherever its provider puts them."""
+    usage = _object(usage)
+    details = _object(usage.get("prompt_tokens_details"))
+    read = count(details.get("cached_tokens")) or count(usage.get("cache_read_input_tokens"))
+    return {
+        "prompt_tokens": count(usage.get("prompt_tokens")),
+        "completion_tokens": count(usage.get("completion_tokens")),
+        "cache_read_tokens": read,
+        "cache_write_tokens": count(usage.get("cache_creation_input_tokens")),
+    }
+
+
+def count(value: Any) -> int:
+    """Return a number of tokens; nothing for what is none."""
+    number = amount(value)
+    return int(number) if number is not None and number <= _MAX_TOKENS else 0
+
+
+def amount(value: Any) -> float | None:
+    """Return a finite number that is not negative, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
+
+
+def content_text(content: Any) -> str:
+    """Return the text of a message, which may stand in parts."""
+    if isinstance(content, list):
+        return "\n".join(_text(part.get("text")) for part in content if isinstance(part, dict) and part.get("text"))
+    return _text(content)
+
+
+def _calls(calls: Any) -> Iterable[dict[str, str]]:
+    for call in calls if isinstance(calls, list) else ():
+        function = _object(_object(call).get("function"))
+        if isinstance(call.get("id"), str) and isinstance(function.get("name"), str):
+            yield {"id": call["id"], "name": function["name"], "arguments": _text(function.get("arguments")) or "{}"}
+
+
+def _object(value: Any) -> Fields:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

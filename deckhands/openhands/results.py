@@ -1,0 +1,31 @@
+"""Results that a recording lacks: an action gets one that says so, so that it is not run because it was imported."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from broker.contract.codec import event_from_wire
+from broker.contract.events import ConfirmationStatus, Event
+
+NO_RESULT = "The recording that this conversation was imported from has no result of this action. It may have run."
+
+
+def needs_result(event: Event) -> bool:
+    """Say whether an event is an action that somebody carries out, and that waits for nobody's permission."""
+    is_waiting = getattr(event, "confirmation_state", "") == ConfirmationStatus.AWAITING_CONFIRMATION
+    return is_carried_out(event) and not is_waiting
+
+
+def is_carried_out(event: Event) -> bool:
+    """Say whether an event is an action that somebody else than the controller carries out."""
+    return event.kind == "action.delegate" or (event.kind.startswith("action.") and event.runnable)
+
+
+def missing_result(action: Event, *, event_id: int, timestamp: datetime | str | None) -> Event:
+    """Return the observation that an action's result is not known."""
+    wire = {"kind": "observation.outcome_unknown", "content": NO_RESULT, "cause": action.id, "timestamp": timestamp}
+    if action.kind == "action.delegate":
+        wire |= {"kind": "observation.delegate", "delegate_id": action.id}
+    if action.tool_call_metadata is not None:
+        wire["tool_call_metadata"] = action.tool_call_metadata.model_dump()
+    return event_from_wire({name: value for name, value in wire.items() if value is not None}, event_id)
