@@ -223,6 +223,8 @@ def recovered_to(state: State) -> AgentState:
 
 def chosen_loop(state: State, choice: LoopRecoveryAction) -> Loop | None:
     """Return the loop that a person chose a way out of; None when there is no loop, or no such way."""
+    if choice.option == STOP and state.lifecycle.agent_state is AgentState.STOPPED:
+        return None
     return state.loops.found or loop_of(state) if choice.option in (RESTART, RESTART_WITH_MESSAGE, STOP) else None
 
 
