@@ -24,7 +24,7 @@ from broker.contract.observations import AgentThinkObservation
 from broker.contract.paragraphs import Paragraph
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import handles_requests
-from broker.specs.tool_arguments import required_text, risk_in, seconds_in
+from broker.specs.tool_arguments import required_text, risk_in, said_in, seconds_in
 from broker.specs.tool_schemas import (
     DELEGATE,
     EXECUTE_BASH,
@@ -188,12 +188,16 @@ class AgentThinkAction(Action):
     """Think, and have the thought logged."""
 
     kind: Literal["action.think"] = "action.think"
-    argument: ClassVar[tuple[str, str]] = ("thought", "thought")
     is_decided: ClassVar[bool] = True
     tool_spec: ClassVar[ToolSpec] = THINK
     enabled_by: ClassVar[str] = "enable_think"
     sentence_template: ClassVar[str] = "Thinking: {thought}"
     source: EventSource = EventSource.AGENT
+
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`; an empty thought is one, as in the original."""
+        return cls(thought=said_in(arguments, "thought", THINK.name))
 
     def answer(self, task_list: Sequence[Any]) -> Observation:  # noqa: ARG002
         """See `Action.answer`."""
@@ -209,13 +213,17 @@ class AgentFinishAction(Action):
     """The agent is done."""
 
     kind: Literal["action.finish"] = "action.finish"
-    argument: ClassVar[tuple[str, str]] = ("message", "final_thought")
     is_decided: ClassVar[bool] = True
     tool_spec: ClassVar[ToolSpec] = FINISH
     enabled_by: ClassVar[str] = "enable_finish"
     source: EventSource = EventSource.AGENT
     final_thought: str = ""
     outputs: JsonObject = Field(default_factory=dict)
+
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`; the agent may finish without a word, as in the original."""
+        return cls(final_thought=said_in(arguments, "message", FINISH.name))
 
     @property
     def sentence(self) -> str:

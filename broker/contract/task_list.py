@@ -7,10 +7,12 @@ Differs: no file is written. The original keeps the list in `TASKS.md` beside it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
 
 from broker.contract.events import Action, EventSource, Observation, Part
-from broker.specs.tool_arguments import ToolCallError, required_text
+from broker.specs.tool_arguments import ToolCallError, loose_text, required_text
 from broker.specs.tool_specs import ToolSpec
 
 MAX_ITEMS = 200
@@ -54,13 +56,20 @@ TASK_TRACKER = ToolSpec(
 )
 
 
-class TaskItem(Part):
-    """One entry of the agent's task list."""
+LooseText = Annotated[str, BeforeValidator(loose_text)]
 
-    id: str
-    title: str
-    status: Literal["todo", "in_progress", "done"] = "todo"
-    notes: str = ""
+
+class TaskItem(Part):
+    """One entry of the agent's task list, as loosely typed as the original takes it.
+
+    Attributes:
+        status: `todo`, `in_progress`, `done` or the model's own word, which is shown like `todo`.
+    """
+
+    id: LooseText
+    title: LooseText
+    status: LooseText = "todo"
+    notes: LooseText = ""
 
 
 class TaskTrackingObservation(Observation):
@@ -111,10 +120,15 @@ class TaskTrackingAction(Action):
 
 def shown(items: Sequence[TaskItem]) -> str:
     """Return a list as the model reads it."""
-    lines = [f"{n}. {STATUS_ICONS[item.status]} {item.title}\n{item.notes}\n" for n, item in enumerate(items, 1)]
+    icons = [STATUS_ICONS.get(item.status, STATUS_ICONS["todo"]) for item in items]
+    lines = [
+        f"{n}. {icon} {item.title}\n{item.notes}\n" for n, (icon, item) in enumerate(zip(icons, items, strict=True), 1)
+    ]
     return "# Task List\n\n" + "".join(lines)
 
 
 def _item(given: Mapping[str, Any], number: int) -> TaskItem:
     defaults = {"id": f"task-{number}", "title": "Untitled task", "status": "todo", "notes": ""}
-    return TaskItem.model_validate({name: given.get(name, default) for name, default in defaults.items()})
+    return TaskItem.model_validate(
+        {name: default if given.get(name) is None else given[name] for name, default in defaults.items()}
+    )

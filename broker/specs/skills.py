@@ -5,13 +5,14 @@ and inputs it always counts. `AGENTS.md`, `.cursorrules` and `.openhands_instruc
 
 Holds: a file that cannot be read as a skill is left out, and named with the reason; what is read costs no more than its
 length, see `broker.specs.front_matter`.
-Differs: one bad file spoils no other, because the original then loads none.
+Differs: one bad file spoils no other, because the original then loads none; the front matter may name a skill, and a
+second file of a folder with that name is named by its path, as all are in the original.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -49,7 +50,7 @@ class SkillFiles:
     """What files say to agents.
 
     Attributes:
-        skills: in the order of the files; of namesakes the latest.
+        skills: in the order of the files; of namesakes in two folders the latest.
         unreadable: for each file that is no skill, though it should be one, its path and the reason.
     """
 
@@ -64,7 +65,7 @@ class SkillReader:
     """Reads skills from the files of a workspace or a home, one at a time."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Skill] = {}
+        self._found: dict[str, tuple[str, Skill]] = {}
         self._unreadable: list[str] = []
 
     def add(self, path: str, text: str) -> None:
@@ -72,26 +73,32 @@ class SkillReader:
         name = _name_of(path)
         if name is None or not text.strip():
             return
+        folder = _folder_of(path)
+        taken = [taken for taken, (other, _) in self._found.items() if other == folder]
         try:
-            skill = skill_of(name, text)
+            skill = skill_of(name, text, path=path, taken=taken)
         except ValueError as error:
             self._unreadable.append(f"{_shown(path)}: {error}")
             return
         self._found.pop(skill.name, None)
-        self._found[skill.name] = skill
+        self._found[skill.name] = (folder, skill)
 
     def read(self) -> SkillFiles:
         """Return what has been found so far."""
         left = len(self._unreadable) - MAX_UNREADABLE
         more = [f"and {left} more files"] if left > 0 else []
-        return SkillFiles(tuple(self._found.values()), (*self._unreadable[:MAX_UNREADABLE], *more))
+        return SkillFiles(
+            tuple(skill for _, skill in self._found.values()), (*self._unreadable[:MAX_UNREADABLE], *more)
+        )
 
 
-def skill_of(name: str, text: str) -> Skill:
+def skill_of(name: str, text: str, *, path: str = "", taken: Container[str] = ()) -> Skill:
     """Read a skill.
 
     Args:
         name: used if the file does not name the skill.
+        path: used if both names are taken.
+        taken: by other files of its folder.
 
     Raises:
         ValueError: the front matter is not YAML, or its fields are wrong.
@@ -100,7 +107,8 @@ def skill_of(name: str, text: str) -> Skill:
     given = head.get("name")
     triggers = _words(head.get("triggers"))
     inputs = head.get("inputs")
-    name = given if isinstance(given, str) and given.strip() and given != "default" else name
+    names = [given, name] if isinstance(given, str) and given.strip() and given != "default" else [name]
+    name = next((each for each in names if each not in taken), path or name)
     if isinstance(inputs, list) and inputs:
         triggers = tuple(dict.fromkeys((*triggers, f"/{name}")))
         names = [str(item["name"]) for item in inputs if isinstance(item, dict) and "name" in item]
@@ -163,6 +171,10 @@ def _name_of(path: str) -> str | None:
             inner = PurePosixPath(path).relative_to(folder)
             return None if inner.name.lower() == "readme.md" else inner.with_suffix("").as_posix()
     return INSTRUCTION_FILES.get(path.lower())
+
+
+def _folder_of(path: str) -> str:
+    return next((folder for folder in SKILL_FOLDERS if path.startswith(folder + "/")), "")
 
 
 def _split(text: str) -> tuple[dict[str, Any], str]:

@@ -56,6 +56,31 @@ def required_text(arguments: Mapping[str, Any], name: str, tool: str) -> str:
     return value
 
 
+def loose_text(value: object) -> str:
+    """Return a text that a model may have typed loosely: a number or a boolean as JSON writes it, null as nothing.
+
+    Raises:
+        ValueError: it is a list or an object.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | dict | tuple):
+        raise ValueError("Input should be a valid string")  # noqa: TRY004  (pydantic collects ValueError)
+    return "" if value is None else json.dumps(value)
+
+
+def said_in(arguments: Mapping[str, Any], name: str, tool: str) -> str:
+    """Return what a model says by a call; it may say nothing.
+
+    Raises:
+        ToolCallError: it is no text, number or boolean.
+    """
+    try:
+        return loose_text(arguments.get(name))
+    except ValueError as error:
+        raise ToolCallError(f"Invalid argument '{name}' in tool call {tool}: {error}.") from error
+
+
 def optional_text(arguments: Mapping[str, Any], name: str, tool: str, default: str) -> str:
     """Return a text; the default where it is missing, null or empty.
 

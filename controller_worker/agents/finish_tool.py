@@ -11,7 +11,7 @@ from typing import Any
 
 from broker.contract.actions import AgentFinishAction
 from broker.specs.specs import OutputSpec
-from broker.specs.tool_arguments import ToolCallError, json_in
+from broker.specs.tool_arguments import ToolCallError, json_in, said_in
 from broker.specs.tool_specs import ToolSpec
 
 ARGUMENT = "output"
@@ -48,8 +48,7 @@ def _finish_with_output(arguments: Mapping[str, Any]) -> AgentFinishAction:
             raise ToolCallError(f"The output of finish must be a JSON object: {error}.") from error
     if not isinstance(output, dict):
         raise ToolCallError(f"The output of finish must be a JSON object, not {type(output).__name__}.")
-    message = arguments.get("message")
-    return AgentFinishAction(final_thought=message if isinstance(message, str) else "", outputs=output)
+    return AgentFinishAction(final_thought=said_in(arguments, "message", "finish"), outputs=output)
 
 
 def _moved(schema: Any) -> Any:

@@ -5,7 +5,7 @@ Holds: a package cannot replace a built-in agent; its code is loaded only when a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import controller_worker.agents
 from broker.contract.events import AgentSpec
@@ -42,8 +42,11 @@ def create_agent(spec: AgentSpec) -> Agent:
     return agent
 
 
-def check_agent(name: str) -> None:
+def check_agent(name: str, *, besides: Collection[str] = ()) -> None:
     """Make sure that there is an agent of this name.
+
+    Args:
+        besides: names that would do as well, for the error.
 
     Raises:
         UsageError: there is none.
@@ -52,5 +55,5 @@ def check_agent(name: str) -> None:
         return
     brought = entry_points(ENTRY_POINTS).names
     if name not in brought:
-        known = ", ".join(sorted({*AGENTS, *brought}))
+        known = ", ".join((*sorted(besides), *sorted({*AGENTS, *brought} - set(besides))))
         raise UsageError(f"There is no agent named {name!r}.", remedy=f"Known agents: {known}.")

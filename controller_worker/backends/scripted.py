@@ -102,11 +102,14 @@ class Turn(_Part):
 
 CRITIC_TURN = Turn(text="ACCEPTED")
 CONDENSATION_TURN = Turn(text="What the script did so far was left out here.")
-FINISH_TURN = Turn(tool_calls=(ScriptedCall(name="finish", arguments={"message": "The script has ended."}),))
+THE_END = "The script has ended."
+FINISH_TURN = Turn(tool_calls=(ScriptedCall(name="finish", arguments={"message": THE_END}),))
+LAST_WORDS_TURN = Turn(text=THE_END)
+"""Instead of that where the agent has no such tool."""
 
 
 class Script(_Part):
-    """What a scripted model says, turn by turn; after the last turn it finishes.
+    """What a scripted model says, turn by turn; after the last turn it finishes, or says that it has ended.
 
     Attributes:
         condensation: what it says whenever it is asked for a summary of the history.
@@ -149,7 +152,11 @@ class Script(_Part):
         """Return what is said to a request."""
         if request.service == "critic":  # about the latest turn
             return self.turn(request.iteration - 1).critic or CRITIC_TURN
-        return self.turn(request.iteration) if request.service == "agent" else self.condensation
+        if request.service != "agent":
+            return self.condensation
+        turn = self.turn(request.iteration)
+        can_finish = any(tool.name == "finish" for tool in request.tools)
+        return LAST_WORDS_TURN if turn is FINISH_TURN and not can_finish else turn
 
 
 class ScriptedLLM:

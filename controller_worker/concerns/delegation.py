@@ -6,8 +6,9 @@ the background is answered at once ("started"), and its end comes later as anoth
 
 Holds: pure; every delegate action gets exactly one observation with its cause, and every end that is reported exactly
 one `AgentDelegateObservation`; what delegates may use up is taken out of what their parent may.
-Differs: the counters are divided when a delegate begins and added up when it ends, because it runs elsewhere; an action
-that cannot be carried out (no task, no such agent, too deep, nothing left) is answered by an error (B5 to B7).
+Differs: the counters are divided when a delegate begins, with one share for the parent, and added up when it ends,
+because it runs elsewhere and must not use up what its parent needs for the result; an action that cannot be carried out
+(no task, no such agent, too deep, nothing left) is answered by an error (B5 to B7).
 """
 
 from __future__ import annotations
@@ -126,8 +127,7 @@ def _delegate_of(state: State, action: AgentDelegateAction) -> Delegate:
     """Return the delegate that an action asks for, with its share of what is left."""
     metadata = action.tool_call_metadata
     turn_id = metadata.reply_id if metadata else action.id
-    # A delegate that runs beside its parent leaves the parent a share.
-    shares = (metadata.total_calls_in_response if metadata else 1) + (action.background or action.join == "any")
+    shares = (metadata.total_calls_in_response if metadata else 1) + 1  # the parent needs one for what comes after
     before = [delegate for delegate in state.delegation.delegates if delegate.turn_id != turn_id]
     left = state.usage.max_iterations - steps_used(state) - sum(delegate.iterations for delegate in before)
     budget = tokens = None
@@ -171,6 +171,16 @@ def _examined(state: State, delegate: Delegate, action: AgentDelegateAction) -> 
 def steps_reserved(state: State) -> int:
     """Return the iterations that delegates may still use up."""
     return sum(delegate.iterations for delegate in state.delegation.delegates if not delegate.refusal)
+
+
+def usd_reserved(state: State) -> float:
+    """Return what delegates may still spend."""
+    return sum(delegate.budget_usd or 0.0 for delegate in state.delegation.delegates if not delegate.refusal)
+
+
+def tokens_reserved(state: State) -> int:
+    """Return the tokens that delegates may still use up."""
+    return sum(delegate.tokens or 0 for delegate in state.delegation.delegates if not delegate.refusal)
 
 
 def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> Delegation:
@@ -242,10 +252,15 @@ def await_delegates(state: State, now: datetime) -> Effect | None:
 
 
 def leave_room(state: State, now: datetime) -> Effect | None:
-    """Wait while the delegates at work may still use up all steps that are left."""
+    """Wait while the delegates at work may still use up all that is left of a limit."""
     if not state.delegation.delegates:
         return None
-    is_reserved = steps_used(state) + steps_reserved(state) >= state.usage.max_iterations
+    usage = state.usage
+    is_reserved = (
+        steps_used(state) + steps_reserved(state) >= usage.max_iterations
+        or (usage.max_budget_usd is not None and usage.cost_usd + usd_reserved(state) >= usage.max_budget_usd)
+        or (usage.max_tokens is not None and tokens_used(state) + tokens_reserved(state) >= usage.max_tokens)
+    )
     return AwaitDelegates(()) if is_reserved else None
 
 

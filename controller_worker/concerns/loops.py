@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract.actions import CondensationAction, LoopRecoveryAction, MessageAction
-from broker.contract.events import Action, Event, ModelSwitched, Observation
+from broker.contract.events import Action, Event, ModelReply, ModelSwitched, Observation
 from broker.contract.observations import (
     AgentStateChangedObservation,
+    ErrorObservation,
     EventsLostObservation,
     FinishRefusedObservation,
     FinishVerdictObservation,
@@ -32,11 +33,16 @@ from controller_worker.core.requests import is_message_of_person
 from controller_worker.core.stuck_detector import (
     Loop,
     RecentEvents,
+    Trace,
     after_wait,
     find_loop,
     is_poll,
+    name_of_call,
+    stands_in,
+    traces_of_calls,
     with_action,
     with_observation,
+    with_poll,
     with_settled,
 )
 
@@ -66,12 +72,14 @@ class Loops:
         found: the latest loop, until a person speaks or it is recovered from.
         met: how many loops the policy has answered since a person spoke.
         recovery: the way out of the loop that a person chose, 0 for none.
+        calls: those of the latest reply: one that is refused leads to no action.
     """
 
     recent: RecentEvents = field(default_factory=RecentEvents)
     found: Loop | None = None
     met: int = 0
     recovery: int = 0
+    calls: tuple[tuple[str, Trace], ...] = ()
 
 
 def _after_state_change(loops: Loops, change: AgentStateChangedObservation, state: State) -> Loops:
@@ -98,6 +106,13 @@ def _after_message(loops: Loops, message: MessageAction, state: State) -> Loops:
     return evolve(loops, recent=recent) if loops.recovery else Loops(recent)
 
 
+def _after_reply(loops: Loops, reply: ModelReply, state: State) -> Loops:
+    if reply.service != "agent" or not state.setup.agent.enable_stuck_detection:
+        return loops
+    calls = traces_of_calls(reply)
+    return evolve(loops, calls=calls) if calls or loops.calls else loops
+
+
 def _after_action(loops: Loops, action: Action, state: State) -> Loops:
     if action.runnable or is_own_action(state, action):  # an action that runs counts when its observation comes
         return loops
@@ -115,12 +130,34 @@ def _after_observation(loops: Loops, observation: Observation, state: State) -> 
         state.survey.action_id,
         state.acceptance.check_id,
     )
-    if is_own or not state.setup.agent.enable_stuck_detection or is_poll(observation):
+    if is_own or not state.setup.agent.enable_stuck_detection:
         return loops
     policy, recent = state.setup.agent.loop_policy, loops.recent
-    if settled is not None and settled.trace is not None and not getattr(observation, "hidden", False):
+    if is_poll(observation):
+        return evolve(loops, recent=with_poll(recent))
+    refused = _refused_call(loops, observation)
+    if refused is not None:
+        if stands_in(recent, refused):
+            return loops  # the model writes it twice before it reads the first error
+        recent = with_settled(recent, refused, policy)
+    if settled is not None and settled.trace is not None:
         recent = with_settled(after_wait(recent, settled.trace, observation), settled.trace, policy)
     return evolve(loops, recent=with_observation(recent, observation, policy))
+
+
+def _refused_call(loops: Loops, observation: Observation) -> Trace | None:
+    """Return the call that an error answers in the place of an action; None for any other observation."""
+    metadata = observation.tool_call_metadata
+    if metadata is None or observation.cause is not None or not isinstance(observation, ErrorObservation):
+        return None
+    name = name_of_call(observation)
+    calls = (trace for called, trace in loops.calls if called == name and trace.turn_id == metadata.reply_id)
+    return next(calls, None)
+
+
+def _after_refusal(loops: Loops, refusal: FinishRefusedObservation, state: State) -> Loops:
+    """Count what a hook has refused; every other refusal counts against a limit of its kind."""
+    return _after_observation(loops, refusal, state) if refusal.reason == "hook" else loops
 
 
 def loop_of(state: State) -> Loop | None:
@@ -186,6 +223,8 @@ def recovered_to(state: State) -> AgentState:
 
 def chosen_loop(state: State, choice: LoopRecoveryAction) -> Loop | None:
     """Return the loop that a person chose a way out of; None when there is no loop, or no such way."""
+    if choice.option == STOP and state.lifecycle.agent_state is AgentState.STOPPED:
+        return None
     return state.loops.found or loop_of(state) if choice.option in (RESTART, RESTART_WITH_MESSAGE, STOP) else None
 
 
@@ -212,7 +251,8 @@ LOOPS = Concern(
     {
         AgentStateChangedObservation: _after_state_change,
         LoopDetectionObservation: _after_detection,
-        FinishRefusedObservation: None,
+        ModelReply: _after_reply,
+        FinishRefusedObservation: _after_refusal,
         FinishVerdictObservation: None,
         EventsLostObservation: None,
         LoopRecoveryAction: _after_choice,

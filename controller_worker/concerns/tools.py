@@ -34,8 +34,8 @@ def is_own_action(state: State, action: Action) -> bool:
 
 
 def trace_of_action(state: State, action: Action) -> Trace | None:
-    """Return what loop detection compares of an action; None where it is switched off."""
-    if not state.setup.agent.enable_stuck_detection:
+    """Return what loop detection compares of an action; None where it is switched off, and for a hidden action."""
+    if not state.setup.agent.enable_stuck_detection or getattr(action, "hidden", False):
         return None
     if action.tool_call_metadata is not None:
         return trace_of(action, action.tool_call_metadata.reply_id)

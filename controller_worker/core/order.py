@@ -55,7 +55,7 @@ ORDER: tuple[Want, ...] = (
     acceptance.ask_critic,  # the critic is called after the wait of a failed call, but is no step of a loop
     loops.respond,  # before the limits: a loop is named as one even if it also used up the steps
     limits.refuse_step,
-    delegation.leave_room,  # steps that delegates may still use are not free
+    delegation.leave_room,  # what delegates may still use up is not free
     model_calls.condense,
     model_calls.call_model,
 )

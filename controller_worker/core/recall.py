@@ -36,8 +36,8 @@ def recall(
         notes: those that the message recalls.
     """
     recalled = tuple(notes) or None
-    known = {skill.name: skill for skill in (*state.setup.agent.skills, *skills.skills)}
-    told = [skill for skill in known.values() if skill.name not in state.setup.agent.disabled_microagents]
+    known = _known(state.setup.agent.skills, skills.skills)
+    told = [skill for skill in known if skill.name not in state.setup.agent.disabled_microagents]
     mentioned = tuple(_mentioned(told, message.content.lower()))
     if recall_type is not RecallType.WORKSPACE_CONTEXT:
         if not mentioned and recalled is None:
@@ -52,6 +52,18 @@ def recall(
         notes=recalled,
         unreadable_skills=skills.unreadable or None,
     )
+
+
+def _known(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:
+    """Yield all skills: those of the workspace in the place of their namesakes, the others behind."""
+    found = {skill.name: skill for skill in workspace}
+    names = set(found)
+    for skill in own:
+        if skill.name not in names:
+            yield skill
+        elif skill.name in found:
+            yield found.pop(skill.name)
+    yield from found.values()
 
 
 def _mentioned(skills: Iterable[Skill], text: str) -> Iterator[MicroagentKnowledge]:

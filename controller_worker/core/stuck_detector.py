@@ -23,12 +23,19 @@ from typing import Any
 
 from broker.contract.actions import CondensationAction, MessageAction
 from broker.contract.codec import SHORTENED_END_CHARS
-from broker.contract.events import Action, BlobRef, Event, EventSource, Observation
+from broker.contract.events import Action, BlobRef, Event, EventSource, ModelReply, Observation
 from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
-from broker.contract.observations import AgentCondensationObservation, CmdOutputObservation, ErrorObservation
+from broker.contract.observations import (
+    AgentCondensationObservation,
+    CmdOutputObservation,
+    ErrorObservation,
+    FinishRefusedObservation,
+)
 from broker.specs.loop_policy import LoopPolicy
 
 CONDENSATIONS = 10
+KEPT_CALLS = 128
+"""Of one reply; no more can be carried out."""
 LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100
 """Longer texts may stand beside the log; their hash is the same there."""
 NOT_COMPARED = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "timeout", "blobs", "replaces"}
@@ -64,11 +71,18 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class RecentEvents:
-    """The latest actions, observations and messages of the agent, each oldest first; the last ten condensations."""
+    """The latest actions, observations and messages of the agent, each oldest first; the last ten condensations.
+
+    Attributes:
+        messages: those with no observation in between.
+        is_observed: something was observed since the latest message.
+        is_condensed: nothing has happened since the latest condensation.
+    """
 
     actions: tuple[Trace, ...] = ()
     observations: tuple[Trace, ...] = ()
     messages: tuple[Trace, ...] = ()
+    is_observed: bool = False
     condensations: tuple[Trace, ...] = ()
     is_condensed: bool = False
 
@@ -92,6 +106,28 @@ def trace_of(event: Event, turn_id: int) -> Trace:
     return Trace(event.id, turn_id or event.id, _digest(event), _trait(event))
 
 
+def traces_of_calls(reply: ModelReply) -> tuple[tuple[str, Trace], ...]:
+    """Return what is left of the calls of a reply, each behind what `name_of_call` makes of its id.
+
+    The text beside a call is not compared: it only counts when it is refused, and an equal call fares no better.
+    """
+    blobs, found = reply.blobs or {}, []
+    for position, call in enumerate(reply.tool_calls[:KEPT_CALLS]):
+        path = f"tool_calls.{position}"
+        compared = [_text(getattr(call, name), f"{path}.{name}", blobs) for name in ("name", "arguments")]
+        call_id = _short(_text(call.id, f"{path}.id", blobs))
+        found.append((call_id, Trace(reply.id, reply.id, _short(_JSON.encode(["call", *compared])))))
+    return tuple(found)
+
+
+def name_of_call(observation: Observation) -> str:
+    """Return a short name for the call that an observation belongs to; empty for none."""
+    metadata = observation.tool_call_metadata
+    if metadata is None:
+        return ""
+    return _short(_text(metadata.tool_call_id, "tool_call_metadata.tool_call_id", observation.blobs or {}))
+
+
 def with_action(recent: RecentEvents, action: Action, trace: Trace, policy: LoopPolicy) -> RecentEvents:
     """Take in an action that was done; messages and requests of people, and requests to condense, are none."""
     if not action.counts_for_loops or getattr(action, "hidden", False):
@@ -101,14 +137,25 @@ def with_action(recent: RecentEvents, action: Action, trace: Trace, policy: Loop
     if isinstance(action, MessageAction):
         if action.source is EventSource.USER:
             return recent
-        recent = replace(recent, messages=(*recent.messages, trace)[-policy.monologue :])
+        before = () if recent.is_observed else recent.messages
+        recent = replace(recent, messages=(*before, trace)[-policy.monologue :], is_observed=False)
     return with_settled(recent, trace, policy)
 
 
 def with_settled(recent: RecentEvents, trace: Trace, policy: LoopPolicy) -> RecentEvents:
     """Take in an action by its trace, now that its observation is there."""
     actions = (*recent.actions, trace)[-policy.window :]
-    return RecentEvents(actions, recent.observations, recent.messages, recent.condensations)
+    return RecentEvents(actions, recent.observations, recent.messages, recent.is_observed, recent.condensations)
+
+
+def stands_in(recent: RecentEvents, call: Trace) -> bool:
+    """Say whether an equal call of the same reply has been taken in."""
+    return any(seen.turn_id == call.turn_id and seen.digest == call.digest for seen in recent.actions)
+
+
+def with_poll(recent: RecentEvents) -> RecentEvents:
+    """Take in the answer to a poll: no step of a loop, but something was observed."""
+    return RecentEvents(recent.actions, recent.observations, recent.messages, True, recent.condensations)
 
 
 def with_observation(recent: RecentEvents, observation: Observation, policy: LoopPolicy) -> RecentEvents:
@@ -119,7 +166,7 @@ def with_observation(recent: RecentEvents, observation: Observation, policy: Loo
         return _with_condensation(recent, trace_of(observation, 0))
     trace = trace_of(observation, 0)
     observations = (*recent.observations, trace)[-policy.window :]
-    return RecentEvents(recent.actions, observations, recent.messages, recent.condensations)
+    return RecentEvents(recent.actions, observations, recent.messages, True, recent.condensations)
 
 
 def is_poll(observation: Observation) -> bool:
@@ -142,7 +189,7 @@ def after_wait(recent: RecentEvents, action: Trace, observation: Observation) ->
         return recent
     actions = tuple(trace for trace in recent.actions if trace.digest != action.digest)
     observations = tuple(trace for trace in recent.observations if trace.digest != seen.digest)
-    return RecentEvents(actions, observations, recent.messages, recent.condensations)
+    return RecentEvents(actions, observations, recent.messages, recent.is_observed, recent.condensations)
 
 
 def find_loop(recent: RecentEvents, policy: LoopPolicy) -> Loop | None:
@@ -160,9 +207,7 @@ def _patterns(recent: RecentEvents, policy: LoopPolicy) -> Iterator[Loop]:
         yield Loop("repeating_action_error", count, actions[-count].turn_id)
     count, messages = policy.monologue, recent.messages
     if _has_equal(messages, count):
-        first, last = messages[-count], messages[-1]
-        if not any(first.id < observation.id < last.id for observation in observations):
-            yield Loop("monologue", count, first.turn_id)
+        yield Loop("monologue", count, messages[-count].turn_id)
     count = policy.alternating_pattern
     if _alternates(actions, count) and _alternates(observations, count):
         yield Loop("repeating_action_observation_pattern", count // 2, actions[-count].turn_id)
@@ -218,7 +263,7 @@ def _plain(event: Event) -> str | None:
 
     Every event of every step goes through here, and to dump one takes eight times as long.
     """
-    if event.blobs:
+    if event.blobs and any(path.partition(".")[0] not in NOT_COMPARED for path in event.blobs):
         return None
     found: list[Any] = [event.kind]
     values = event.__dict__
@@ -267,7 +312,7 @@ def _text(text: str, path: str, blobs: Mapping[str, BlobRef]) -> str:
 
 
 def _trait(event: Event) -> str:
-    if isinstance(event, ErrorObservation):
+    if isinstance(event, ErrorObservation | FinishRefusedObservation):
         return "error"
     if isinstance(event, CmdOutputObservation) and SLEEPS.search(event.command):
         return f"{WAITED}{_short(_text(event.content, 'content', event.blobs or {}))}"

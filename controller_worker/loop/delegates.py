@@ -37,7 +37,7 @@ from broker.runtime.errors import EventsLost, UnknownConversation, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.store.store import Store
-from controller_worker.agents.registry import create_agent
+from controller_worker.agents.registry import check_agent, create_agent
 from controller_worker.calls.usage import usage_by_model
 from controller_worker.concerns.delegation import NOT_STARTED, STARTED, Delegate, answering
 from controller_worker.concerns.limits import steps_used
@@ -47,6 +47,8 @@ from controller_worker.loop.answering import event_of
 
 ID_CHARS = 24
 TASK = "TASK: {task}"
+TIME_SHARE = 0.9
+"""Of the time that a parent has left: it passes for both of them, and the parent needs some for the result."""
 FIRST_MESSAGE = 2
 """The event in a delegate's log that holds its task."""
 WAITS_FOR_PERSON = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
@@ -109,6 +111,8 @@ class Delegates:
         action = await event_of(self._log, state.setup.conversation_id, delegate.id)
         assert isinstance(action, AgentDelegateAction)
         agent = spec_of(state.setup.agent, action.agent)
+        if action.agent not in state.setup.agent.delegates:
+            check_agent(action.agent, besides=state.setup.agent.delegates)
         create_agent(agent)
         conversation_id = conversation_id_of(state.setup.conversation_id, delegate.id)
         task = TASK.format(task=action.inputs["task"])
@@ -263,7 +267,9 @@ def _outputs(last: Event | None) -> dict[str, Any]:
 
 
 def _limits(state: State, delegate: Delegate, now: datetime) -> Limits:
-    seconds = None if state.usage.deadline is None else max((state.usage.deadline - now).total_seconds(), 1.0)
+    seconds = None
+    if state.usage.deadline is not None:
+        seconds = max((state.usage.deadline - now).total_seconds() * TIME_SHARE, 1.0)
     return state.setup.limits.model_copy(
         update={
             "max_iterations": delegate.iterations,

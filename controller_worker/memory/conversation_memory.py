@@ -32,6 +32,7 @@ MAX_MESSAGE_CHARS = 30_000
 FINISH_RESULT = "The task was reported as finished."
 NO_RESULT = "Done; there is nothing to show."
 CONTINUE = "Please continue."
+OWN_IMAGES = "Images of your message:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class ConversationMemory:
             return
         turn = self._turn
         if turn is not None and turn.concerns(event):
-            turn.take(event, self._result_of(event))
+            turn.take(event, self._result_of(event), self._pictures_of(event))
             if turn.is_complete():
                 self._close_turn()
             return
@@ -93,13 +94,12 @@ class ConversationMemory:
             # No request has shown anything yet: an agent greets before its first step.
             self._shown.insert(0, _Shown(Message("system", (TextPart(event.content),)), event.id))
             return
-        message = self._message_of(event)
-        if message is None:
-            return
+        messages = (self._message_of(event), self._pictures_of(event))
+        came = [(event.id, message) for message in messages if message is not None]
         if turn is not None:
-            turn.meanwhile.append((event.id, message))
+            turn.meanwhile += came
         else:
-            self._keep_since_reply([(event.id, message)])
+            self._keep_since_reply(came)
 
     def mask(self, event_id: int, text: str) -> None:
         """Show a text in the place of what is shown of an observation, from now on."""
@@ -173,8 +173,15 @@ class ConversationMemory:
                 return Message("user", content) if content else None
         return None
 
+    def _pictures_of(self, event: Event) -> Message | None:
+        """Return the images of an agent's own message: providers take none within what the model said."""
+        if not isinstance(event, MessageAction) or event.source is not EventSource.AGENT:
+            return None
+        images = self._images(event)
+        return Message("user", (TextPart(OWN_IMAGES), *images)) if images else None
+
     def _images(self, message: MessageAction) -> Content:
-        """Return a person's images, each behind its number."""
+        """Return the images of a message, each behind its number."""
         urls = [url for url in message.image_urls or () if is_image_url(url)]
         if not self._options.sees_images:
             return (NOT_SEEN,) * len(urls)

@@ -48,6 +48,7 @@ class OpenTurn:
     _asked: dict[int, Action] = field(default_factory=dict)
     _edits: dict[str, str] = field(default_factory=dict)
     _is_spoken: bool = False
+    _pictures: tuple[tuple[int, Message], ...] = ()
 
     def concerns(self, event: Event) -> bool:
         """Say whether an event belongs to this turn: by its tool call, or as what a reply without calls led to."""
@@ -56,11 +57,12 @@ class OpenTurn:
             return metadata.reply_id == self.reply.id
         return not self.reply.tool_calls and _is_led_to(event, self.reply)
 
-    def take(self, event: Event, result: Result | None) -> None:
-        """Take in an event of the turn, and the result it brings."""
+    def take(self, event: Event, result: Result | None, pictures: Message | None = None) -> None:
+        """Take in an event of the turn, the result it brings, and the images of what it says."""
         metadata = event.tool_call_metadata
         if metadata is None:
             self._is_spoken = True
+            self._pictures = ((event.id, pictures),) if pictures is not None else ()
             return
         if isinstance(event, Action):
             self._called.add(metadata.tool_call_id)
@@ -85,7 +87,7 @@ class OpenTurn:
         )
         content = (TextPart(reply.content),) if reply.content.strip() else ()
         if not calls and (reply.tool_calls or not content or not self._is_spoken):
-            return []
+            return [*self._pictures]
         results = [(call, self._results[call.id]) for call in calls]
         return [
             (0, Message("assistant", content, tool_calls=calls, thinking_blocks=reply.thinking_blocks)),
@@ -93,6 +95,7 @@ class OpenTurn:
                 (result.event_id, Message("tool", result.content, tool_call_id=call.id, name=call.name))
                 for call, result in results
             ),
+            *self._pictures,
         ]
 
 

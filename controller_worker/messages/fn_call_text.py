@@ -7,9 +7,10 @@
 Holds: `read_calls(write_calls(text, calls))` gives back the text and any list of calls that fit their tools, whatever
 their values contain; a call is never carried out with a part of a value: what cannot be read whole has a `problem`,
 which the model learns.
-Differs: the original reads one call and drops the others, takes a call without a line break behind its name for plain
-text, cuts a value at a tag that it contains, gives the line breaks around a block to the tool, and leaves numbers and
-booleans as texts; each of these loses or spoils a call that the model has made in good faith.
+Differs: the original reads one call and drops the others, takes every call without a line break behind its name for
+plain text, cuts a value at a tag that it contains, gives the line breaks around a block to the tool, and leaves numbers
+and booleans as texts; each of these loses or spoils a call that the model has made in good faith. Words between two
+parameters are dropped as there, but not what may be the rest of a value.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ from controller_worker.messages.messages import ToolCall
 CALL_END = "</function>"
 STOP_WORD = "</function"
 SHOWN_CHARS = 200
+INDENT_CHARS = 100
+"""So far from the beginning of its line a call that stands alone may begin."""
 
 _WRITE_AGAIN = "Write the whole call again; if it was too long, in smaller parts."
 
 _PARAMETER_END = "</parameter>"
 # A name is bounded, so that what begins calls and never ends them is not searched to its end for each.
-_CALL = re.compile(r"<function=([^>\n]{0,200})>")
-_CUT_CALL = re.compile(r"<function=([^>\n]{0,200})\Z")
+_CALL = re.compile(r"<function=([^<>\n]{0,200})(>|\Z)")
 # The second form is a mistake that models make: <parameter=name=value</parameter>
 _PARAMETER = re.compile(r"<parameter=([^=>\n]+)[>=]")
 _GAP = re.compile(r"(?:\s|</?tool_call>)*")
+_NEXT_TAG = re.compile(r"<(?:parameter=|/parameter>|function=|/function>)")
+_REST_OF_LINE = re.compile(r"[^\S\n]*\n")
+_BEGINNINGS = ("<parameter=", CALL_END, "{")
 _TAG = re.compile(r"<(?=\\*/?(?:function|parameter|tool_call))")
 _ESCAPED_TAG = re.compile(r"<\\(?=\\*/?(?:function|parameter|tool_call))")
 _PLAIN_NAME = re.compile(r"[\w.-]+")
@@ -76,15 +81,15 @@ def read_calls(
         What stands before the first call, and the calls, each directly behind the other: what a model writes behind a
         call about results that it has not seen is dropped, and so are calls based on them.
     """
-    first = _CALL.search(text) or _CUT_CALL.search(text)
+    first = next((found for found in _CALL.finditer(text) if _is_call(found, tools, is_cut=is_cut)), None)
     if first is None:
         return _unescaped(text), ()
     content = text[: first.start()].rstrip().removesuffix("<tool_call>")
     calls: list[ToolCall] = []
     position = first.start()
-    while found := (_CALL.match(text, position) or _CUT_CALL.match(text, position)):
+    while (found := _CALL.match(text, position)) and _is_call(found, tools, is_cut=is_cut):
         name, begin = found[1].strip(), found.end()
-        reader = _CallReader(text, begin, is_cut=is_cut or found.re is _CUT_CALL)
+        reader = _CallReader(text, begin, is_cut=is_cut or not found[2])
         problem = ""
         try:
             arguments = json.dumps(reader.arguments(name, tools), ensure_ascii=False)
@@ -93,6 +98,41 @@ def read_calls(
         calls.append(ToolCall(f"{ids}{len(calls) + 1:02d}", name, arguments, problem))
         position = _skip(text, reader.position)
     return _unescaped(content).strip(), tuple(calls)
+
+
+def _is_call(found: re.Match[str], tools: Mapping[str, ToolSpec], *, is_cut: bool) -> bool:
+    """Say whether a tag begins a call; else it is only mentioned.
+
+    It does when what belongs into a call follows it, or when it stands alone on its line. At the end of the text the
+    stop word may have taken the end of a call without parameters.
+    """
+    text, begin, end = found.string, found.start(), found.end()
+    # Of a line only its end is looked at, so that a long one with many mentions is not walked through for each.
+    before = text[max(begin - INDENT_CHARS, 0) : begin]
+    indent = before.rpartition("\n")[2].replace("<tool_call>", "").strip()
+    begins_line = not indent and ("\n" in before or begin <= INDENT_CHARS)
+    if not found[2]:
+        return is_cut or (begins_line and bool(found[1].strip()))
+    after = _skip(text, end)
+    if after == len(text):
+        tool = tools.get(found[1].strip())
+        return is_cut or begins_line or (tool is not None and not tool.parameters.get("required"))
+    if text.startswith(_BEGINNINGS, after) or _is_begun(text, after, is_cut=is_cut):
+        return True
+    if not begins_line:
+        return False
+    if _REST_OF_LINE.match(text, end):
+        return True
+    inside = _NEXT_TAG.search(text, end)
+    return inside is not None and inside[0] == "<parameter="
+
+
+def _is_begun(text: str, position: int, *, is_cut: bool) -> bool:
+    """Say whether the text ends within a tag of a call."""
+    rest = text[position : position + len("<parameter=")]
+    return position + len(rest) == len(text) and (
+        CALL_END.startswith(rest) or (is_cut and "<parameter=".startswith(rest))
+    )
 
 
 class _CallReader:
@@ -129,8 +169,10 @@ class _CallReader:
             values = self._json(name)
         while not self._is_at_end(name):
             found = _PARAMETER.match(self._text, self.position)
+            if found is None and self._step_over_words(texts):
+                continue
             if found is None or values:
-                if self._is_cut and CALL_END not in self._text[self.position :]:
+                if self._is_cut and self._text.find(CALL_END, self.position) < 0:
                     raise CallProblem(f"The call of function '{name}' is cut off. {_WRITE_AGAIN}")
                 shown = self._text[self.position : self.position + SHOWN_CHARS]
                 raise CallProblem(
@@ -143,10 +185,32 @@ class _CallReader:
             texts[parameter] = self._value(name, parameter, found.end())
         return texts, values
 
+    def _step_over_words(self, texts: dict[str, str]) -> bool:
+        """Step over what is no part of a call: words, and an end of a parameter too many.
+
+        Returns:
+            False where it may be the rest of a value that holds the end of a parameter: that is never dropped.
+        """
+        last = next(reversed(texts.values()), "")
+        is_surplus = self._text.startswith(_PARAMETER_END, self.position)
+        if is_surplus and "<parameter" not in last:
+            self.position = _skip(self._text, self.position + len(_PARAMETER_END))
+            return True
+        tag = _NEXT_TAG.search(self._text, self.position)
+        if tag is None:
+            self.position = len(self._text)
+            return not self._is_cut
+        if is_surplus or tag[0] == "<function=" or (tag[0] == _PARAMETER_END and texts):
+            return False
+        has_moved = tag.start() > self.position
+        self.position = tag.start()
+        return has_moved
+
     def _value(self, name: str, parameter: str, begin: int) -> str:
         end = self._text.find(_PARAMETER_END, begin)
         value = self._text[begin:end]
-        if end < 0 or "<parameter=" in value or "<function=" in value:
+        # The tag alone is a mention. With the end of a call it is the next call, and the end of this value is missing.
+        if end < 0 or "<parameter=" in value or ("<function=" in value and CALL_END in value):
             raise CallProblem(
                 f"The call of function '{name}' is cut off: parameter '{parameter}' has no {_PARAMETER_END}. "
                 + _WRITE_AGAIN

@@ -191,15 +191,16 @@ class _Reading:
 
     def _message(self, fields: Fields) -> None:
         content = fields["llm_message"].get("content") or []
+        images = [url for part in content for url in part.get("image_urls") or ()] or None
         if fields["source"] != "user":
-            self._reply(fields, text_of(content))
-            self._add("action.message", source="agent", content=text_of(content), wait_for_response=True)
+            text = text_of(content)
+            self._reply(fields, text)
+            self._add("action.message", source="agent", content=text, image_urls=images, wait_for_response=True)
             self._to(AgentState.AWAITING_USER_INPUT)
             return
         text, is_first = text_of(content), not self.task
         self.task = self.task or text
-        images = [url for part in content for url in part.get("image_urls") or ()]
-        self._add("action.message", source="user", content=text, image_urls=images or None)
+        self._add("action.message", source="user", content=text, image_urls=images)
         kind = "workspace_context" if is_first else "knowledge"
         recall = self._add("action.recall", source="user", recall_type=kind, query=text)
         self._to(AgentState.RUNNING)

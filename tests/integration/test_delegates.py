@@ -16,6 +16,7 @@ from broker.contract.events import (
     Parent,
     WorkspaceSpec,
 )
+from broker.contract.observations import ErrorObservation
 from broker.log.conversations import Conversations
 from broker.specs.agent_state import AgentState
 from controller_worker.loop.delegates import conversation_id_of
@@ -50,10 +51,25 @@ async def test_a_delegate_begins_with_its_task_its_share_and_its_parent(hands: H
     assert created.parent is not None
     assert conversation_id_of(CID, created.parent.delegate_id) == delegate_id
     assert (created.parent.conversation_id, created.parent.level) == (CID, 1)
-    assert (created.limits.max_iterations, created.limits.max_tokens) == (10, 10_000)
+    assert (created.limits.max_iterations, created.limits.max_tokens) == (5, 5_000)
     assert created.limits.max_seconds is not None
-    assert 3_000 < created.limits.max_seconds < 3_600  # what is left of its parent's
+    assert 2_500 < created.limits.max_seconds <= 3_240  # nine tenths of what its parent has left
     assert message.sentence == "TASK: look"
+
+
+async def test_the_error_for_an_unknown_delegate_names_the_configured_ones_first(hands: Hands) -> None:
+    call = {"name": "delegate", "arguments": {"agent": "Nobody", "task": "look"}}
+    agent = AgentSpec(
+        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
+        enable_delegation=True,
+        delegates={"tester": AgentSpec(), "scout": AgentSpec(name="ReadOnlyAgent")},
+    )
+    await hands.begin({"tool_calls": [call]}, agent=agent)
+    await hands.go()
+    (error,) = [event for event in await hands.events() if isinstance(event, ErrorObservation)]
+    assert error.content.startswith(
+        "There is no agent named 'Nobody'. Known agents: scout, tester, BrowsingAgent, CodeActAgent, "
+    )
 
 
 async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands: Hands) -> None:

@@ -86,13 +86,13 @@ def test_8_a_delegate_without_a_task() -> None:
 
 
 def test_9_a_delegate_at_its_iteration_limit() -> None:
-    """Differs (B5): the original's parent waits for ever."""
+    """Differs (B5): the original's parent waits for ever. A parent keeps a share of the limits for itself."""
     core, _ = delegating(limits=Limits(max_iterations=4))
-    assert core.state.delegation.delegates[0].iterations == 3
+    assert core.state.delegation.delegates[0].iterations == 1
     text = "Child encountered an error during execution. RuntimeError: Agent reached maximum iteration."
-    assert end(core, AgentState.ERROR, text, {}, iterations=3) == Rest()
-    assert core.states() == ["running", "error"]
-    assert core.state.lifecycle.error_code == "max_iterations"
+    assert end(core, AgentState.ERROR, text, {}, iterations=1) == CallModel(2, 1)
+    assert core.states() == ["running"]
+    assert observation(core).content == f"Delegated agent finished with result:\n\n{text}"
 
 
 def test_10_a_delegate_that_exceeds_the_budget() -> None:

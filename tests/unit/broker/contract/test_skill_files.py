@@ -33,6 +33,44 @@ def test_inputs_make_it_a_task_with_a_command_of_its_own() -> None:
     )
 
 
+def test_namesakes_of_one_folder_are_all_kept_under_the_names_of_their_files() -> None:
+    named = "---\nname: style\n{head}---\n{text}"
+    read = skills_of(
+        [
+            (".openhands/skills/a.md", named.format(head="", text="A")),
+            (".openhands/skills/b.md", named.format(head="triggers: [tabs]\n", text="B")),
+            (".openhands/skills/deep/c.md", named.format(head="inputs: [{name: X}]\n", text="C")),
+        ]
+    )
+    assert [(skill.name, skill.triggers) for skill in read.skills] == [
+        ("style", ()),
+        ("b", ("tabs",)),
+        ("deep/c", ("/deep/c",)),
+    ]
+    assert read.unreadable == ()
+
+
+def test_a_name_that_another_file_of_the_folder_has_taken_gives_way_to_the_path() -> None:
+    files = [
+        (".openhands/skills/a.md", "---\nname: b\n---\nA"),
+        (".openhands/skills/b.md", "B"),
+        ("AGENTS.md", "One"),
+        ("AGENT.md", "Two"),
+    ]
+    read = skills_of(files)
+    assert [(skill.name, skill.content) for skill in read.skills] == [
+        ("b", "A"),
+        (".openhands/skills/b.md", "B"),
+        ("agents", "One"),
+        ("AGENT.md", "Two"),
+    ]
+
+
+def test_a_skill_of_the_later_folder_takes_the_place_of_its_namesake() -> None:
+    files = [(".openhands/microagents/a.md", "---\nname: style\n---\nold"), (".openhands/skills/style.md", "new")]
+    assert skills_of(files).skills == (Skill(name="style", content="new"),)
+
+
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 7)
 )

@@ -161,10 +161,22 @@ def test_a_finish_has_a_final_thought_and_no_outputs() -> None:
     assert (event.final_thought, event.thought, event.outputs) == ("All tests pass.", "", {})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [([], ""), ([""], ""), ([None], ""), ([5], "5"), ([0.5], "0.5"), ([True], "true"), (["é"], "é")],
+)
+def test_a_finish_and_a_thought_take_what_the_model_leaves_out_or_types_loosely(
+    arguments: list[object], text: str
+) -> None:
+    for tool, argument, field in (("think", "thought", "thought"), ("finish", "message", "final_thought")):
+        event = of(tool, {"surplus": 1} | ({argument: arguments[0]} if arguments else {}))
+        assert getattr(event, field) == text
+
+
 @pytest.mark.parametrize(("tool", "argument"), [("think", "thought"), ("finish", "message")])
-def test_missing_and_wrong_texts(tool: str, argument: str) -> None:
-    assert error_of(tool, {}) == f'Missing required argument "{argument}" in tool call {tool}'
-    text = error_of(tool, {argument: 5})
+@pytest.mark.parametrize("value", [[], {}, ["x"]])
+def test_texts_that_are_none(tool: str, argument: str, value: object) -> None:
+    text = error_of(tool, {argument: value})
     assert text == f"Invalid argument '{argument}' in tool call {tool}: Input should be a valid string."
 
 
@@ -274,7 +286,7 @@ def test_json_that_is_no_object(raw: str, kind: str) -> None:
 
 
 def test_no_arguments_are_an_empty_object() -> None:
-    assert error_of("finish", "") == 'Missing required argument "message" in tool call finish'
+    assert error_of("execute_bash", "") == 'Missing required argument "command" in tool call execute_bash'
 
 
 def test_of_duplicate_keys_the_last_counts() -> None:

@@ -148,7 +148,7 @@ def test_the_level_of_a_delegate_is_its_parents() -> None:
 
 
 def test_a_delegate_without_anything_left_is_refused() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=2))
+    core = started(agent=ABLE, limits=Limits(max_iterations=3))
     core.reply(delegate("a"), delegate("b"))
     texts = {e.cause: e.content for e in core.events if isinstance(e, ErrorObservation)}
     assert texts == {
@@ -160,21 +160,23 @@ def test_a_delegate_without_anything_left_is_refused() -> None:
 # Shares
 
 
-def test_what_is_left_is_divided_and_what_was_used_is_added() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=11, max_budget_usd=4.25, max_tokens=1_110))
+def test_what_is_left_is_divided_with_one_share_for_the_parent_and_what_was_used_is_added() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=11, max_budget_usd=6.25, max_tokens=1_610))
     core.reply(delegate("a"), delegate("b"))
     assert [(one.iterations, one.budget_usd, one.tokens) for one in core.state.delegation.delegates] == [
-        (5, 2.0, 500)
+        (3, 2.0, 500)
     ] * 2
-    ended(core, 8, iterations=5, cost_usd=1.0, prompt_tokens=100)
-    ended(core, 9, iterations=4, cost_usd=0.5, prompt_tokens=0)
+    ended(core, 8, iterations=3, cost_usd=1.0, prompt_tokens=100)
+    assert ended(core, 9, iterations=3, cost_usd=0.5, prompt_tokens=0) == CallModel(2, 1)
     state = core.state
     assert (state.usage.iteration, state.delegation.iterations, state.usage.cost_usd, state.usage.prompt_tokens) == (
         1,
-        9,
+        6,
         1.75,
         200,
     )
+    for n in range(3):
+        assert core.reply(think(str(n))) == CallModel(n + 3, 1)
     assert core.reply(think()) == Rest()
     assert core.state.lifecycle.last_error == (
         "RuntimeError: Agent reached maximum iteration. Current iteration: 11, max iteration: 11"
@@ -197,7 +199,7 @@ def test_what_the_delegates_of_earlier_turns_may_still_use_is_left_to_them() -> 
     started_in_background(core, 8)
     core.reply(delegate("b"))
     shares = [(one.iterations, one.budget_usd, one.tokens) for one in core.state.delegation.delegates]
-    assert shares == [(4, 2.0, 500), (3, 1.75, 390)]
+    assert shares == [(4, 2.0, 500), (1, 0.875, 195)]
 
 
 def test_what_a_forks_origin_has_paid_is_not_the_forks_own_with_delegates_or_without() -> None:
@@ -211,10 +213,11 @@ def test_what_a_forks_origin_has_paid_is_not_the_forks_own_with_delegates_or_wit
     assert (state.usage.cost_usd, state.usage.inherited_usd, own_cost_usd(state)) == (1.0, 0.25, 0.25)
 
 
-def test_one_alone_gets_all_that_is_left() -> None:
-    core = started(agent=ABLE, limits=Limits(max_iterations=11))
+def test_one_alone_leaves_its_parent_a_half() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=20))
     core.reply(delegate())
-    assert core.state.delegation.delegates[0].iterations == 10
+    assert core.state.delegation.delegates[0].iterations == 9
+    assert ended(core, 8, iterations=9) == CallModel(2, 1)
 
 
 def test_beside_a_background_delegate_the_parent_keeps_a_share_and_waits_when_it_is_used_up() -> None:
@@ -226,6 +229,17 @@ def test_beside_a_background_delegate_the_parent_keeps_a_share_and_waits_when_it
     assert core.reply(think("b")) == AwaitDelegates(())
     assert limit_reached(core.state) is None
     assert ended(core, 8, iterations=1) == CallModel(4, 1)
+
+
+@pytest.mark.parametrize("limits", [Limits(max_budget_usd=1.0), Limits(max_tokens=400)], ids=["budget", "tokens"])
+def test_what_background_delegates_may_still_spend_is_not_spent_by_their_parent(limits: Limits) -> None:
+    core = started(agent=ABLE, limits=limits)
+    core.reply(delegate(background=True))  # each reply costs 0.25 and 110 tokens
+    started_in_background(core, 8)
+    assert core.reply(think("a")) == CallModel(3, 1)
+    assert core.reply(think("b")) == AwaitDelegates(())
+    assert limit_reached(core.state) is None
+    assert ended(core, 8, cost_usd=0.0, prompt_tokens=0) == CallModel(4, 1)
 
 
 # States down the tree

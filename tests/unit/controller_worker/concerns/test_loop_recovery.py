@@ -53,6 +53,14 @@ def forgotten(core: Core) -> list[tuple[int | None, int | None]]:
     ]
 
 
+def test_a_conversation_stops_once_however_often_a_person_chooses_it() -> None:
+    core = started()
+    repeat(core)
+    for _ in range(2):
+        assert choose(core, 3) == Rest()
+    assert core.states() == ["running", "error", "stopped"]
+
+
 # The policy
 
 

@@ -156,6 +156,22 @@ def test_a_file_that_is_no_skill_is_named_to_the_model_and_the_person_and_the_ot
     assert line in "".join(str(message.content) for message in messages_of(core.events))
 
 
+def test_two_own_skills_of_one_name_both_count_unless_the_workspace_has_one(workspace: Path) -> None:
+    own = (Skill(name="style", content="Tabs."), Skill(name="style", content="Spaces."), Skill(name="x", content="X."))
+    core = Core("go", agent=AgentSpec(skills=own))
+    core.run()
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    assert found.repo_instructions == "Tabs.\n\nSpaces.\n\nX."
+    (workspace / ".openhands" / "skills" / "style.md").write_text("Ours.")
+    core = Core("go", agent=AgentSpec(skills=own), surveys=True)
+    core.run()
+    core.observe(4, surveyed(workspace))
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    assert "Tabs." not in found.repo_instructions
+    assert "Spaces." not in found.repo_instructions
+    assert found.repo_instructions.startswith("Ours.\n\nX.")
+
+
 def test_words_beyond_the_limit_are_not_looked_for() -> None:
     names = range(MAX_WORDS // 100 + 1)
     skills = tuple(

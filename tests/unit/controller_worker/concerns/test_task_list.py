@@ -80,10 +80,31 @@ def test_a_call_that_cannot_be_understood_is_told_why(call: dict[str, Any], text
     assert error.content == text
 
 
-def test_a_status_that_there_is_not_is_refused() -> None:
-    (error,) = tracked({"command": "plan", "task_list": [{"status": "soon"}]})
+def test_items_may_be_typed_loosely() -> None:
+    items = [
+        {"id": 1, "title": "Look", "status": "completed", "notes": None},
+        {"id": 2.5, "title": None, "status": None, "notes": 7},
+        {"id": None, "title": True, "status": "", "notes": "n", "surplus": [1]},
+    ]
+    action, answer = tracked({"command": "plan", "task_list": items})
+    assert isinstance(action, TaskTrackingAction)
+    assert isinstance(answer, TaskTrackingObservation)
+    assert [tuple(item.model_dump().values()) for item in action.task_list] == [
+        ("1", "Look", "completed", ""),
+        ("2.5", "Untitled task", "todo", "7"),
+        ("task-3", "true", "", "n"),
+    ]
+    _, view = tracked({"command": "view"}, task_list=action.task_list)
+    assert isinstance(view, TaskTrackingObservation)
+    assert view.content == "# Task List\n\n1. ⏳ Look\n\n2. ⏳ Untitled task\n7\n3. ⏳ true\nn\n"
+    assert TaskItem.model_validate(items[0]) == action.task_list[0]  # as an imported trajectory has it
+
+
+@pytest.mark.parametrize("name", ["id", "title", "status", "notes"])
+def test_an_item_with_a_list_in_the_place_of_a_text_is_refused(name: str) -> None:
+    (error,) = tracked({"command": "plan", "task_list": [{name: ["x"]}]})
     assert isinstance(error, ErrorObservation)
-    assert error.content.startswith("Invalid argument 'status' in tool call task_tracker: Input should be 'todo'")
+    assert error.content.startswith(f"Invalid argument '{name}' in tool call task_tracker: ")
 
 
 def test_the_state_keeps_the_latest_plan() -> None:

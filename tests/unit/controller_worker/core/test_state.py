@@ -94,10 +94,11 @@ FULL = State(
     ),
     notes=Notes((PendingAction(40, METADATA),)),
     loops=Loops(
-        RecentEvents((Trace(38, 37, "aa"),), (Trace(39, 39, "bb", "error"),), is_condensed=True),
+        RecentEvents((Trace(38, 37, "aa"),), (Trace(39, 39, "bb", "error"),), is_observed=True, is_condensed=True),
         found=Loop("monologue", 3, 12),
         met=1,
         recovery=2,
+        calls=(("c1", Trace(37, 37, "cc")),),
     ),
     delegation=Delegation(
         (Delegate(7, "CodeActAgent", METADATA, 6, iterations=5, end=DelegateEnd("d1", "done", {"a": 1})),),
@@ -175,7 +176,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, {part: " ".join(vars_of(getattr(State(), part))) for part in PARTS}) == (
-        22,
+        23,
         {
             "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at",
             "lifecycle": "agent_state requested ending last_error error_code result_id",
@@ -193,7 +194,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             "plan": "action_id text is_edited",
             "acceptance": "check_id refusals is_refused is_checked is_accepted is_by_critic corrections",
             "notes": "pending",
-            "loops": "recent found met recovery",
+            "loops": "recent found met recovery calls",
             "delegation": "delegates iterations spent_usd order",
             "tasks": "items",
         },

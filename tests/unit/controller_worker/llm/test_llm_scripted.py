@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.contract.actions import AgentFinishAction, AgentThinkAction
 from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
 from controller_worker.backends.scripted import ScriptedLLM
@@ -66,8 +68,15 @@ async def test_turns_follow_the_iteration(tmp_path: Path) -> None:
 
 async def test_after_the_last_turn_it_finishes(tmp_path: Path) -> None:
     llm = scripted(tmp_path, {"turns": []})
-    reply = await llm.complete(request(7))
+    reply = await llm.complete(replace(request(7), tools=(AgentThinkAction.tool_spec, AgentFinishAction.tool_spec)))
     assert reply.tool_calls == (ToolCall("call_0008_0", "finish", '{"message": "The script has ended."}'),)
+    assert reply.text == ""
+
+
+async def test_where_there_is_no_finish_it_ends_in_words(tmp_path: Path) -> None:
+    llm = scripted(tmp_path, {"turns": []})
+    reply = await llm.complete(replace(request(7), tools=(AgentThinkAction.tool_spec,)))
+    assert (reply.text, reply.tool_calls, reply.stop_reason) == ("The script has ended.", (), "stop")
 
 
 async def test_a_repeated_step_gets_the_same_reply_from_anybody(tmp_path: Path) -> None:

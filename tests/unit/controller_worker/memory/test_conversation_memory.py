@@ -110,6 +110,44 @@ def test_words_of_an_agent_that_no_reply_led_to() -> None:
     assert spoken(remember([MessageAction(content="hello", source=EventSource.AGENT)])) == [("assistant", "hello")]
 
 
+PICTURES = ("https://a/1.png", "file:///etc/passwd", "https://a/2.png")
+SHOWN = "Images of your message:Image 1:<https://a/1.png>Image 2:<https://a/2.png>"
+
+
+@pytest.mark.parametrize("text", ["Look.", ""])
+def test_images_of_an_agents_own_message_are_shown_behind_it(text: str) -> None:
+    message = MessageAction(content=text, source=EventSource.AGENT, image_urls=PICTURES)
+    said_before = [("assistant", text)] if text else []
+    assert spoken(remember([message])) == [*said_before, ("user", SHOWN)]
+    assert spoken(remember([message, said("thanks")])) == [*said_before, ("user", SHOWN), ("user", "\n\nthanks")]
+    (*_, pictures) = remember([message], sees_images=False)
+    assert pictures.content == (TextPart("Images of your message:"), NOT_SEEN, NOT_SEEN)
+
+
+@pytest.mark.parametrize("text", ["Look.", ""])
+def test_images_of_a_message_that_a_reply_led_to(text: str) -> None:
+    core = started()
+    reply = ModelReply(id=core.state.version + 1, content=text, seen_id=core.state.version)
+    core.append(
+        reply, MessageAction(content=text, source=EventSource.AGENT, image_urls=PICTURES, wait_for_response=True)
+    )
+    said_before = [("assistant", text)] if text else []
+    assert shown(core)[: len(said_before) + 1] == [*said_before, ("user", SHOWN if text else f"\n\n{SHOWN}")]
+
+
+def test_a_message_that_a_reply_did_not_know_comes_behind_its_images() -> None:
+    core = started()
+    seen_id = core.state.version
+    core.put(said("wait"))
+    core.run()
+    reply = ModelReply(id=core.state.version + 1, content="Look.", seen_id=seen_id)
+    core.append(reply, MessageAction(content="Look.", source=EventSource.AGENT, image_urls=PICTURES))
+    texts = spoken(remember(core.events))
+    at = texts.index(("assistant", "Look."))
+    assert texts[at + 1] == ("user", SHOWN)
+    assert ("user", "\n\nwait") in texts[at + 2 :]
+
+
 def test_a_persons_own_command_and_its_output() -> None:
     command = CmdRunAction(command="ls", source=EventSource.USER)
     output = CmdOutputObservation(content="a.txt", command="ls", metadata=CmdOutputMetadata(exit_code=0), cause=1)

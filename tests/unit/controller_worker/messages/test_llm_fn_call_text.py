@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import process_time
 from typing import Any
 
 import pytest
@@ -162,6 +163,101 @@ a.txt
 )  # fmt: skip
 def test_what_models_make_of_the_form(text: str) -> None:
     assert read("I look.\n" + text) == ("I look.", [LS])
+
+
+WHOLE = "<parameter=command>ls</parameter>"
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        f"\nI list the files:\n{WHOLE}\n",
+        f"I list the files: {WHOLE}\n",
+        f"\n{WHOLE}\nThat is all.\n",
+        f"\n{WHOLE} and nothing else",
+        f"\n{WHOLE}</parameter>\n",
+        f"\n{WHOLE}\n</parameter>\n</parameter>\n",
+        f"\n{WHOLE}</parameter> That is all.\n",
+        f"\n</parameter>\n{WHOLE}\n",
+        f"\nSo </parameter> then {WHOLE}\n",
+        '{"command": "ls"} I hope.',
+    ],
+)
+@pytest.mark.parametrize("end", ["</function>", "", "</"])
+def test_what_stands_around_whole_parameters_is_no_part_of_the_call(inside: str, end: str) -> None:
+    assert read(f"<function=execute_bash>{inside}{end}") == ("", [LS])
+    assert "cut off" in problem(f"<function=execute_bash>{inside}", is_cut=True)
+
+
+def test_words_between_parameters() -> None:
+    text = f"<function=execute_bash>\nRun\n{WHOLE}\nnot as input:\n<parameter=is_input>false</parameter>\n</function>"
+    assert read(text) == ("", [("execute_bash", {"command": "ls", "is_input": "false"})])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "<parameter name='a'>\n</parameter>",
+        "a</parameter>\nb\n</parameter>",
+        "a</parameter> b </parameter> c",
+        "a</parameter>b</parameter>",
+    ],
+)
+def test_what_may_be_the_rest_of_a_value_is_never_dropped(value: str) -> None:
+    text = f"<function=execute_bash>\n<parameter=command>{value}\n</parameter>\n</function>"
+    assert problem(text).startswith("Malformed call of function 'execute_bash'")
+
+
+def test_a_value_may_mention_the_tag_of_a_call() -> None:
+    text = "<function=think>\n<parameter=thought>Next I use <function=view>, then look.</parameter>\n</function>"
+    assert read(text) == ("", [("think", {"thought": "Next I use <function=view>, then look."})])
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "I would use <function=execute_bash> to run it.",
+        "Write `<function=execute_bash>` first.",
+        "A call begins with <function= and ends with </function>.",
+        "A call begins with `<function=`",
+        "A call begins with <function=NAME> and holds <parameter=P>VALUE</parameter>.",
+        "It ends in <function=execute_bash>",
+        "The tags <function=a>, <function=b>, <function=c> are the same.",
+        "Use <function=execute_bash>\nand wait.",
+        "<function=execute_bash> is how I would begin.",
+        "The model said <function=",
+    ],
+)
+def test_prose_that_mentions_a_call_is_prose(prose: str) -> None:
+    assert read(prose) == (prose, [])
+    call_text = f"<function=execute_bash>\n{WHOLE}\n</function>"
+    assert read(f"{prose}\n{call_text}") == (prose, [LS])
+    assert read(f"{call_text}\n{prose}") == ("", [LS])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function=execute_bash>\nls\n</function>",
+        "I look.\n<function=execute_bash>\nls -la\n",
+        "I look. <function=execute_bash></function>",
+    ],
+)
+def test_a_call_without_its_parameter_is_a_failed_call(text: str) -> None:
+    assert problem(text) == "Missing required parameters for function 'execute_bash': {'command'}"
+
+
+def test_a_tool_without_parameters_needs_no_end() -> None:
+    assert read("I am done: <function=finish>") == ("I am done:", [("finish", {})])
+
+
+def test_a_long_text_of_mentions_is_read_once() -> None:
+    began = process_time()
+    for end in ("\n", " "):
+        assert read(f"<function=execute_bash> and so on{end}" * 50_000)[1] == []
+    read("<function=execute_bash>" + " " * 200_000 + "x")
+    read("<function=execute_bash>\n" + "</parameter> x" * 50_000)
+    assert process_time() - began < 10
 
 
 def test_a_second_call_is_not_lost() -> None:

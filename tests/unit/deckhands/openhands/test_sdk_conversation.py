@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, Event, ModelReply
 from broker.contract.observations import CmdOutputObservation, OutcomeUnknownObservation
 from broker.log.invariants import violations
@@ -206,6 +207,17 @@ def test_other_tools_condensations_skills_and_rejections(tmp_path: Path) -> None
     condensation = by_kind["action.condensation"]
     assert condensation.forgotten == (8, 9)  # type: ignore[attr-defined]
     assert by_kind["observation.recall"].cause == 4
+
+
+def test_images_of_messages_carry_over_whoever_sent_them(tmp_path: Path) -> None:
+    def shown(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        for number in (1, 18):
+            image = {"type": "image", "image_urls": [f"https://a/{number}.png"]}
+            events[number]["llm_message"]["content"].append(image)
+
+    events, _ = read(changed(tmp_path, shown))
+    messages = [event for event in events if isinstance(event, MessageAction)]
+    assert [message.image_urls for message in messages] == [("https://a/1.png",), ("https://a/18.png",), None]
 
 
 def test_a_directory_without_a_state_is_refused_by_the_name_of_what_is_wrong(tmp_path: Path) -> None:
