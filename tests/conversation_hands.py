@@ -135,6 +135,15 @@ class Hands:
         action = (await self.events())[action_id - 1]
         await self.log.append_observation(CID, answer(action, text), worker_id="tool-1")
 
+    async def break_connections(self) -> None:
+        """Let the store break every connection, as when it is started again, and connect once more."""
+        connects = self.store.connection.connects
+        other = self.store.connection.another(reply_timeout_seconds=5.0)
+        await other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await other.aclose()
+        while self.store.connection.connects == connects:
+            await self.store.persist(lambda: self.store.connection.call("EXISTS", "nothing"))
+
     async def owner(self) -> str:
         return (await Conversations(self.store).row(CID)).owner
 

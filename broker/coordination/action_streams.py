@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from broker.contract import codec
 from broker.contract.events import WorkspaceSpec
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
-from broker.runtime.errors import StoreTooNew
+from broker.runtime.errors import EventsLost, StoreTooNew
 from broker.store.group_reader import GroupReader
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
@@ -136,9 +136,13 @@ class ActionQueue:
         """Take an action up, before its side effect; binds the conversation's workspace to this node.
 
         Idempotent: a repeated claim by the same worker is `ActionReclaimed` from itself.
+
+        Raises:
+            EventsLost: the log does not hold this action; its entry is acknowledged.
         """
         names = self._store.keys(delivery.conversation_id)
         stream, _, entry = delivery.place.rpartition("|")
+        checksum = codec.checksum_of(delivery.entry)
         reply = await self._store.function(
             "deck_claim_action",
             (names.root, names.shard.root),
@@ -149,12 +153,15 @@ class ActionQueue:
             stream,
             entry,
             int(delivery.is_anywhere),
+            checksum,
         )
         match reply:
             case ["claimed", attempt, moves]:
                 return ActionClaimed(attempt, moves)
             case ["reclaimed", attempt, previous, moves]:
                 return ActionReclaimed(attempt, previous.decode(), moves)
+            case ["lost", last]:
+                raise EventsLost(delivery.conversation_id, last, delivery.action_id, checksum)
         return NothingToDo(reply[0])
 
     async def mark(self, delivery: ActionDelivery, *, is_acting: bool) -> bool:

@@ -377,20 +377,23 @@ end
 
 -- claim_action: take an action up before its side effect. The entry it is claimed with (q:<action>) carries it from
 -- then on; copies of it are dropped.
--- ARGV  cid, action id, worker, node, stream, entry, '1' if any node may run it, which then is not bound by it
+-- ARGV  cid, action id, worker, node, stream, entry, '1' if any node may run it, which then is not bound by it,
+--       checksum of the action, see remembers: what the log has lost must not take the number from another action
 -- returns  {'claimed', attempt, moves} {'reclaimed', attempt, previous worker, moves}   run it, or ask the journal first
 --          moves: how often the workspace was taken off a lost node
 --          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
 --          {'settled'} {'busy', worker} {'forwarded', node} {'missing'} {'closed'}   acknowledged; nothing to do
+--          {'lost', last}   acknowledged: the log does not hold the action
 --          {'swept'}   nothing was touched: the entry has been handed on
 local function claim_action(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once = base .. ':meta', base .. ':once'
-  local cid, action, worker, node, stream, entry, anywhere = unpack(args)
+  local cid, action, worker, node, stream, entry, anywhere, checksum = unpack(args)
   if not alive(shard, worker) then return {'swept'} end
   local place, before = stream .. '|' .. entry, get(once, 'w:' .. action)
-  local idle
-  if not get(meta, 'last_id') then idle = {'missing'}
+  local idle, last = nil, get(meta, 'last_id')
+  if not last then idle = {'missing'}
+  elseif not remembers(base, action, checksum) then idle = {'lost', tonumber(last)}
   elseif get(once, 'o:' .. action) then idle = {'settled'}
   elseif get(meta, 'closed') then idle = {'closed'}
   elseif before and before ~= worker and alive(shard, before) then idle = {'busy', before} end

@@ -1,8 +1,8 @@
 """Reading streams as one consumer of a group.
 
 Holds: an entry handed to this consumer reaches its caller, even when the reply that carried it was lost: after a lost
-reply the consumer first reads again what is pending for it. So an entry may come twice, and the caller claims before it
-acts.
+reply, and after the store was away, the consumer first reads again what is pending for it. So an entry may come twice,
+and the caller claims before it acts.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class GroupReader:
         self._streams = list(streams)
         self._pending_after: dict[str, str] = {}
         self._connection = store.connection.another(reply_timeout_seconds=BLOCK_SECONDS + 5)
+        self._connects = store.connection.connects
 
     async def read(self, *, limit: int) -> list[Entry]:
         """Wait up to two seconds and return what was handed to this consumer, at most `limit` from each stream."""
@@ -51,6 +52,10 @@ class GroupReader:
         await self._connection.aclose()
 
     async def _read(self, limit: int) -> Any:
+        # What an older state of the store has handed to us comes from no new delivery. No call of this connection need
+        # have failed: it may have been idle.
+        if self._connects != (connects := self._store.connection.connects):
+            self._connects, self._pending_after = connects, dict.fromkeys(self._streams, "0")
         after = [self._pending_after.get(stream, ">") for stream in self._streams]
         command: list[Argument] = ["XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", limit]
         command += ["BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self._streams, *after]

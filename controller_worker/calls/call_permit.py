@@ -78,6 +78,7 @@ class CallPermit:
         self._quota.priority, self._quota.tenant = priority, state.setup.tenancy.tenant
         self._is_batched = is_batched(config, request, priority)
         pool = self._permits.governor.pool_of(config.model) if config is not None and not self._is_batched else None
+        await self._quota.leave_others(pool)
         if config is not None and (pool is not None or accounts):
             with contextlib.suppress(LLMConfigError):
                 await prepare()

@@ -18,7 +18,7 @@ from broker.runtime.failpoints import failpoint
 from broker.specs.agent_state import AgentState
 from controller_worker.agents.agent import Agent
 from controller_worker.calls.call_permit import CallPermit
-from controller_worker.calls.model_call import ask, reply_of
+from controller_worker.calls.model_call import ask, failed_by, reply_of
 from controller_worker.calls.question import Question, next_question
 from controller_worker.calls.recollection import Recollection
 from controller_worker.calls.streaming import shown
@@ -140,7 +140,10 @@ class CallUnderWay:
         self.permit.abandon(state)
 
     async def _run(self, wanted: CallModel, state: State, question: Question, is_watched: bool) -> None:
-        answer = await self._answer(wanted, state, question, is_watched)
+        try:
+            answer = await self._answer(wanted, state, question, is_watched)
+        except Exception as error:  # noqa: BLE001  (the outer edge: without an answer, the conversation would wait for ever)
+            answer = ModelAnswer(wanted, question, failed_by(error, question.request, attempt=wanted.attempt))
         if self._task is not asyncio.current_task():
             return  # cancelled too late to notice; the answer is no longer wanted
         self._task, self.answer = None, answer

@@ -81,12 +81,17 @@ async def ask(
             )
     except CallBatched:
         return ModelCallDeferred(code=BATCH, content="The call was given to a batch of the provider's.")
-    except DeckhandsError as error:
-        return _failed(error.code, str(error), last_error_of(error), attempt=attempt)
     except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
-        _log.exception("model call of %s", request.conversation_id)
-        last_error = last_error_of(error)
-        return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
+        return failed_by(error, request, attempt=attempt)
+
+
+def failed_by(error: Exception, request: ModelRequest, *, attempt: int) -> ModelCallFailed:
+    """Return what a call comes to that something other than the model has ended, which is not tried again."""
+    last_error = last_error_of(error)
+    if isinstance(error, DeckhandsError):
+        return _failed(error.code, str(error), last_error, attempt=attempt)
+    _log.error("model call of %s", request.conversation_id, exc_info=error)
+    return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
 
 
 async def _complete(llm: LLM, config: LLMConfig, request: ModelRequest, permit: CallPermit) -> Completion:

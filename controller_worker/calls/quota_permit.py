@@ -68,14 +68,12 @@ class QuotaPermit:
         Idempotent: asked again, the governor grants the same permit.
 
         Args:
-            pool: the quota that the call counts against; None for none.
+            pool: the quota that the call counts against; None for none. Those before it were left: `leave_others`.
             tokens: the estimated size of the prompt.
         """
-        self._grant = None
-        if self._queue is not pool:  # the conversation has changed to another model
-            await self.leave_queue()
         if pool is None:
             return None
+        self._grant = None
         answer = await self._reserve(pool, model, tokens)
         if isinstance(answer, InQueue):
             self._queue = pool
@@ -117,6 +115,13 @@ class QuotaPermit:
         self._permits.learn_output(model, held.completion.usage.completion_tokens)
         if grant is not None:
             await self._settle(grant, held.completion)
+
+    async def leave_others(self, pool: Pool | None) -> None:
+        """Leave the queue, and give the permit back, of any other quota: the conversation has changed its model."""
+        if self._queue is not pool:
+            await self.leave_queue()
+        if self._grant is not None and self._grant.pool is not pool:
+            await self.give_back_unused()
 
     async def leave_queue(self) -> None:
         """Wait for no permit any more."""

@@ -36,7 +36,8 @@ class ConversationLoop:
     """One conversation in the hands of this worker.
 
     Attributes:
-        is_to_begin_again: its log has lost its end, and the conversation has to be claimed once more.
+        is_to_begin_again: once it is dropped, look whether the conversation is this worker's: its log has lost its end,
+            or the store was away, and an older state of it may name this worker as the owner under another token.
     """
 
     def __init__(self, claimed: Claimed, services: Services, *, on_gone: Callable[[ConversationLoop], None]) -> None:
@@ -94,8 +95,9 @@ class ConversationLoop:
 
     async def look_back(self, error: Exception | None = None) -> bool:
         """Return whether the log has lost what was read of it, and name the gap; `error` may be the sign of it."""
-        self.is_to_begin_again = await self._log.name_lost_tail(error)
-        return self.is_to_begin_again
+        is_lost = await self._log.name_lost_tail(error)
+        self.is_to_begin_again = is_lost or self._log.has_reconnected
+        return is_lost
 
     def drop(self) -> None:
         """Let go of the conversation without another word."""

@@ -15,6 +15,7 @@ from broker.coordination.ownership import Owners
 from broker.log.event_log import Closed, Conflict, EventLog, Fenced
 from broker.log.fencing import Ownership
 from broker.runtime.errors import StoreTooNew, UnknownKind
+from broker.secrets.secrets import SecretsLocked
 from broker.specs.agent_state import AgentState
 from controller_worker.core.announcement import end_in_error
 from controller_worker.core.effects import Append
@@ -48,12 +49,20 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
             await _leave_to_newer(log, owners, ownership)
             return
         _log.error("conversation %s", ownership.conversation_id, exc_info=error)
-        for _ in range(MAX_ROUNDS):
-            if await _try_to_rest(log, owners, ownership, state, error=error):
-                break
-        await report_failure(log, ownership.conversation_id, last_error_of(error))
+        try:
+            await _rest(log, owners, ownership, state, error=error)
+        except SecretsLocked as locked:
+            # Nothing can be masked here, and this error's own text has nothing to hide.
+            await _rest(EventLog(services.store), owners, ownership, state, error=locked)
     except Exception:  # noqa: BLE001  (the outermost edge: a conversation must not end its neighbours)
         _log.exception("conversation %s: its error could not be recorded", ownership.conversation_id)
+
+
+async def _rest(log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception) -> None:
+    for _ in range(MAX_ROUNDS):
+        if await _try_to_rest(log, owners, ownership, state, error=error):
+            break
+    await report_failure(log, ownership.conversation_id, last_error_of(error))
 
 
 async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -> None:

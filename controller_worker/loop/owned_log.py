@@ -69,6 +69,11 @@ class OwnedLog:
         assert self._agent is not None
         return self._agent
 
+    @property
+    def has_reconnected(self) -> bool:
+        """Whether the store was away since the claim: only then can it have lost anything."""
+        return self._connects != self._services.store.connection.connects
+
     async def restore(self) -> None:
         """Fold the log from the latest snapshot, or from its beginning.
 
@@ -184,8 +189,8 @@ class OwnedLog:
         """
         store, cid, version = self._services.store, self.ownership.conversation_id, self.state.version
         known = error if isinstance(error, EventsLost) and error.conversation_id == cid else None
-        # A store loses nothing while one is connected, and an owner that has read nothing has nothing to compare.
-        is_possible = isinstance(error, EventsLost) or self._connects != store.connection.connects
+        # An owner that has read nothing has nothing to compare.
+        is_possible = isinstance(error, EventsLost) or self.has_reconnected
         if known is None and not (is_possible and version):
             return False
         try:

@@ -19,6 +19,7 @@ from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, EventLog
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
+from broker.testing.memory_store import MemoryConnection
 from tests.broker_parts import (
     CID,
     LosingConnection,
@@ -273,6 +274,38 @@ async def test_actions_whose_delivery_was_lost_are_read_again(store: Store, conn
     assert found == [2, 3, 4, 5, 6]
     await reader.aclose()
     await losing.aclose()
+
+
+async def test_what_an_older_store_has_handed_out_is_read_again(
+    store: Store, connect: Callable[[], Connection]
+) -> None:
+    """The reader was busy with its actions while the store was away, so it has seen no call fail."""
+    await begin(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    _, action_id = await act(store, "w1")
+    reader, stream = queue(store, "t1", node="n1"), store.all_shards[0].actions("pool:bash")
+    delivery = await take(reader)
+    await reader.acknowledge(delivery)
+    other = connect()
+    (entry,) = await other.call("XRANGE", stream, "-", "+")
+    await other.call("XADD", stream, "*", *entry[1])
+    assert await other.call("XREADGROUP", "GROUP", "tools", "t1", "STREAMS", stream, ">")
+    await reconnect(store, other)
+    assert (await take(reader)).action_id == action_id
+    await other.aclose()
+    await reader.aclose()
+
+
+async def reconnect(store: Store, other: Connection) -> None:
+    """Let the store break every connection but one, and wait until its worker has noticed, as with the next beat."""
+    connects = store.connection.connects
+    if isinstance(other, MemoryConnection):
+        other.server.restarts += 1
+    else:
+        await other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    while store.connection.connects == connects:
+        await store.persist(lambda: store.connection.call("EXISTS", "nothing"))
 
 
 async def test_an_order_is_done_when_the_worker_that_it_was_handed_on_to_has_done_it(store: Store) -> None:

@@ -22,7 +22,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "438bd02c6a69eab9",
     },
     3: {
-        "deckhands": "4fd8d172a9208cbc",
+        "deckhands": "1db9b655dfb2cd12",
         "deckhands_governor": "52080b370800fcb4",
         "deckhands_ledger": "8ce1fa9dbc6e2eec",
         "deckhands_batches": "d59fa74626167beb",

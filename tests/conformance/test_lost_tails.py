@@ -6,13 +6,14 @@ import pytest
 
 from broker.contract.codec import checksum_of
 from broker.contract.observations import EventsLostObservation
+from broker.coordination.action_streams import ActionClaimed
 from broker.coordination.ownership import Claimed, Owners
 from broker.log.event_log import Appended, EventLog
 from broker.log.follower import check_remembered
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost
 from broker.store.store import Store
-from tests.broker_parts import CID, begin, command, enter, message, output
+from tests.broker_parts import CID, act, begin, command, enter, message, output, pending, queue, take
 
 WORKER = "controller-1"
 
@@ -90,6 +91,29 @@ async def test_an_observation_answers_the_action_that_was_carried_out(store: Sto
         await log.append_observation(CID, output(2), worker_id="tool-1", checksum=old)
     new = await checksum(log, 2)
     assert await log.append_observation(CID, output(2), worker_id="tool-1", checksum=new) == Appended(3, 3)
+
+
+async def test_a_claim_of_a_lost_action_does_not_take_its_number(store: Store) -> None:
+    """A claim can be under way while the store is away; the older store that it reaches has no such action."""
+    log = await begin(store)
+    await enter(store, WORKER)
+    for worker in ("tool-1", "tool-2"):
+        await enter(store, worker, node="node")
+    ownership, action_id = await act(store, WORKER)
+    first, second = queue(store, "tool-1", node="node"), queue(store, "tool-2", node="node")
+    old = await take(first)
+    await lose(store, after=1)
+    with pytest.raises(EventsLost, match="ends at event 1, but event 2"):
+        await first.claim(old)
+    assert await pending(store, store.all_shards[0].actions("pool:bash"), "tools") == 0
+    decided = await log.append_as_owner(ownership, [command("another")], expected_last_id=1, dispatch=[0])
+    assert decided == Appended(action_id, action_id)
+    with pytest.raises(EventsLost, match="holds another event 2"):
+        await first.claim(old)
+    new = await take(second)
+    assert await second.claim(new) == ActionClaimed(1)
+    for reader in (first, second):
+        await reader.aclose()
 
 
 async def test_a_gap_is_named_once(store: Store) -> None:

@@ -217,6 +217,41 @@ async def test_another_model_leaves_the_queue_of_the_first(hands: Hands, tmp_pat
     assert isinstance(answer, Granted)
 
 
+@pytest.mark.parametrize("has_quota", [False, True])
+async def test_a_permit_that_was_granted_for_another_model_is_given_back(
+    hands: Hands, tmp_path: Path, has_quota: bool
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"turns": [FINISH]}))
+    # A call of the other model with this key would fail: nobody has set it.
+    table = '[[quota]]\nmodel = "scripted/*/script.json"\nconcurrency = 1\nkey_env = "KEY_A"\n'
+    table += '[[quota]]\nmodel = "scripted/*/other.json"\nconcurrency = 1' if has_quota else ""
+    quotas = QuotaTable.parse(table)
+    old, pool = hands.services, quotas.pools[0]
+    hands.services = Services(old.store, old.log, old.owners, old.models, quotas)
+    await occupy(hands, pool, others=10)
+    await hands.begin(FINISH)
+    await hands.go()
+    assert hands.gone == [CID]  # a long wait, of which the log says when it is over
+    governor = hands.services.permits.governor
+    for n in range(10):
+        await free(hands, pool, f"other-{n}")
+        await governor.reserve(pool, f"other-{n + 1}", "controller-2", input_tokens=1, output_tokens=1)
+    await free(hands, pool, "other-10")
+
+    async def switch() -> None:
+        await hands.log.append(CID, [ModelSwitched(model=f"scripted/{other}", source=EventSource.USER)])
+
+    hands.wire.before["deck_append"] = switch  # the permit is granted, and the log is to say so
+    hands.gone.clear()
+    await is_at_rest(hands, await hands.go())
+    (reply,) = [event for event in await hands.events() if isinstance(event, ModelReply)]
+    assert reply.model == f"scripted/{other}"
+    for each in quotas.pools:
+        answer = await governor.reserve(each, "another", "controller-2", input_tokens=1, output_tokens=1)
+        assert isinstance(answer, Granted)
+
+
 async def test_a_stop_gives_the_permit_back_and_loses_the_money(hands: Hands) -> None:
     pool = limit(hands, "concurrency = 1")
     await hands.begin(THINK, latency=60.0, tenancy=ACME)

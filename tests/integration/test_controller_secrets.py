@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -9,13 +10,19 @@ import pytest
 
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.events import AgentSpec, LLMSpec
+from broker.contract.observations import AgentStateChangedObservation
+from broker.coordination.membership import Membership
 from broker.log.event_log import EventLog
+from broker.log.live_text import LiveText
 from broker.secrets.masking import MASK, forms
-from broker.secrets.secrets import Secrets
+from broker.secrets.secrets import Secrets, no_key
+from broker.specs.agent_state import AgentState
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, state_from
 from controller_worker.loop.delegates import conversation_id_of
-from tests.conversation_hands import CID, Hands
+from tests.broker_parts import lapse
+from tests.conversation_hands import CID, THINK, WORKER, Hands
+from tests.polling import until
 
 CANARY = "c4n4ry/Pa+ss w0rd=9f8e7d6c"
 
@@ -41,6 +48,41 @@ async def test_what_a_model_repeats_is_hidden_before_it_is_folded(guarded: Hands
     snapshot = state_from(await guarded.owners.load_snapshot(CID))
     assert snapshot is not None
     assert snapshot == fold(State(), events[: snapshot.version])
+
+
+async def test_a_conversation_whose_secrets_cannot_be_opened_ends_in_an_error(guarded: Hands) -> None:
+    await guarded.begin(THINK)
+    guarded.services = replace(guarded.services, log=EventLog(guarded.store, Secrets(guarded.store, no_key)))
+    await guarded.go()
+    await check_locked(guarded)
+
+
+async def test_a_reply_that_cannot_be_shown_masked_ends_the_conversation(hands: Hands) -> None:
+    """The secret came after the last event that was written, and this worker has not its key."""
+    await hands.begin(THINK, latency=60.0)
+    first = await hands.claim()
+    first.wake(has_new_events=False)
+    await until(lambda: any(task.get_name() == f"model {CID}" for task in asyncio.all_tasks()), what="the call")
+    first.drop()
+    hands.gone.clear()
+    await Secrets(hands.store, lambda: bytes(32)).put(CID, "TOKEN", CANARY)
+    await LiveText(hands.store, CID).announce()
+    hands.services = replace(hands.services, log=EventLog(hands.store, Secrets(hands.store, no_key)))
+    await lapse(hands.store, WORKER)
+    await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
+    second = await hands.claim(worker="controller-2")
+    second.wake(has_new_events=False)
+    await hands.at_rest(second)
+    await check_locked(hands)
+
+
+async def check_locked(hands: Hands) -> None:
+    """Check that the conversation rests in an error that says why."""
+    change = (await hands.events())[-1]
+    assert isinstance(change, AgentStateChangedObservation)
+    assert change.agent_state is AgentState.ERROR
+    assert change.reason.startswith("SecretsLocked: There are secrets, and no key for them")
+    assert (hands.gone, await hands.owner()) == ([CID], "")
 
 
 async def test_a_delegate_knows_its_parents_secrets_from_its_first_event_on(guarded: Hands) -> None:

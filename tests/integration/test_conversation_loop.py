@@ -105,6 +105,18 @@ async def test_a_flood_of_messages_delays_but_fails_nothing(hands: Hands) -> Non
     assert sum(event.kind == "action.recall" for event in events) == 1
 
 
+async def test_a_conversation_that_an_older_store_gives_us_under_an_earlier_token_is_begun_again(hands: Hands) -> None:
+    await hands.begin(BASH)
+    loop = await hands.go()
+    await hands.store.connection.call("HINCRBY", hands.store.keys(CID).meta, "token", -1)
+    await hands.break_connections()
+    await hands.say()
+    loop.wake()
+    await hands.at_rest(loop)
+    assert (hands.gone, await hands.owner()) == ([CID], WORKER)
+    assert loop.is_to_begin_again
+
+
 async def test_a_release_with_news_is_none(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.go()

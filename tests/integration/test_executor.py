@@ -32,6 +32,7 @@ from broker.contract.observations import (
 )
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed
 from broker.log.event_log import EventLog
+from broker.secrets.secrets import Secrets, no_key
 from broker.store.store import Store
 from broker.tools.custom_tools import custom_tool
 from tests.integration.workspace_hosts import opened
@@ -51,6 +52,21 @@ async def test_an_action_that_cannot_be_read_is_answered(memory_store: Store, tm
     answer = (await log.read("damaged"))[-1]
     assert isinstance(answer, ErrorObservation)
     assert (answer.cause, answer.error_id) == (7, "corrupt_entry")
+
+
+async def test_a_result_that_cannot_be_masked_is_an_error_that_says_so(memory_store: Store, tmp_path: Path) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="echo hidden")])
+    await Secrets(memory_store, lambda: bytes(32)).put("conversation", "TOKEN", "c4n4ry-hidden")
+    locked = EventLog(memory_store, Secrets(memory_store, no_key))
+    async with opened(tmp_path) as workspaces:
+        executor = Executor(locked, workspaces, worker_id="tool-1")
+        await executor.execute(await delivery_of(log, 2), ActionClaimed(1))
+    answer = (await log.read("conversation"))[-1]
+    assert isinstance(answer, ErrorObservation)
+    assert (answer.cause, answer.error_id) == (2, "secrets_locked")
+    assert "no key for them" in answer.content
 
 
 @pytest.mark.parametrize(("claim", "is_known"), [(ActionReclaimed(2, "tool-0"), False), (ActionClaimed(1), True)])

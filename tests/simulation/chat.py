@@ -41,6 +41,8 @@ AFTER_TROUBLE_SECONDS = 3.0
 """How long conversations may take to continue after the store was away: pauses between attempts, and beats."""
 ROUND_TRIPS = 6
 """How many round trips may lie between two events, at most."""
+PATIENCE_SECONDS = 8.0
+"""After how long without news a person looks again whether the log still has what was said last. Nobody else knows."""
 BELL_SECONDS = 0.2
 """How long the bell rests at most."""
 
@@ -165,8 +167,11 @@ async def _talk(store: Store, cid: str, rounds: int, outcome: ChatOutcome) -> No
     while True:
         try:
             await log.create(created, [said("message 1")], key="message 1")
-            if await _talked(log, cid, rounds):
-                return
+            async with asyncio.timeout(None) as patience:
+                if await _talked(log, cid, rounds, patience if outcome.has_lost else None):
+                    return
+        except TimeoutError:
+            continue
         except EventsLost as lost:
             if lost.checksum:
                 outcome.losers.append(cid)
@@ -174,15 +179,19 @@ async def _talk(store: Store, cid: str, rounds: int, outcome: ChatOutcome) -> No
             continue  # it was lost as a whole
 
 
-async def _talked(log: EventLog, cid: str, rounds: int) -> bool:
-    status, count = Status(), 0
+async def _talked(log: EventLog, cid: str, rounds: int, patience: asyncio.Timeout | None) -> bool:
+    status, unsaid = Status(), [f"message {number + 1}" for number in range(rounds)]
     async for event in followed(log, cid, after=0, decode=decode):
         status = status.after(event)
-        count += isinstance(event, MessageAction) and event.source is EventSource.USER
-        if status.is_settled and event.id == await log.last_id(cid):
-            if count >= rounds:
+        if patience is not None:
+            patience.reschedule(asyncio.get_running_loop().time() + PATIENCE_SECONDS)
+        if isinstance(event, MessageAction) and event.content in unsaid:
+            unsaid.remove(event.content)
+        # A store that has come back may have less than what was seen, and get the very same events again.
+        if status.is_settled and event.id >= await log.last_id(cid):
+            if not unsaid:
                 return True
-            await log.append(cid, [said(f"message {count + 1}")], key=f"message {count + 1}")
+            await log.append(cid, [said(unsaid[0])], key=unsaid[0])
     return False
 
 

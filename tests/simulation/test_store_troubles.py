@@ -76,6 +76,23 @@ def test_a_log_that_loses_its_tail_between_a_claim_and_its_reading_is_taken_up_a
     check(losing, 27, tmp_path)
 
 
+@pytest.mark.parametrize("seed", [92, 252])
+def test_an_action_whose_number_a_lost_action_had_is_answered(seed: int, tmp_path: Path) -> None:
+    """A tool worker was about to claim the lost action when the store went away."""
+    check(losing, seed, tmp_path)
+
+
+def test_a_conversation_that_an_older_store_gives_its_former_owner_is_taken_up(tmp_path: Path) -> None:
+    """The same worker had given it up and claimed it again; the older store knows the first claim."""
+    check(losing, 1161, tmp_path)
+
+
+@pytest.mark.parametrize("seed", [282, 407, 1073])
+def test_a_person_says_what_was_lost_again(seed: int, tmp_path: Path) -> None:
+    """A message without the one before it; the very same events again; a message that nobody else has seen."""
+    check(losing, seed, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", TROUBLES)
 def test_every_conversation_continues_many_times(drawn: Callable[[Random], Chat], tmp_path: Path) -> None:

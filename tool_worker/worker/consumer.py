@@ -282,7 +282,11 @@ class Incarnation:
             await in_hand.is_over.wait()
         self._in_hand[action] = in_hand = InHand(delivery.place)
         try:
-            claim = await queue.claim(delivery)
+            try:
+                claim = await queue.claim(delivery)
+            except EventsLost as lost:
+                await name_gap(self._log, lost, noticed_by="the tool worker that was to carry it out")
+                return
             deaths = claim.attempt - 1 if isinstance(claim, ActionReclaimed) else 0
             attribution = CrashAttribution(
                 self._turns, lambda is_acting: queue.mark(delivery, is_acting=is_acting), deaths=deaths

@@ -47,6 +47,7 @@ from broker.runtime.errors import (
     UnknownKind,
 )
 from broker.runtime.failpoints import failpoint
+from broker.secrets.secrets import SecretsLocked
 from broker.specs.tool_specs import OutcomePolicy
 from broker.tools.custom_tools import ToolContext
 from tool_worker.checkpoints.checkpointing import Checkpointing
@@ -139,23 +140,24 @@ class Executor:
         observation = await self._observe(delivery, claim, attribution)
         failpoint("tool.before_append")
         try:
-            await self._append(delivery, observation)
+            await self._append(self._log, delivery, observation)
         except EventUnfit as error:
             text = f"The action ran, but its result cannot be recorded: {error}"
-            instead = ErrorObservation(content=text, error_id=error.code, cause=observation.cause)
-            await self._append(
-                delivery, instead.model_copy(update={"tool_call_metadata": observation.tool_call_metadata})
-            )
+            await self._append(self._log, delivery, _instead_of(observation, text, error))
+        except SecretsLocked as error:
+            text = f"The result of this action cannot be recorded, because nothing can be hidden in it: {error}"
+            # This text itself has nothing to hide.
+            await self._append(EventLog(self._log.store), delivery, _instead_of(observation, text, error))
         failpoint("tool.after_append")
         if self._checkpointing is not None and delivery.workspace.path is None:
             await self._checkpointing.note_result(delivery.conversation_id, observation.workspace_use)
 
-    async def _append(self, delivery: ActionDelivery, observation: Observation) -> None:
+    async def _append(self, log: EventLog, delivery: ActionDelivery, observation: Observation) -> None:
         # What could not be read has no checksum to go by.
         is_unread = isinstance(observation, ErrorObservation) and observation.error_id == CorruptEntry.code
         checksum = "" if is_unread else codec.checksum_of(delivery.entry)
         try:
-            await self._log.append_observation(
+            await log.append_observation(
                 delivery.conversation_id,
                 observation,
                 worker_id=self._worker_id,
@@ -343,6 +345,12 @@ class Executor:
         event = await self._log.blobs.whole(delivery.conversation_id, event)
         assert isinstance(event, Action)
         return event
+
+
+def _instead_of(observation: Observation, text: str, error: DeckhandsError) -> ErrorObservation:
+    """Return what answers the same call in place of an observation that cannot be appended."""
+    changes = {"cause": observation.cause, "tool_call_metadata": observation.tool_call_metadata}
+    return ErrorObservation(content=text, error_id=error.code).model_copy(update=changes)
 
 
 async def _within_quota(
