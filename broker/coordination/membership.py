@@ -2,19 +2,22 @@
 
 Holds: any worker declares another dead whose heartbeat has lapsed: its conversations go back to the ready stream, and
 what it had been handed to its streams. A worker that was declared dead learns it from its next beat and starts over.
-A beat is one round trip; a worker whose beats are slow says that its heartbeat holds for longer. The beats keep the
-store's time, by the workers' monotonic clocks, and tell it to the workers: see functions.lua and `SharedClock`.
+A beat is one round trip; a worker to which the store answers slowly says that its heartbeat holds for longer. A worker
+that stood still itself does not: it would be missed later than others when it dies. The beats keep the store's time, by
+the workers' monotonic clocks, and tell it to the workers: see functions.lua and `SharedClock`.
 Keys: `deck:{k}:workers`, `deck:{k}:clock`, `deck:{k}:worker:<w>:about`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from broker.runtime.clock import to_millis
+from broker.runtime.clock import Clock, to_millis
 from broker.runtime.errors import StoreRefused
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from broker.store.connection import Argument, texts_by_name
@@ -27,6 +30,9 @@ BEATS_MISSED = 3
 SLOWNESS_KEPT = 0.97
 """How much of the slowness of the slowest beat counts one beat later."""
 LONGEST_TTL_SECONDS = 60.0
+TURN_SECONDS = 0.1
+LONGEST_TURN_SECONDS = 0.3
+"""A turn of the event loop that takes longer says nothing about the store."""
 SILENT_SECONDS = 60.0
 LOST_RING_PATIENCE_SECONDS = 3.0
 LATEST_MS = 2.0**52
@@ -53,6 +59,38 @@ class Member:
     role: str
     left_seconds: float
     about: Mapping[str, str]
+
+
+class LoopStopwatch:
+    """Measures a wait in turns of the event loop, as a context manager around it.
+
+    A process that was stopped, or a loop that was held up, finds a reply late that was there all the time. Such a turn
+    counts for no more than `LONGEST_TURN_SECONDS`.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        self._turned = clock.monotonic()
+
+    def __enter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(TURN_SECONDS, self._turn)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._count()
+
+    def _turn(self) -> None:
+        self._count()
+        self._timer = asyncio.get_running_loop().call_later(TURN_SECONDS, self._turn)
+
+    def _count(self) -> None:
+        now = self._clock.monotonic()
+        self.seconds += min(now - self._turned, LONGEST_TURN_SECONDS)
+        self._turned = now
 
 
 class Membership:
@@ -141,9 +179,10 @@ class Membership:
 
         async def ask() -> list[Any]:
             sent = clock.monotonic()
-            *replies, generation = await connection.call_many([*commands(), ("HGET", STORE, "generation")])
+            with LoopStopwatch(clock) as waited:
+                *replies, generation = await connection.call_many([*commands(), ("HGET", STORE, "generation")])
             self._store.compare_generation(generation)
-            self._slowest_seconds = max(clock.monotonic() - sent, SLOWNESS_KEPT * self._slowest_seconds)
+            self._slowest_seconds = max(waited.seconds, SLOWNESS_KEPT * self._slowest_seconds)
             if isinstance(replies[0][-1], int):
                 clock.agree(replies[0][-1], sent=sent)
             return replies

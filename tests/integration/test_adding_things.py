@@ -134,10 +134,10 @@ def only(events: list[dict[str, object]], kind: str) -> dict[str, object]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Tree]:
-    """Yields a copy, removed at the end: it holds every file of the packages."""
+    """Yields a copy, removed at the end: it holds every file of the packages, and the bytecode of what is unchanged."""
     path = tmp_path / "tree"
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, path / package, ignore=shutil.ignore_patterns("__pycache__", "examples"))
+        shutil.copytree(ROOT / package, path / package, ignore=shutil.ignore_patterns("examples"))
     yield Tree(path)
     shutil.rmtree(path)
 
@@ -187,7 +187,7 @@ def test_a_condenser(tree: Tree, title: str) -> None:
     model = script(tree.path / "m.json", *(call("think", thought=f"Thought {n}") for n in range(3)), finish("Done."))
     condenser = OtherCondenserSpec(type="thoughtless", settings={"keep": 1})
     home = tree.path / "home"
-    with cluster(home, PYTHONPATH=str(tree.path)):
+    with cluster(home, "--sandbox", "none", PYTHONPATH=str(tree.path)):
         agent = AgentSpec(llm=LLMSpec(model=model), condenser=condenser)
         events = asyncio.run(conversation((home / "cluster" / "url").read_text().strip(), agent))
     kinds = {event.id: event.kind for event in events}

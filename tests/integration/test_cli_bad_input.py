@@ -240,7 +240,10 @@ class TestStore:
         state, listed = done.stdout.splitlines()
         assert (state.split()[1], json.loads(listed)["state"]) == ("finished", "finished")
 
-    @pytest.mark.parametrize("verb", [["submit"], ["run", "--timeout", "0.5", "-w", "work"]])
+    @pytest.mark.parametrize(
+        "verb",
+        [["submit"], pytest.param(["run", "--timeout", "0.5", "-w", "work"], marks=pytest.mark.soak)],  # waits for 15 s
+    )
     def test_a_cluster_without_workers(self, tmp_path, store, verb):
         env = environment(tmp_path / "home", DECKHANDS_URL=store.url, **MODEL)
         (tmp_path / "work").mkdir()

@@ -175,9 +175,12 @@ async def test_no_service_of_this_machine(node: Node, host: str, confined: bool)
         assert "cannot be cloned" in said
 
 
-@pytest.mark.parametrize("host", ["169.254.169.254", "metadata.google.internal", "10.0.0.1", "100.64.0.1", "[fe80::1]"])
-async def test_no_service_of_its_network(node: Node, host: str) -> None:
-    said = await node.refusal(f"http://{host}/x.git")
+INSIDE = ["169.254.169.254", "metadata.google.internal", "10.0.0.1", "100.64.0.1", "[fe80::1]"]
+
+
+@pytest.mark.parametrize("server", [*(f"http://{host}" for host in INSIDE), f"https://{INSIDE[0]}"])
+async def test_no_service_of_its_network(node: Node, server: str) -> None:
+    said = await node.refusal(f"{server}/x.git")
     assert "not of the public internet (DECKHANDS_EGRESS_PRIVATE)" in said or "cannot be looked up" in said
 
 

@@ -146,6 +146,31 @@ def test_many_faults(part: int, model: Mapping[str, str]) -> None:
     assert struck > 10 * SEEDS / SEED_PARTS
 
 
+def boundary(process: str, name: str, faults: Mapping[int, Fault], model: Mapping[str, str]) -> int:
+    """Return where a process reaches a boundary for the last time before the conversation ends, after these faults."""
+    trace = simulate(Plan(0, faults, is_watched_to_the_end=False, is_traced=True), model).cluster.wire.trace
+    return max(at for at, line in enumerate(trace, 1) if f" {process} {name} " in line)
+
+
+@pytest.mark.parametrize(
+    ("process", "stopped", "killed"),
+    [
+        ("controller-0", "after deck_now", "after deck_tick"),
+        ("controller-0", "before deck_register", "before deck_claim"),
+        ("tools-0", "before deck_now", "before deck_tick"),
+        ("tools-0", "before deck_register", "before deck_claim_action"),
+        ("tools-0", "after deck_register", "after XREADGROUP"),
+    ],
+)
+def test_a_worker_that_was_stopped_in_a_beat_and_then_killed_is_missed_as_soon_as_any_other(
+    process: str, stopped: str, killed: str, model: Mapping[str, str]
+) -> None:
+    """It has found the replies late that were there all the time, and must not take the store for slow."""
+    faults = {boundary(process, stopped, {}, model): Fault.STOP}
+    faults[boundary(process, killed, faults, model)] = Fault.KILL
+    assert struck_in([Plan(0, faults)], model) == 2
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(MORE_PARTS))
 def test_many_faults_of_new_seeds(part: int, model: Mapping[str, str], soak_seed: int) -> None:
