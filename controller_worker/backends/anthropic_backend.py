@@ -13,12 +13,12 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.model_table import look_up
-from controller_worker.llm.parameters import body_and_headers, messages_parameters
+from controller_worker.llm.parameters import body_and_headers, may_be_long, messages_parameters
 from controller_worker.wires.messages_stream import MessagesStream
 from controller_worker.wires.messages_wire import MessagesWire, read_message
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.quota_headers import quota_left
-from controller_worker.wires.raw_client import RawClient, connections
+from controller_worker.wires.raw_client import RawClient, connections, is_streamed
 
 PREFIX = "anthropic/"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
@@ -42,6 +42,7 @@ class AnthropicLLM:
         has_sampling = bool({"temperature", "top_p", "top_k"} & set(self._parameters))
         self._version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING} if has_sampling else {}
         self._headers = {"Content-Type": "application/json"} | self._version | further_headers
+        self._is_long = may_be_long(self._parameters)
         self._wire = MessagesWire(caching_prompt=config.caching_prompt)
         self._client = _client(config, clock)
         self._clock = clock
@@ -52,10 +53,11 @@ class AnthropicLLM:
         parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
             parameters = parameters | {"temperature": request.temperature}
-        if request.on_delta is not None:
+        stream = MessagesStream if is_streamed(request, is_long=self._is_long) else None
+        if stream is not None:
             parameters = parameters | {"stream": True}
         body = self._wire.body(parameters, request)
-        message, headers = await self._client.ask(request, _PATH, body, self._headers, stream=MessagesStream)
+        message, headers = await self._client.ask(request, _PATH, body, self._headers, stream=stream)
         reply = read_message(message)
         return completion_of(
             reply,

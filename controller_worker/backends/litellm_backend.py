@@ -22,14 +22,14 @@ from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.model_features import features_of, normalised
 from controller_worker.llm.model_table import look_up
-from controller_worker.llm.parameters import chat_parameters
+from controller_worker.llm.parameters import chat_parameters, may_be_long
 from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import ChatWire, asked_fields, read_chat_reply
 from controller_worker.wires.event_stream import stream_limits, until_headers, within_limits
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.provider_errors import model_error
 from controller_worker.wires.quota_headers import quota_left
-from controller_worker.wires.raw_client import timeouts
+from controller_worker.wires.raw_client import is_streamed, timeouts, unseen
 
 if TYPE_CHECKING:
     import httpx
@@ -53,6 +53,7 @@ class LitellmLLM:
         model = _routed_model(self._litellm, config)
         features = features_of(model)
         self._secrets = config.secrets
+        self._is_long = may_be_long(chat_parameters(config, model))
         self._row = look_up(model)
         self._parameters = _parameters(config, model)
         self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, thoughts=features.thoughts)
@@ -64,7 +65,7 @@ class LitellmLLM:
         parameters = self._parameters | asked_fields(request)
         if request.temperature is not None and "temperature" in parameters:
             parameters["temperature"] = request.temperature
-        answer, hidden = await self._ask(parameters, self._wire.values(request.messages), request.on_delta)
+        answer, hidden = await self._ask(parameters, self._wire.values(request.messages), self._watcher(request))
         reply = read_chat_reply(answer)
         headers = hidden.get("additional_headers") or {}
         return completion_of(
@@ -79,6 +80,9 @@ class LitellmLLM:
 
     async def aclose(self) -> None:
         """Do nothing: the connections belong to litellm, for all models of a provider."""
+
+    def _watcher(self, request: ModelRequest) -> Callable[[Delta], None] | None:
+        return (request.on_delta or unseen) if is_streamed(request, is_long=self._is_long) else None
 
     async def _ask(
         self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None] | None

@@ -17,12 +17,12 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import look_up
-from controller_worker.llm.parameters import body_and_headers, chat_parameters
+from controller_worker.llm.parameters import body_and_headers, chat_parameters, may_be_long
 from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import ChatWire, read_chat_reply
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.quota_headers import quota_left
-from controller_worker.wires.raw_client import RawClient, connections
+from controller_worker.wires.raw_client import RawClient, connections, is_streamed
 
 COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
 """Names of litellm's for servers that speak Chat Completions at an address of their own."""
@@ -51,6 +51,7 @@ class OpenAICompatibleLLM:
         fields, further_headers = body_and_headers(chat_parameters(config, model))
         self._parameters = {"model": model} | fields
         self._headers = {"Content-Type": "application/json"} | further_headers
+        self._is_long = may_be_long(fields)
         self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, thoughts=features.thoughts)
         self._client = _client(config, clock)
         self._clock = clock
@@ -61,10 +62,11 @@ class OpenAICompatibleLLM:
         parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
             parameters = parameters | {"temperature": request.temperature}
-        if request.on_delta is not None:
+        stream = ChatStream if is_streamed(request, is_long=self._is_long) else None
+        if stream is not None:
             parameters = parameters | {"stream": True, "stream_options": {"include_usage": True}}
         body = self._wire.body(parameters, request)
-        answer, headers = await self._client.ask(request, _PATH, body, self._headers, stream=ChatStream)
+        answer, headers = await self._client.ask(request, _PATH, body, self._headers, stream=stream)
         reply = read_chat_reply(answer)
         return completion_of(
             reply,

@@ -17,6 +17,7 @@ from controller_worker.llm.model_table import look_up
 
 DEFAULT_MAX_TOKENS = 8_192
 MAX_TOKENS_LIMIT = 64_000
+LONG_REPLY_TOKENS = 16_000
 SAMPLING = frozenset({"temperature", "top_p", "top_k"})
 
 _log = logging.getLogger(__name__)
@@ -86,6 +87,16 @@ def body_and_headers(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     """
     body = {name: value for name, value in fields.items() if name not in ("extra_body", "extra_headers")}
     return body | (fields.get("extra_body") or {}), dict(fields.get("extra_headers") or {})
+
+
+def may_be_long(fields: Mapping[str, Any]) -> bool:
+    """Say whether the reply to these fields may take minutes.
+
+    Such a reply is streamed even if nobody watches: between a request and an answer in one piece, proxies and servers
+    give up after a silence, and the reply would be lost and paid for again.
+    """
+    limit = fields.get("max_tokens") or fields.get("max_completion_tokens") or 0
+    return isinstance(limit, int) and limit > LONG_REPLY_TOKENS
 
 
 def _is_thinking(fields: Mapping[str, Any]) -> bool:

@@ -72,20 +72,20 @@ class RawClient:
         body: bytes,
         headers: Mapping[str, str],
         *,
-        stream: Callable[[Callable[[Delta], None]], StreamedReply],
+        stream: Callable[[Callable[[Delta], None]], StreamedReply] | None,
     ) -> tuple[Any, Mapping[str, str]]:
         """Return the reply to a call, parsed from JSON or put together from its events, and its headers.
 
         Args:
             request: what `body` was made of. Its `carry` makes the call instead, if there is one.
-            stream: makes the reader of a streamed reply; it is used if the request has `on_delta`.
+            stream: makes the reader of a streamed reply; None: it comes in one piece.
 
         Raises:
             ModelError: the call failed.
         """
         if request.carry is not None:
             return await request.carry(body), {}
-        streamed = stream(request.on_delta) if request.on_delta is not None else None
+        streamed = stream(request.on_delta or unseen) if stream is not None else None
         limits = stream_limits(self._config)
         options: dict[str, Any] = {"headers": {**headers, **_UNREAD}}
         async with self._errors_told():
@@ -137,6 +137,15 @@ class RawClient:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except self._failures as error:
             raise model_error(error, secrets=self._config.secrets, now=self._clock.now()) from error
+
+
+def is_streamed(request: ModelRequest, *, is_long: bool) -> bool:
+    """Say whether a call asks for a stream: somebody watches, or the reply may be a long one; in a batch none does."""
+    return request.carry is None and (request.on_delta is not None or is_long)
+
+
+def unseen(_: Delta) -> None:
+    """Watch a stream for nobody."""
 
 
 def parsed(content: bytes) -> Any:

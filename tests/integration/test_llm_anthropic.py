@@ -42,6 +42,7 @@ async def test_a_whole_request_and_its_reply(server: RunningModelServer) -> None
     assert request["body"] == {
         "model": "claude-sonnet-5",
         "max_tokens": 64_000,
+        "stream": True,  # so long a reply may take minutes
         "system": [{"type": "text", "text": "Be good.", "cache_control": {"type": "ephemeral"}}],
         "tools": [{"name": "execute_bash", "description": "Run a command.", "input_schema": TOOL.parameters}],
         "messages": [

@@ -276,3 +276,22 @@ async def test_a_cancelled_stream_closes_its_socket(
         await call
     await asyncio.to_thread(server.wait, disconnected=before + 1)  # by itself the server would never stop
     assert (await llm.complete(request(shown))).stop_reason == "tool_calls"
+
+
+async def test_a_reply_that_may_be_long_is_streamed_though_nobody_watches(
+    server: RunningModelServer, make_llm: Callable[..., LLM]
+) -> None:
+    short, long = make_llm(), make_llm(max_output_tokens=20_000)
+    in_one_piece, streamed = await short.complete(request(None)), await long.complete(request(None))
+    assert without_time(streamed) == without_time(in_one_piece)
+    assert [body["body"].get("stream") for body in server.requests()] == [None, True]
+
+
+async def test_silence_before_a_long_reply_is_no_silence_where_pieces_come(
+    server: RunningModelServer, make_llm: Callable[..., LLM]
+) -> None:
+    """A reply that takes longer than the longest silence comes through; in one piece it would be a timeout."""
+    llm = make_llm(max_output_tokens=20_000, read_timeout=2.0, first_byte_timeout=200.0)
+    await llm.complete(request(None))  # the first call of a process imports for longer than the limit
+    server.plan({"kind": "drip", "interval_seconds": 0.002})
+    assert (await llm.complete(request(None))).stop_reason == "tool_calls"
