@@ -37,13 +37,13 @@ class AnthropicLLM:
         """
         self._config = config
         model = config.model.removeprefix(PREFIX)
-        self._row = look_up(model)
+        self._row = look_up(config.base_model or model)
         self._parameters, further_headers = body_and_headers(messages_parameters(config, model))
         has_sampling = bool({"temperature", "top_p", "top_k"} & set(self._parameters))
         self._version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING} if has_sampling else {}
         self._headers = {"Content-Type": "application/json"} | self._version | further_headers
         self._is_long = may_be_long(self._parameters)
-        self._wire = MessagesWire(caching_prompt=config.caching_prompt)
+        self._wire = MessagesWire(caching_prompt=config.caching_prompt, cache_lifetime=config.cache_lifetime)
         self._client = _client(config, clock)
         self._clock = clock
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from broker.runtime.clock import Clock
-from controller_worker.backends.openai_backend import COST_HEADER, told_cost_usd
+from controller_worker.backends.openai_backend import COST_HEADER
 from controller_worker.llm.config import LLMConfig, set_litellm_environment
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest
@@ -30,6 +30,7 @@ from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.provider_errors import model_error
 from controller_worker.wires.quota_headers import quota_left
 from controller_worker.wires.raw_client import is_streamed, timeouts, unseen
+from controller_worker.wires.reply import told_usd
 
 if TYPE_CHECKING:
     import httpx
@@ -51,12 +52,16 @@ class LitellmLLM:
         self._config = config
         self._litellm = _import_litellm(config)
         model = _routed_model(self._litellm, config)
-        features = features_of(model)
+        features = features_of(config.base_model or model)
         self._secrets = config.secrets
         self._is_long = may_be_long(chat_parameters(config, model))
-        self._row = look_up(model)
+        self._row = look_up(config.base_model or model)
         self._parameters = _parameters(config, model)
-        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, thoughts=features.thoughts)
+        self._wire = ChatWire(
+            cache_marks=config.caching_prompt and features.prompt_cache,
+            thoughts=features.thoughts,
+            cache_lifetime=config.cache_lifetime,
+        )
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
@@ -65,6 +70,8 @@ class LitellmLLM:
         parameters = self._parameters | asked_fields(request)
         if request.temperature is not None and "temperature" in parameters:
             parameters["temperature"] = request.temperature
+        if self._config.sends_cache_key:
+            parameters["prompt_cache_key"] = request.conversation_id
         answer, hidden = await self._ask(parameters, self._wire.values(request.messages), self._watcher(request))
         reply = read_chat_reply(answer)
         headers = hidden.get("additional_headers") or {}
@@ -74,7 +81,7 @@ class LitellmLLM:
             self._config,
             self._row,
             latency_seconds=self._clock.monotonic() - began,
-            told_usd=told_cost_usd(headers, f"{PROVIDERS_OWN}{COST_HEADER}"),
+            told_usd=told_usd(headers.get(f"{PROVIDERS_OWN}{COST_HEADER}")),
             quota_left=quota_left(headers, prefix=PROVIDERS_OWN),
         )
 
@@ -155,7 +162,7 @@ def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         fields["max_tokens"] = fields.pop("max_completion_tokens")
     if model.startswith("huggingface/") and fields.get("top_p") == 1:
         fields["top_p"] = 0.9
-    if features_of(model).thoughts == "items":
+    if features_of(config.base_model or model).thoughts == "items":
         further = {"include": ["reasoning.encrypted_content"]} | (fields.get("extra_body") or {})
         fields["extra_body"] = further
     if normalised(model) == "gemini-2.5-pro" and config.reasoning_effort in (None, "low", "none"):

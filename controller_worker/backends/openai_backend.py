@@ -23,13 +23,12 @@ from controller_worker.wires.chat_wire import ChatWire, read_chat_reply
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.quota_headers import quota_left
 from controller_worker.wires.raw_client import RawClient, connections, is_streamed
+from controller_worker.wires.reply import told_usd
 
 COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
 """Names of litellm's for servers that speak Chat Completions at an address of their own."""
 NO_KEY = "no-key"
 COST_HEADER = "x-litellm-response-cost"
-LARGEST_COST_USD = 10_000.0
-"""No call costs more."""
 
 _PATH = "/chat/completions"
 
@@ -46,13 +45,17 @@ class OpenAICompatibleLLM:
         self._config = config
         provider, _, rest = config.model.partition("/")
         model = rest if rest and provider in COMPATIBLE_PROVIDERS else config.model
-        features = features_of(model)
-        self._row = look_up(model)
+        features = features_of(config.base_model or model)
+        self._row = look_up(config.base_model or model)
         fields, further_headers = body_and_headers(chat_parameters(config, model))
         self._parameters = {"model": model} | fields
         self._headers = {"Content-Type": "application/json"} | further_headers
         self._is_long = may_be_long(fields)
-        self._wire = ChatWire(cache_marks=config.caching_prompt and features.prompt_cache, thoughts=features.thoughts)
+        self._wire = ChatWire(
+            cache_marks=config.caching_prompt and features.prompt_cache,
+            thoughts=features.thoughts,
+            cache_lifetime=config.cache_lifetime,
+        )
         self._client = _client(config, clock)
         self._clock = clock
 
@@ -62,6 +65,8 @@ class OpenAICompatibleLLM:
         parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
             parameters = parameters | {"temperature": request.temperature}
+        if self._config.sends_cache_key:
+            parameters = parameters | {"prompt_cache_key": request.conversation_id}
         stream = ChatStream if is_streamed(request, is_long=self._is_long) else None
         if stream is not None:
             parameters = parameters | {"stream": True, "stream_options": {"include_usage": True}}
@@ -75,7 +80,7 @@ class OpenAICompatibleLLM:
             self._row,
             latency_seconds=self._clock.monotonic() - began,
             sent_bytes=len(body),
-            told_usd=told_cost_usd(headers),
+            told_usd=told_usd(headers.get(COST_HEADER)),
             quota_left=quota_left(headers),
         )
 
@@ -97,15 +102,6 @@ class OpenAICompatibleLLM:
     async def aclose(self) -> None:
         """Close all connections."""
         await self._client.aclose()
-
-
-def told_cost_usd(headers: Mapping[str, str], name: str = COST_HEADER) -> float | None:
-    """Return what a gateway says that the call cost, or None if it does not say."""
-    try:
-        cost = float(headers[name])
-    except (LookupError, TypeError, ValueError):
-        return None
-    return cost if 0.0 <= cost <= LARGEST_COST_USD else None
 
 
 def _client(config: LLMConfig, clock: Clock) -> RawClient:

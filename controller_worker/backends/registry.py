@@ -100,7 +100,7 @@ def check_batches(config: LLMConfig) -> None:
 def _with_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:
     if config.native_tool_calling is False:
         return TextToolsLLM(llm, config)
-    if backend in LOCAL_BACKENDS or config.native_tool_calling or features_of(config.model).function_calling:
+    if backend in LOCAL_BACKENDS or config.native_tool_calling or features_of(config.known_as).function_calling:
         return llm
     _log.info("%s is not known to call tools natively: they go into the prompt as text.", config.model)
     return TextToolsLLM(llm, config)
@@ -110,7 +110,7 @@ def takes_images(config: LLMConfig) -> bool:
     """Say whether images are sent to the model; to a script or a recording they are."""
     if config.disable_vision is not None:
         return not config.disable_vision
-    return backend_of(config) in LOCAL_BACKENDS or sees_images(config.model)
+    return backend_of(config) in LOCAL_BACKENDS or sees_images(config.known_as)
 
 
 def _create(backend: str, config: LLMConfig, clock: Clock) -> LLM:

@@ -30,7 +30,7 @@ from broker.store.store import Store
 from controller_worker.backends.registry import create_batch_provider
 from controller_worker.calls.models import Models
 from controller_worker.llm.batching import BatchProvider, NotYetKnown, Outgoing, Sought, failed, lane_of
-from controller_worker.llm.config import BatchSpec
+from controller_worker.llm.choices import BatchSpec
 from controller_worker.llm.errors import LLMConfigError, ModelError, NoResponseError, RateLimitError
 
 ROUND_SECONDS = 1.0

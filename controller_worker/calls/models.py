@@ -15,7 +15,8 @@ from pydantic import SecretStr
 from broker.contract.events import LLMSpec
 from broker.runtime.clock import Clock
 from controller_worker.backends.registry import create_llm, takes_images
-from controller_worker.llm.config import PRIMARY, LLMConfig
+from controller_worker.llm.choices import PRIMARY
+from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import LLM, ModelRequest
 from controller_worker.llm.profiles import Profiles

@@ -16,10 +16,12 @@ import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError
+from controller_worker.llm.choices import BatchSpec, Fallback, RouterSpec, RouteRule
+from controller_worker.llm.errors import LLMConfigError
 
 ENV_PREFIX = "LLM_"
 CONFIG_FILE_VARIABLE = "LLM_CONFIG"
@@ -27,12 +29,9 @@ CONFIG_FILE_VARIABLE = "LLM_CONFIG"
 ENV_FALLBACK_PREFIX = "LITELLM_"
 ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
 DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
-SAME_ELSEWHERE = frozenset({"context_window", "content_policy", "bad_request"})
-"""Errors that another model or key is likely to give too: a fallback is for them only where it says so."""
 OF_THE_CONVERSATION = frozenset({"messages", "stream", "system", "tools"})
 """Fields of a request that a setting cannot replace."""
-PRIMARY = "primary"
-"""What a router calls its own profile's model."""
+OPENAI_HOST = "api.openai.com"
 AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 """No fetching of prices, and no `.env` file of whatever directory we happen to run in."""
@@ -49,112 +48,14 @@ NOT_HERE: Mapping[str, str] = {
 _log = logging.getLogger(__name__)
 
 
-class Fallback(BaseModel):
-    """What to ask when a call fails.
-
-    Attributes:
-        use: a profile, or a model at the address and with the key of the base settings.
-        on: codes of errors (see `errors`) that it is for; empty for all that another model may not have.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    use: str = Field(min_length=1)
-    on: frozenset[str] = frozenset()
-
-    @field_validator("on")
-    @classmethod
-    def _known(cls, codes: frozenset[str]) -> frozenset[str]:
-        for code in sorted(codes - set(MODEL_ERRORS)):
-            raise ValueError(f"{code!r} is no error code; there are {', '.join(MODEL_ERRORS)}")
-        return codes
-
-    def is_for(self, code: str) -> bool:
-        """Say whether it may help against an error."""
-        return code in self.on if self.on else code not in SAME_ELSEWHERE
-
-
-class RouteRule(BaseModel):
-    """When a router takes a model: all conditions that are set must hold.
-
-    Attributes:
-        use: a profile.
-        images: whether there is an image in the prompt.
-        min_tokens: the prompt has at least about so many.
-        service: what the reply is for: `agent`, `condenser` or `critic`.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    use: str = Field(min_length=1)
-    images: bool | None = None
-    min_tokens: int | None = Field(default=None, ge=0)
-    service: Literal["agent", "condenser", "critic"] | None = None
-
-
-class RouterSpec(BaseModel):
-    """How a profile chooses among others for each call; its own model is the `primary`.
-
-    Attributes:
-        kind: `multimodal`, `rules`, `random` or `class`; see `router`.
-        secondary: of `multimodal`: the profile for prompts without images that fit it.
-        rules: of `rules`: the first that holds is taken, the primary if none does.
-        weights: of `random`: profiles, or `primary`, with their shares.
-        path: of `class`: `module:Class`.
-        choices: of `class`: the profiles that it may name.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["multimodal", "rules", "random", "class"]
-    secondary: str | None = None
-    rules: tuple[RouteRule, ...] = ()
-    weights: dict[str, float] = Field(default_factory=dict)
-    path: str | None = None
-    choices: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _has_what_its_kind_needs(self) -> Self:
-        needed = {"multimodal": "secondary", "rules": "rules", "random": "weights", "class": "path"}[self.kind]
-        if not getattr(self, needed):
-            raise ValueError(f"a router of the kind {self.kind!r} needs {needed!r}")
-        if any(weight < 0 for weight in self.weights.values()) or (self.weights and not sum(self.weights.values())):
-            raise ValueError("weights are positive numbers")
-        return self
-
-    @property
-    def profiles(self) -> frozenset[str]:
-        """The profiles that may be chosen, besides the primary."""
-        named = {*(rule.use for rule in self.rules), *self.weights, *self.choices, *filter(None, [self.secondary])}
-        return frozenset(named - {PRIMARY})
-
-
-class BatchSpec(BaseModel):
-    """How calls are gathered for the provider's batch API.
-
-    Attributes:
-        gather_seconds: how long the first call of a batch waits for others at most.
-        max_calls: a batch with so many is sent at once.
-        max_bytes: and one that has this size.
-        poll_seconds: how often is looked whether a batch has ended.
-        lost_after_seconds: a batch whose sender died, and that the provider does not show after so long, was not sent.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    gather_seconds: float = Field(default=60.0, ge=0)
-    max_calls: int = Field(default=500, ge=1, le=10_000)
-    max_bytes: int = Field(default=50_000_000, ge=1, le=150_000_000)
-    poll_seconds: float = Field(default=30.0, gt=0)
-    lost_after_seconds: float = Field(default=120.0, gt=0)
-
-
 class LLMConfig(BaseModel):
     """One model's settings. `model`, `timeout` and the names told to OpenRouter differ from OpenHands: see below.
 
     Attributes:
         model: as litellm names it (`anthropic/claude-…`, `openai/…`, `gemini/…`), bare, `scripted/FILE` or
             `replay/FILE`.
+        base_model: the model behind a name of your own, such as an Azure deployment: its features, limits and prices
+            count.
         num_retries: attempts in all, the first one included.
         retry_multiplier: seconds of the first wait; each further wait is twice as long, between `retry_min_wait` and
             `retry_max_wait` seconds.
@@ -178,6 +79,10 @@ class LLMConfig(BaseModel):
         drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
         native_tool_calling: whether tools are the provider's business; False puts them into the prompt as text (see
             `text_tools`); None decides by model.
+        cache_lifetime: how long Claude keeps a marked prompt; `1h` costs twice the price of input, for agents whose
+            steps take longer than five minutes.
+        prompt_cache_key: send the conversation's id, so that its calls reach the same cache; None: to OpenAI alone.
+        service_tier: sent to the provider, which answers with the tier that it has used; that one is priced.
         disable_stop_word: send no stop word with tools in text.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
     """
@@ -187,6 +92,7 @@ class LLMConfig(BaseModel):
 
     # Differs: no default model, because the original's has reached its end of life and a guess would cost money.
     model: str = Field(min_length=1)
+    base_model: str | None = Field(default=None, min_length=1)
     api_key: SecretStr | None = None
     base_url: str | None = None
     api_version: str | None = None
@@ -233,8 +139,26 @@ class LLMConfig(BaseModel):
     safety_settings: tuple[dict[str, Any], ...] | None = None
     completion_kwargs: dict[str, Any] | None = None
     caching_prompt: bool = True
+    cache_lifetime: Literal["5m", "1h"] = "5m"
+    prompt_cache_key: bool | None = None
+    service_tier: str | None = Field(default=None, min_length=1)
     native_tool_calling: bool | None = None
     disable_stop_word: bool = False
+
+    @property
+    def known_as(self) -> str:
+        """The name under which the tables know the model."""
+        return self.base_model or self.model
+
+    @property
+    def sends_cache_key(self) -> bool:
+        """Whether calls carry the conversation's id as `prompt_cache_key`; other servers may refuse the field."""
+        if self.prompt_cache_key is not None:
+            return self.prompt_cache_key
+        host = (urlsplit(self.base_url or "").hostname or "") if self.base_url else ""
+        return host == OPENAI_HOST or (
+            not host and self.known_as.removeprefix("openai/").startswith(("gpt-", "o1", "o3", "o4"))
+        )
 
     @property
     def total_timeout_seconds(self) -> float:

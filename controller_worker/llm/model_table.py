@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,10 @@ OTHER_PROVIDERS = frozenset(
 )
 """Providers of which the table prices no model."""
 
+SERVICE_TIERS = ("flex", "priority")
+"""That the table prices apart."""
+HOUR_FACTOR = 2.0
+"""What writing a token into Claude's cache for an hour costs, in prices of input."""
 BATCH_SHARE = 0.5
 """What a batched call costs of another one, where the table does not say: Anthropic and OpenAI both ask half."""
 
@@ -46,12 +50,28 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
+class Sale:
+    """How a call was sold, as far as the price depends on it.
+
+    Attributes:
+        is_batched: by the provider's batch API.
+        service_tier: as the provider names the one that it has used, such as `flex`; empty for the usual one.
+        is_cached_for_an_hour: what was put into the cache stays there for an hour.
+    """
+
+    is_batched: bool = False
+    service_tier: str = ""
+    is_cached_for_an_hour: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRow:
     """One model of the table.
 
     Attributes:
         prices: None when not known.
         batch_prices: of calls by the provider's batch API; None when the table has none.
+        service_prices: by service tier, where they differ from `prices`.
         tiers: prices for prompts above so many tokens, highest first.
         max_input_tokens: None when not known; likewise `max_output_tokens`.
     """
@@ -69,16 +89,20 @@ class ModelRow:
     reasons: bool = False
     asks_responses: bool = False
     batch_prices: Prices | None = None
+    service_prices: Mapping[str, Prices] = field(default_factory=dict)
 
-    def cost_usd(self, usage: Usage, *, is_batched: bool = False) -> float | None:
+    def cost_usd(self, usage: Usage, sold: Sale = Sale()) -> float | None:
         """Return what the call cost, or None when the price is not known."""
         tier = next((prices for above, prices in self.tiers if usage.prompt_tokens > above), None)
-        if is_batched and tier is None and self.batch_prices is not None:
-            return cost_usd(self.batch_prices, usage)
-        prices = tier or self.prices
+        has_batch_prices = sold.is_batched and tier is None and self.batch_prices is not None
+        prices = (
+            self.batch_prices if has_batch_prices else tier or self.service_prices.get(sold.service_tier, self.prices)
+        )
         if prices is None:
             return None
-        return cost_usd(prices, usage) * (BATCH_SHARE if is_batched else 1.0)
+        if sold.is_cached_for_an_hour and prices.cache_write is not None:
+            prices = replace(prices, cache_write=prices.input * HOUR_FACTOR)
+        return cost_usd(prices, usage) * (BATCH_SHARE if sold.is_batched and not has_batch_prices else 1.0)
 
 
 def cost_usd(prices: Prices, usage: Usage) -> float:
@@ -93,12 +117,12 @@ def cost_usd(prices: Prices, usage: Usage) -> float:
     )
 
 
-def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage, *, is_batched: bool = False) -> float | None:
+def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage, sold: Sale = Sale()) -> float | None:
     """Return what a call cost by the configured prices, if there are both, else by the table's; None if unknown."""
     if config.input_cost_per_token is not None and config.output_cost_per_token is not None:
         cost = cost_usd(Prices(config.input_cost_per_token, config.output_cost_per_token), usage)
-        return cost * (BATCH_SHARE if is_batched else 1.0)
-    return row.cost_usd(usage, is_batched=is_batched) if row is not None else None
+        return cost * (BATCH_SHARE if sold.is_batched else 1.0)
+    return row.cost_usd(usage, sold) if row is not None else None
 
 
 @lru_cache(maxsize=1)
@@ -142,6 +166,7 @@ def _row(row: Mapping[str, Any]) -> ModelRow:
     return ModelRow(
         prices=_prices(row, "") or base,
         batch_prices=_batch_prices(row),
+        service_prices=_service_prices(row),
         tiers=tuple((above, prices) for above, prices in tiers if above),
         max_input_tokens=_tokens(row.get("max_input_tokens")),
         max_output_tokens=_tokens(row.get("max_output_tokens")) or _tokens(row.get("max_tokens")),
@@ -173,6 +198,15 @@ def _tiers(row: Mapping[str, Any]) -> list[tuple[int, Prices]]:
     tiers = [(int(match[1]) * 1000, _prices(row, match[0].removeprefix(_TIERED))) for match in named]
     tiers += [(int(step["range"][0]), _prices(step, "")) for step in row.get("tiered_pricing") or ()]
     return sorted(((above, prices) for above, prices in tiers if prices is not None), key=lambda tier: -tier[0])
+
+
+def _service_prices(row: Mapping[str, Any]) -> dict[str, Prices]:
+    found = {}
+    for tier in SERVICE_TIERS:
+        prices = _prices(row, f"_{tier}") if f"{_TIERED}_{tier}" in row else None
+        if prices is not None:
+            found[tier] = prices
+    return found
 
 
 def _batch_prices(row: Mapping[str, Any]) -> Prices | None:

@@ -29,7 +29,7 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     Raises:
         LLMConfigError: `drop_params` is off and a setting would have to be dropped.
     """
-    features, row = features_of(model), look_up(model)
+    features, row = features_of(config.base_model or model), look_up(config.base_model or model)
     table_limit = row.max_output_tokens if row is not None else None
     default_max_tokens = min(table_limit, MAX_TOKENS_LIMIT) if table_limit is not None else DEFAULT_MAX_TOKENS
     fields: dict[str, Any] = {"model": model, "max_tokens": config.max_output_tokens or default_max_tokens}
@@ -47,6 +47,7 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     sampling = _sampling(config) if features.sampling and not thinks else {}
     dropped |= SAMPLING - set(sampling)
     _tell_dropped(config, dropped)
+    fields |= {"service_tier": config.service_tier} if config.service_tier else {}
     return fields | sampling | (config.completion_kwargs or {})
 
 
@@ -56,7 +57,7 @@ def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     Raises:
         LLMConfigError: `drop_params` is off and a setting would have to be dropped.
     """
-    features = features_of(model)
+    features = features_of(config.base_model or model)
     sampling: dict[str, Any]
     if features.is_claude:
         thinks = _is_thinking(config.completion_kwargs or {})
@@ -66,7 +67,11 @@ def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     else:  # a model that is not known may refuse what nobody has asked for
         chosen = SAMPLING if features.sampling_defaults else SAMPLING & config.model_fields_set
         sampling = {name: getattr(config, name) for name in sorted(chosen)}
-    fields: dict[str, Any] = sampling | {"seed": config.seed, "max_completion_tokens": config.max_output_tokens}
+    fields: dict[str, Any] = sampling | {
+        "seed": config.seed,
+        "max_completion_tokens": config.max_output_tokens,
+        "service_tier": config.service_tier,
+    }
     dropped = set(SAMPLING - set(sampling))
     if features.reasoning_effort:
         fields["reasoning_effort"] = config.reasoning_effort

@@ -15,7 +15,8 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from controller_worker.llm.config import PRIMARY, LLMConfig, RouterSpec, RouteRule
+from controller_worker.llm.choices import PRIMARY, RouterSpec, RouteRule
+from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.model_table import look_up
@@ -146,7 +147,7 @@ def _own_router(path: str) -> Router:
 
 
 def _max_input_tokens(config: LLMConfig) -> int | None:
-    row = look_up(config.model)
+    row = look_up(config.known_as)
     return config.max_input_tokens or (row.max_input_tokens if row is not None else None)
 
 

@@ -30,7 +30,7 @@ class TextToolsLLM:
     def __init__(self, inner: LLM, config: LLMConfig) -> None:
         self._inner = inner
         self._wants_example = wants_example(config.model)
-        has_stop_word = features_of(config.model).stop_words and not config.disable_stop_word
+        has_stop_word = features_of(config.known_as).stop_words and not config.disable_stop_word
         self._stop = (STOP_WORD,) if has_stop_word else ()
         self._made: MessageMemo[Message] = MessageMemo()
 

@@ -19,8 +19,8 @@ from controller_worker.messages.call_names import fitting, with_distinct_ids
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.messages.tool_arguments import arguments_text
 from controller_worker.messages.written_messages import MessageMemo, WrittenMessages, json_bytes
-from controller_worker.wires.messages_wire import CACHE_MARK, turn_ends
-from controller_worker.wires.reply import Reply, counts_of, token_count, usable
+from controller_worker.wires.messages_wire import CACHE_MARKS, CacheLifetime, turn_ends
+from controller_worker.wires.reply import Reply, counts_of, token_count, told_usd, usable
 from controller_worker.wires.thoughts import attach, thought_fields, thoughts_of
 
 SEE_BELOW = "The result is the picture below."
@@ -33,7 +33,7 @@ class ChatWire:
         written: the messages so far.
     """
 
-    def __init__(self, *, cache_marks: bool, thoughts: ThoughtForm) -> None:
+    def __init__(self, *, cache_marks: bool, thoughts: ThoughtForm, cache_lifetime: CacheLifetime = "5m") -> None:
         """Choose the form.
 
         Args:
@@ -42,6 +42,7 @@ class ChatWire:
                 model that takes pictures in results of tools.
         """
         self._cache_marks = cache_marks
+        self._mark = CACHE_MARKS[cache_lifetime]
         self._thoughts: ThoughtForm = thoughts
         self._apart: MessageMemo[tuple[Message, Message]] = MessageMemo()
         self.written = WrittenMessages(lambda message: json_bytes(self._value(message, is_marked=False)))
@@ -89,7 +90,10 @@ class ChatWire:
         return {id(message) for message in (*turn_ends(messages), *(one for one in messages if one.role == "system"))}
 
     def _value(self, message: Message, *, is_marked: bool) -> dict[str, Any]:
-        written: dict[str, Any] = {"role": message.role, "content": _content(message, is_marked=is_marked)}
+        written: dict[str, Any] = {
+            "role": message.role,
+            "content": _content(message, self._mark if is_marked else None),
+        }
         if message.tool_calls:
             written["tool_calls"] = [
                 {
@@ -106,7 +110,7 @@ class ChatWire:
             if message.name is not None:
                 written["name"] = fitting(message.name)
             if is_marked:
-                written["cache_control"] = CACHE_MARK
+                written["cache_control"] = self._mark
         return written | thought_fields(message.thinking_blocks, self._thoughts)
 
 
@@ -135,12 +139,12 @@ def _divided(result: Message) -> tuple[Message, Message]:
     return replace(result, content=words), Message("user", (head, *pictures))
 
 
-def _content(message: Message, *, is_marked: bool) -> str | list[dict[str, Any]] | None:
+def _content(message: Message, mark: Mapping[str, str] | None) -> str | list[dict[str, Any]] | None:
     # Differs: the original writes lists whenever the model has vision, caching or tools, because strings are enough
     # for plain text and every OpenAI-compatible server takes them.
     texts = [part.text for part in message.content if isinstance(part, TextPart)]
     # A mark needs a part to stand on; a tool result carries it on the message.
-    is_marked = is_marked and bool(message.content) and message.role != "tool"
+    is_marked = mark is not None and bool(message.content) and message.role != "tool"
     if len(texts) == len(message.content) and not is_marked:
         text = "\n".join(texts)
         return text if text.strip() or not message.tool_calls else None
@@ -151,7 +155,7 @@ def _content(message: Message, *, is_marked: bool) -> str | list[dict[str, Any]]
         for part in message.content
     ]
     if is_marked:
-        parts[-1]["cache_control"] = CACHE_MARK
+        parts[-1]["cache_control"] = mark
     return parts
 
 
@@ -177,6 +181,8 @@ def read_chat_reply(reply: Any) -> Reply:
             response_id=str(reply.get("id") or ""),
             stop_reason=str(choice.get("finish_reason") or ""),
             usage=_usage(counts_of(reply)),
+            service_tier=str(reply.get("service_tier") or ""),
+            told_usd=told_usd(counts_of(reply).get("cost")),  # OpenRouter says it
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReplyError(f"The reply is no chat completion: {error!r}.") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from broker.specs.tool_specs import ToolSpec
 from controller_worker.llm.errors import MalformedReplyError
@@ -22,7 +22,11 @@ from controller_worker.messages.written_messages import WrittenMessages, json_by
 from controller_worker.wires.reply import Reply, counts_of, token_count, usable
 from controller_worker.wires.thoughts import is_signed
 
-CACHE_MARK: Mapping[str, str] = {"type": "ephemeral"}
+CacheLifetime = Literal["5m", "1h"]
+CACHE_MARKS: Mapping[CacheLifetime, Mapping[str, str]] = {
+    "5m": {"type": "ephemeral"},
+    "1h": {"type": "ephemeral", "ttl": "1h"},
+}
 IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 _STOP_REASONS: Mapping[str, str] = {
@@ -44,8 +48,9 @@ class MessagesWire:
         written: the messages so far.
     """
 
-    def __init__(self, *, caching_prompt: bool) -> None:
+    def __init__(self, *, caching_prompt: bool, cache_lifetime: CacheLifetime = "5m") -> None:
         self._caching_prompt = caching_prompt
+        self._mark = CACHE_MARKS[cache_lifetime]
         self.written = WrittenMessages(_write)
 
     def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
@@ -59,7 +64,7 @@ class MessagesWire:
         system = [block for message in shown if message.role == "system" for block in _blocks(message)]
         if system:
             if self._caching_prompt:
-                system[-1]["cache_control"] = CACHE_MARK
+                system[-1]["cache_control"] = self._mark
             fields["system"] = system
         if request.tools:
             fields["tools"] = [_tool(tool) for tool in request.tools]
@@ -81,7 +86,7 @@ class MessagesWire:
             return b""
         if id(message) in marked:
             # The mark moves on with the next request, so these bytes are not worth remembering.
-            return _join(_with_mark(_blocks(message)))
+            return _join(_with_mark(_blocks(message), self._mark))
         return self.written.bytes_of(message)
 
 
@@ -119,9 +124,9 @@ def _join(blocks: Sequence[Block]) -> bytes:
     return b",".join(json_bytes(block) for block in blocks)
 
 
-def _with_mark(blocks: list[Block]) -> list[Block]:
+def _with_mark(blocks: list[Block], mark: Mapping[str, str]) -> list[Block]:
     if blocks and "thinking" not in blocks[-1]["type"]:
-        blocks[-1] = blocks[-1] | {"cache_control": CACHE_MARK}
+        blocks[-1] = blocks[-1] | {"cache_control": mark}
     return blocks
 
 
@@ -181,6 +186,7 @@ def read_message(message: Any) -> Reply:
             response_id=str(message["id"]),
             stop_reason=_STOP_REASONS.get(stop_reason, stop_reason),
             usage=_usage(counts_of(message)),
+            service_tier=str(counts_of(message).get("service_tier") or ""),
         )
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         shown = str(message)[:200]

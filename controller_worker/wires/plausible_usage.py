@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
-from controller_worker.llm.model_table import ModelRow, call_cost_usd
+from controller_worker.llm.model_table import ModelRow, Sale, call_cost_usd
 from controller_worker.llm.request_size import prompt_tokens, text_tokens
 from controller_worker.messages.messages import ToolCall
 from controller_worker.wires.reply import Reply
@@ -47,7 +47,9 @@ def completion_of(
         told_usd: what a gateway says that it cost; None if it does not say.
     """
     usage = plausible_usage(reply, request, config, row, sent_bytes=sent_bytes)
-    own_usd = call_cost_usd(config, row, usage, is_batched=request.carry is not None)
+    sold = Sale(request.carry is not None, reply.service_tier, config.cache_lifetime == "1h")
+    own_usd = call_cost_usd(config, row, usage, sold)
+    told_usd = reply.told_usd if told_usd is None else told_usd
     return replace(reply, usage=usage).completion(
         cost_usd=_plausible_usd(told_usd, own_usd), latency_seconds=latency_seconds, quota_left=quota_left
     )

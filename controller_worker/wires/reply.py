@@ -19,13 +19,20 @@ CUT_CALL = (
     "Call it again with shorter arguments, or in several steps."
 )
 """What the model reads."""
+LARGEST_COST_USD = 10_000.0
+"""No call costs more."""
 TOKENS_LIMIT = 1_000_000_000
 """More is no number of tokens, and nothing that budgets could count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The parts of a completion that a reply holds; see `Completion`."""
+    """The parts of a completion that a reply holds; see `Completion`.
+
+    Attributes:
+        service_tier: that the provider has used; empty if it does not say.
+        told_usd: what the provider says that the call cost; None if it does not say.
+    """
 
     text: str
     tool_calls: tuple[ToolCall, ...]
@@ -34,6 +41,8 @@ class Reply:
     response_id: str
     stop_reason: str
     usage: Usage
+    service_tier: str = ""
+    told_usd: float | None = None
 
     def completion(
         self, *, cost_usd: float | None, latency_seconds: float, quota_left: Mapping[str, int] | None = None
@@ -79,6 +88,15 @@ def token_count(value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= TOKENS_LIMIT else 0
+
+
+def told_usd(value: Any) -> float | None:
+    """Return what a provider or a gateway says that a call cost, or None if it says nothing that can be true."""
+    try:
+        cost = float(value)
+    except (TypeError, ValueError):
+        return None
+    return cost if 0.0 <= cost <= LARGEST_COST_USD else None
 
 
 def counts_of(reply: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -194,3 +194,15 @@ async def test_reasoning_returns_to_a_model_that_wants_it_back(
         await llm.aclose()
     (answer,) = [message for message in server.requests()[1]["body"]["messages"] if message["role"] == "assistant"]
     assert answer.get("reasoning_content") == ("Hm." if is_sent else None)
+
+
+async def test_a_conversation_is_the_key_of_its_cache(server: RunningModelServer, backend: str) -> None:
+    assert (await sent(server, backend, model="my-own", prompt_cache_key=True))["prompt_cache_key"] == "c1"
+    assert "prompt_cache_key" not in await sent(server, backend, model="openai/gpt-4o")  # this server is not OpenAI's
+
+
+async def test_settings_of_the_cache_and_the_tier(server: RunningModelServer, backend: str) -> None:
+    claude = {"model": "openai/claude-sonnet-4-5", "cache_lifetime": "1h"}
+    body = await sent(server, backend, **claude)
+    assert body["messages"][-1]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    assert (await sent(server, backend, model="openai/gpt-5", service_tier="flex"))["service_tier"] == "flex"

@@ -16,6 +16,7 @@ def test_the_defaults_are_those_of_openhands() -> None:
     config = LLMConfig(model="gpt-4o")
     assert config.model_dump() == {
         "model": "gpt-4o",
+        "base_model": None,
         "api_key": None,
         "base_url": None,
         "api_version": None,
@@ -57,6 +58,9 @@ def test_the_defaults_are_those_of_openhands() -> None:
         "safety_settings": None,
         "completion_kwargs": None,
         "caching_prompt": True,
+        "cache_lifetime": "5m",
+        "prompt_cache_key": None,
+        "service_tier": None,
         "native_tool_calling": None,
         "disable_stop_word": False,
     }
@@ -192,3 +196,19 @@ def test_azure_gets_an_api_version() -> None:
 def test_what_comes_from_the_conversation_is_refused_as_a_setting(name: str) -> None:
     with pytest.raises(LLMConfigError, match=f"'{name}' comes from the conversation"):
         LLMConfig.create(model="gpt-4o", completion_kwargs={name: []})
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_sent"),
+    [
+        ({"model": "gpt-5"}, True),
+        ({"model": "openai/o3"}, True),
+        ({"model": "gpt-5", "base_url": "https://api.openai.com/v1"}, True),
+        ({"model": "gpt-5", "base_url": "https://api.openai.com.evil.org/v1"}, False),
+        ({"model": "gpt-5", "base_url": "http://127.0.0.1:8000/v1"}, False),
+        ({"model": "gemini/gemini-3-pro"}, False),
+        ({"model": "gpt-5", "prompt_cache_key": False}, False),
+    ],
+)
+def test_a_cache_key_goes_to_openai_alone_unless_it_is_set(fields: dict[str, Any], is_sent: bool) -> None:
+    assert LLMConfig.create(**fields).sends_cache_key is is_sent

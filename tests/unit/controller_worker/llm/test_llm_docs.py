@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from controller_worker.llm.config import SAME_ELSEWHERE, BatchSpec, LLMConfig
+from controller_worker.llm.choices import SAME_ELSEWHERE, BatchSpec
+from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MODEL_ERRORS
 from controller_worker.llm.profiles import Profiles
 

@@ -8,12 +8,13 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from controller_worker.backends.openai_backend import told_cost_usd
+from controller_worker.backends.openai_backend import COST_HEADER
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import Usage
 from controller_worker.llm.model_features import features_of, normalised
-from controller_worker.llm.model_table import ModelRow, Prices, _row, call_cost_usd, cost_usd, look_up
-from controller_worker.llm.parameters import chat_parameters
+from controller_worker.llm.model_table import ModelRow, Prices, Sale, _row, call_cost_usd, cost_usd, look_up
+from controller_worker.llm.parameters import chat_parameters, messages_parameters
+from controller_worker.wires.reply import told_usd
 
 
 def test_a_cost_counts_every_token_once() -> None:
@@ -47,12 +48,12 @@ def test_a_batched_call_costs_what_the_table_says_or_half() -> None:
     row = look_up("claude-sonnet-4-5")
     assert row is not None
     usage = Usage(prompt_tokens=1_000, completion_tokens=100, cache_read_tokens=500)
-    batched = row.cost_usd(usage, is_batched=True)
+    batched = row.cost_usd(usage, Sale(is_batched=True))
     assert batched == pytest.approx(500 * 1.5e-6 + 500 * 1.5e-7 + 100 * 7.5e-6)
     untold = replace(row, batch_prices=None)
-    assert untold.cost_usd(usage, is_batched=True) == pytest.approx(batched)
+    assert untold.cost_usd(usage, Sale(is_batched=True)) == pytest.approx(batched)
     own = LLMConfig(model="m", input_cost_per_token=0.01, output_cost_per_token=0.02)
-    assert call_cost_usd(own, None, Usage(10, 10), is_batched=True) == pytest.approx(0.15)
+    assert call_cost_usd(own, None, Usage(10, 10), Sale(is_batched=True)) == pytest.approx(0.15)
 
 
 def test_a_known_model_with_and_without_its_provider() -> None:
@@ -83,7 +84,7 @@ def test_long_prompts_have_prices_of_their_own() -> None:
     ],
 )
 def test_a_gateway_may_tell_the_cost(headers: dict[str, str], told: float | None) -> None:
-    assert told_cost_usd(headers) == told
+    assert told_usd(headers.get(COST_HEADER)) == told
 
 
 def test_the_table_is_read_without_importing_a_client() -> None:
@@ -166,7 +167,7 @@ def test_a_batched_call_is_never_dearer_than_a_direct_one(model: str) -> None:
     assert row is not None
     for cached in (0, 500, 1_000):
         usage = Usage(prompt_tokens=1_000, completion_tokens=10, cache_read_tokens=cached)
-        batched, direct = row.cost_usd(usage, is_batched=True), row.cost_usd(usage)
+        batched, direct = row.cost_usd(usage, Sale(is_batched=True)), row.cost_usd(usage)
         assert batched is not None
         assert direct is not None
         assert batched <= direct
@@ -181,3 +182,29 @@ def test_a_batch_without_a_price_for_cached_tokens_gives_them_the_direct_discoun
         "output_cost_per_token_batches": 4.0,
     }
     assert _row(row).batch_prices == Prices(1.0, 4.0, cache_read=0.1)
+
+
+def test_the_tier_that_the_provider_has_used_is_priced() -> None:
+    row = look_up("gpt-5")
+    assert row is not None
+    usage = Usage(1_000, 100)
+    usual, flex, priority = (row.cost_usd(usage, Sale(service_tier=name)) for name in ("default", "flex", "priority"))
+    assert (usual, flex, priority) == pytest.approx((2.25e-3, 1.125e-3, 4.5e-3))
+
+
+def test_an_hour_in_the_cache_costs_twice_the_input() -> None:
+    row = look_up("claude-sonnet-4-5")
+    assert row is not None
+    written = Usage(prompt_tokens=1_000, cache_write_tokens=1_000)
+    assert row.cost_usd(written) == pytest.approx(1_000 * 3.75e-6)
+    assert row.cost_usd(written, Sale(is_cached_for_an_hour=True)) == pytest.approx(1_000 * 6e-6)
+
+
+def test_a_deployment_with_a_name_of_ours_has_the_features_of_its_base_model() -> None:
+    config = LLMConfig.create(model="azure/our-deployment", base_model="o3", reasoning_effort="high")
+    fields = chat_parameters(config, config.model)
+    assert fields["reasoning_effort"] == "high"
+    assert "temperature" not in fields
+    claude = LLMConfig.create(model="our-claude", base_model="claude-sonnet-4-5", service_tier="auto")
+    assert messages_parameters(claude, "our-claude")["max_tokens"] == 64_000
+    assert messages_parameters(claude, "our-claude")["service_tier"] == "auto"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller_worker.llm.config import Fallback
+from controller_worker.llm.choices import Fallback
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.profiles import Profiles
 

@@ -13,7 +13,8 @@ from broker.contract.events import LLMSpec, ModelCallFailed
 from broker.runtime.clock import ManualClock, SystemClock
 from controller_worker.calls.model_call import ask
 from controller_worker.calls.models import Models
-from controller_worker.llm.config import LLMConfig, RouterSpec, RouteRule
+from controller_worker.llm.choices import RouterSpec, RouteRule
+from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
