@@ -150,6 +150,27 @@ def test_references_in_circles_lead_nowhere(tmp_path: Path) -> None:
             assert (getattr(event, name, None) or 0) < event.id
 
 
+def test_what_is_no_result_settles_no_action(tmp_path: Path) -> None:
+    """Else the action would be taken for one that still runs, and run here."""
+    state = {"id": 3, "source": "environment", "cause": 2, "observation": "agent_state_changed"}
+    for other in (
+        {"id": 3, "source": "agent", "cause": 2, "action": "think", "args": {}},
+        state | {"extras": {"agent_state": "paused"}},
+        state | {"observation": "loop_detection"},
+        {**OUTPUT, "observation": "error", "extras": {}, "deckhands": {"kind": "observation.finish_refused"}},
+        {
+            **OUTPUT,
+            "observation": "error",
+            "extras": {},
+            "deckhands": {"kind": "observation.finish_verdict", "is_accepted": False},
+        },
+    ):
+        events, _ = read(tmp_path, [*START, RUN, other])
+        assert "observation.outcome_unknown" in kinds(events)
+        events, _ = read(tmp_path, [*START, RUN, other, {**OUTPUT, "id": 4}])
+        assert "observation.outcome_unknown" not in kinds(events)
+
+
 def test_ids_that_repeat_or_are_none_mean_the_latest(tmp_path: Path) -> None:
     events, findings = read(tmp_path, [*START, RUN, {**RUN, "args": {"command": "pwd"}}, OUTPUT])
     assert findings == []
@@ -189,6 +210,10 @@ def test_only_the_log_sets_what_only_the_log_may_set(tmp_path: Path) -> None:
         events, findings = read(tmp_path, [*START, {**RUN, "deckhands": {"kind": kind}}])
         assert kinds(events) == ["action.message", "action.recall"]
         assert "cannot stand for" in findings[0]
+    for name in ("survey", "open_workspace", "note", "call_tool", "plan"):
+        events, findings = read(tmp_path, [*START, {**RUN, "action": name}])
+        assert kinds(events) == ["action.message", "action.recall"]
+        assert "no action of this name" in findings[0]
 
 
 def test_every_shape_in_every_place_costs_at_most_its_event(tmp_path: Path) -> None:
