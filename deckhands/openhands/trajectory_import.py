@@ -196,6 +196,8 @@ class _Reading:
                 found = self._numbers.meant(own.pop(name))
                 if found is not None:
                     own[name] = found
+                else:
+                    self._findings.left_out["links to actions that are not here"] += 1
         for name in PLACES:
             if type(own.get(name)) is int:
                 own[name] = self._numbers.latest_up_to(own[name])
@@ -228,6 +230,7 @@ class _Reading:
             return None
         found = self._numbers.meant(named)
         if found is None or not self._events[found - 2].kind.startswith("action."):
+            self._findings.left_out["links to actions that are not here"] += 1
             return None
         if kind in NO_RESULTS:
             return None if is_carried_out(self._events[found - 2]) else found

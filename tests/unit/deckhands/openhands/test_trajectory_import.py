@@ -210,6 +210,13 @@ def test_one_event_that_cannot_be_read_costs_that_event(tmp_path: Path) -> None:
         assert len(events) == 10
 
 
+def test_what_answers_an_action_that_is_left_out_says_so(tmp_path: Path) -> None:
+    events, findings = read_with_findings(tmp_path, changed(4, args={"is_input": "maybe"}))
+    assert [event.cause for event in events if event.kind == "observation.run"] == [None]
+    assert re.search(r"Event 4 \(run\) .*command: Field required", findings[0])
+    assert findings[1:] == ["Left out: 1 links to actions that are not here."]
+
+
 def test_the_first_faults_are_named_and_the_others_counted(tmp_path: Path) -> None:
     _, findings = read_with_findings(tmp_path, [*TRAJECTORY, *({"action": "fly"} for _ in range(30))])
     assert len(findings) == 21
