@@ -15,7 +15,7 @@ from broker.log.export import event_from_export
 from broker.runtime.errors import UsageError
 from deckhands.client.forking import fork_of
 from deckhands.openhands.recordings import MAX_EVENTS, UNREADABLE, Findings, check_fit, json_value, read_text
-from deckhands.openhands.results import missing_result, needs_result
+from deckhands.openhands.results import is_result, missing_result, needs_result
 
 MAX_MISSING = 1_000
 """How many events in a row may be missing."""
@@ -67,7 +67,7 @@ def _events_of(text: str, findings: Findings) -> dict[int, Event]:
 
 def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
     """Return the events in order, without gaps."""
-    answered = {event.cause for event in found.values() if event.kind.startswith("observation.")}
+    answered = {event.cause for event in found.values() if is_result(event)}
     replaced = {getattr(event, "replaces", None) for event in found.values()}
     waiting: list[Event] = []
     last: Event | None = None

@@ -22,10 +22,16 @@ from broker.contract.events import Event
 from broker.runtime.errors import CorruptEntry, EventUnfit, UnknownKind, UsageError
 from broker.specs.plain_json import plain_json
 
-MAX_FILE_BYTES = 256 << 20
+MAX_FILE_BYTES = 128 << 20
+"""Of a file, and of all events of a directory."""
+MAX_EVENT_CHARS = 48 << 20
+"""Of an event as JSON: what a log holds of one at most, with everything escaped."""
+MAX_MARKS = 16_000_000
+"""Commas and opening brackets of a file, wherever they stand: an empty list takes 20 times its two characters."""
 MAX_EVENTS = 200_000
 MAX_FAULTS = 1_000
 """Values of a list that are no JSON. Finding the end of each takes a look at the rest of the file."""
+TOO_LONG = f"it is longer than {MAX_EVENT_CHARS >> 20} MiB"
 NAMED_FAULTS = 20
 MAX_REASON_CHARS = 300
 
@@ -34,7 +40,8 @@ UNREADABLE = (CorruptEntry, EventUnfit, UnknownKind, LookupError, TypeError, Val
 """What an event raises that is not of the form that it should have."""
 
 _BLANK = re.compile(r"[ \t\r\n]*")
-_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},]', re.DOTALL)
+# A text without an end is one mark, too: to look for the end from each of its quotes would never be done.
+_MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[][{},]', re.DOTALL)
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
@@ -85,15 +92,20 @@ def read_text(path: Path) -> str:
         raise UsageError(f"The file {path} cannot be read: {error.strerror}.", remedy="Name another file.") from error
     if is_large:
         raise UsageError(f"The file {path} is larger than {MAX_FILE_BYTES >> 20} MiB.", remedy="Name a smaller file.")
-    return content.decode("utf-8-sig", "replace")
+    text = content.decode("utf-8-sig", "replace")
+    if sum(map(text.count, ",[{")) > MAX_MARKS:
+        raise UsageError(f"The file {path} holds more than {MAX_MARKS} values.", remedy="Name a smaller file.")
+    return text
 
 
 def json_value(text: str) -> Any:
     """Read one JSON value, as the log can keep it.
 
     Raises:
-        ValueError: it is none, or nested too deeply.
+        ValueError: it is none, too long, or nested too deeply.
     """
+    if len(text) > MAX_EVENT_CHARS:
+        raise ValueError(TOO_LONG)
     try:
         return plain_json(json.loads(text, parse_constant=lambda _: None))
     except RecursionError:
@@ -151,6 +163,10 @@ def _in_words(reason: str | Exception) -> str:
 
 def _next_value(text: str, at: int) -> tuple[Any, str, int]:
     """Return the value that begins at a place, why it cannot be used, and the end of it."""
+    if len(text) - at > MAX_EVENT_CHARS:  # else the rest of the file is not too long for one event
+        end = _end_of_value(text, at)
+        if end - at > MAX_EVENT_CHARS:
+            return None, TOO_LONG, end
     try:
         value, end = _DECODER.raw_decode(text, at)
     except RecursionError:

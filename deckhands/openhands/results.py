@@ -9,6 +9,22 @@ from broker.contract.events import ConfirmationStatus, Event
 
 NO_RESULT = "The recording that this conversation was imported from has no result of this action. It may have run."
 
+NO_RESULTS = frozenset(
+    {
+        "observation.agent_state_changed",
+        "observation.events_lost",
+        "observation.finish_refused",
+        "observation.finish_verdict",
+        "observation.loop_detection",
+    }
+)
+"""Observations that settle no action, whatever they name as their cause."""
+
+
+def is_result(event: Event) -> bool:
+    """Say whether an event settles the action that it names."""
+    return event.cause is not None and event.kind.startswith("observation.") and event.kind not in NO_RESULTS
+
 
 def needs_result(event: Event) -> bool:
     """Say whether an event is an action that somebody carries out, and that waits for nobody's permission."""

@@ -20,7 +20,7 @@ from broker.specs.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec, LL
 from broker.specs.confirmation_policy import ConfirmationPolicy
 from broker.specs.specs import Skill
 from deckhands.openhands.model_responses import count
-from deckhands.openhands.recordings import MAX_EVENTS, UNREADABLE, Findings, json_value, read_text
+from deckhands.openhands.recordings import MAX_EVENTS, MAX_FILE_BYTES, UNREADABLE, Findings, json_value, read_text
 
 STATE_FILE = "base_state.json"
 MAX_ITERATIONS = 500
@@ -142,8 +142,12 @@ def _events(folder: Path, findings: Findings) -> Iterator[tuple[int, Fields]]:
     if len(numbered) > MAX_EVENTS:
         findings.fault(f"Whatever follows event {numbered[MAX_EVENTS - 1][0]}", f"at most {MAX_EVENTS} are imported")
     seen: set[str] = set()
-    expected = 0
+    expected = size_bytes = 0
     for number, name in numbered[:MAX_EVENTS]:
+        size_bytes += _size_of(folder / name)
+        if size_bytes > MAX_FILE_BYTES:
+            findings.fault(f"Event {number} and the rest", f"more than {MAX_FILE_BYTES >> 20} MiB are not read")
+            return
         if number > expected:
             what = (
                 f"Event {expected}" if number == expected + 1 else f"What stood from event {expected} to {number - 1}"
@@ -160,6 +164,13 @@ def _events(folder: Path, findings: Findings) -> Iterator[tuple[int, Fields]]:
             continue
         seen.add(fields["id"])
         yield number, fields
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # the reading says why
+        return 0
 
 
 def _branch(state: Fields, events: list[tuple[int, Fields]]) -> list[tuple[int, Fields]]:

@@ -31,7 +31,7 @@ class Spending:
         """Take in the sums that stand at an event."""
         if not isinstance(metrics, Mapping):
             return
-        usage = metrics.get("accumulated_token_usage")
+        usage, calls = metrics.get("accumulated_token_usage"), metrics.get("token_usages")
         found: dict[str, float] = {}
         cost = amount(metrics.get("accumulated_cost"))
         if cost is not None:
@@ -39,6 +39,9 @@ class Spending:
             found["cost"] = cost
         if isinstance(usage, Mapping):
             found |= {name: count(usage.get(name)) for name in TOKENS}
+        elif isinstance(calls, list) and calls:  # older versions copied every call onto every action
+            listed = [call for call in calls if isinstance(call, Mapping)]
+            found |= {name: sum(count(call.get(name)) for call in listed) for name in TOKENS}
         for name, value in found.items():
             if value < self._sums[name]:
                 self._before[name] += self._sums[name]

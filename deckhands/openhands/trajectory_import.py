@@ -30,10 +30,10 @@ from deckhands.openhands.recordings import (
     read_text,
 )
 from deckhands.openhands.renumbering import Renumbering
-from deckhands.openhands.results import is_carried_out, missing_result, needs_result
+from deckhands.openhands.results import NO_RESULTS, is_carried_out, is_result, missing_result, needs_result
 from deckhands.openhands.spending import Spending
 from deckhands.openhands.v0_fields import action_fields, observation_fields, utc_text
-from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, HEAD, PLACES, names_of
+from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, names_of
 from deckhands.openhands.v0_shape import Shape, has_no_place, record_name
 
 ORIGIN = "openhands"
@@ -148,7 +148,7 @@ class _Reading:
         elif family == "action" and record.get("source") == "agent" and self._is_step(record, name):
             event_from_wire(wire, self._next_id)  # without its action, the reply would have said nothing
             self._add_spoken_reply(kind, own)
-        cause = self._cause_of(index, record, is_result=family == "observation" and name != "agent_state_changed")
+        cause = self._cause_of(index, record, kind)
         if cause is not None:
             wire["cause"] = cause
             if kind == "observation.delegate" and "delegate_id" not in own:
@@ -157,6 +157,8 @@ class _Reading:
         return event_from_wire({key: value for key, value in wire.items() if value is not None}, self._next_id)
 
     def _kind_of(self, extension: Fields, family: str, name: str) -> str:
+        if name not in FAMILIES[family]:
+            raise ValueError(f"OpenHands has no {family} of this name")
         kind = extension.get("kind", f"{family}.{name}")
         if kind != f"{family}.{name}" and not (
             isinstance(kind, str) and kind.startswith(f"{family}.") and name in names_of(kind)
@@ -167,7 +169,7 @@ class _Reading:
     def _append(self, event: Event) -> None:
         check_fit(event)
         self._events.append(event)
-        if event.cause is not None and event.kind != "observation.agent_state_changed":
+        if event.cause is not None and is_result(event):
             self._answered.add(event.cause)
         if event.kind == "action.message" and event.source is EventSource.USER:
             self._unrecalled = event
@@ -194,6 +196,8 @@ class _Reading:
                 found = self._numbers.meant(own.pop(name))
                 if found is not None:
                     own[name] = found
+                else:
+                    self._findings.left_out["links to actions that are not here"] += 1
         for name in PLACES:
             if type(own.get(name)) is int:
                 own[name] = self._numbers.latest_up_to(own[name])
@@ -218,7 +222,7 @@ class _Reading:
         if type(own.get("summary_offset")) is int:
             own["summary_offset"] = self._numbers.offset(own["summary_offset"])
 
-    def _cause_of(self, index: int, record: Fields, *, is_result: bool) -> int | None:
+    def _cause_of(self, index: int, record: Fields, kind: str) -> int | None:
         """Return the action that a record answers; None if there is none, or if it has been answered."""
         asked = self._shape.delegate_of.get(index)
         named = record.get("cause") if asked is None else self._key_at(asked)
@@ -226,8 +230,11 @@ class _Reading:
             return None
         found = self._numbers.meant(named)
         if found is None or not self._events[found - 2].kind.startswith("action."):
+            self._findings.left_out["links to actions that are not here"] += 1
             return None
-        if is_result and found in self._answered:
+        if kind in NO_RESULTS:
+            return None if is_carried_out(self._events[found - 2]) else found
+        if kind.startswith("observation.") and found in self._answered:
             self._findings.left_out["links to actions that already have a result"] += 1
             return None
         return found

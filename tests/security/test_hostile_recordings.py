@@ -18,7 +18,7 @@ from broker.log.invariants import violations
 from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
-from deckhands.openhands.recordings import MAX_FILE_BYTES
+from deckhands.openhands.recordings import MAX_EVENT_CHARS, MAX_FILE_BYTES, MAX_MARKS
 from deckhands.openhands.sdk_conversation import read_sdk_directory
 from deckhands.openhands.trajectory_import import read_trajectory
 from tests.unit.deckhands.openhands.same_conversation import messages
@@ -101,8 +101,32 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.json"
     with path.open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)
-    with pytest.raises(UsageError, match="is larger than 256 MiB"):
+    with pytest.raises(UsageError, match="is larger than 128 MiB"):
         read_trajectory(path, "c1")
+
+
+def test_a_file_of_many_small_values_is_not_read(tmp_path: Path) -> None:
+    """In memory each of them takes 20 times its place in the file."""
+    path = tmp_path / "many.json"
+    path.write_text("[" + "[]," * (MAX_MARKS // 2) + "[]]")
+    with pytest.raises(UsageError, match="holds more than 16000000 values"):
+        read_trajectory(path, "c1")
+
+
+def test_an_event_longer_than_any_log_holds_costs_that_event(tmp_path: Path) -> None:
+    begin, end = json.dumps([*START, RUN])[:-1], json.dumps([OUTPUT])[1:]
+    long = '{"id": 9, "action": "message", "args": {"content": "' + "x" * MAX_EVENT_CHARS + '"}}'
+    events, findings = read(tmp_path, f"{begin}, {long}, {end}")
+    assert kinds(events) == ["action.message", "action.recall", "action.run", "observation.run"]
+    assert "Event 3 cannot be read and is left out: it is longer than 48 MiB" in findings[0]
+
+
+def test_the_end_of_a_text_without_an_end_is_looked_for_once(tmp_path: Path) -> None:
+    begin = json.dumps([*START, RUN, OUTPUT])[:-1]
+    for endless in ('"' + '\\"' * 3_000_000, '{"a": "' + "\\\\" * 3_000_000 + "\\", '["' + '"x' * 3_000_001):
+        events, findings = read(tmp_path, f"{begin}, {endless}")
+        assert kinds(events)[-1] == "observation.run"
+        assert 1 <= len(findings) <= 2
 
 
 def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
@@ -124,6 +148,27 @@ def test_references_in_circles_lead_nowhere(tmp_path: Path) -> None:
     for event in events:
         for name in ("cause", "replaces", "seen_id"):
             assert (getattr(event, name, None) or 0) < event.id
+
+
+def test_what_is_no_result_settles_no_action(tmp_path: Path) -> None:
+    """Else the action would be taken for one that still runs, and run here."""
+    state = {"id": 3, "source": "environment", "cause": 2, "observation": "agent_state_changed"}
+    for other in (
+        {"id": 3, "source": "agent", "cause": 2, "action": "think", "args": {}},
+        state | {"extras": {"agent_state": "paused"}},
+        state | {"observation": "loop_detection"},
+        {**OUTPUT, "observation": "error", "extras": {}, "deckhands": {"kind": "observation.finish_refused"}},
+        {
+            **OUTPUT,
+            "observation": "error",
+            "extras": {},
+            "deckhands": {"kind": "observation.finish_verdict", "is_accepted": False},
+        },
+    ):
+        events, _ = read(tmp_path, [*START, RUN, other])
+        assert "observation.outcome_unknown" in kinds(events)
+        events, _ = read(tmp_path, [*START, RUN, other, {**OUTPUT, "id": 4}])
+        assert "observation.outcome_unknown" not in kinds(events)
 
 
 def test_ids_that_repeat_or_are_none_mean_the_latest(tmp_path: Path) -> None:
@@ -165,6 +210,10 @@ def test_only_the_log_sets_what_only_the_log_may_set(tmp_path: Path) -> None:
         events, findings = read(tmp_path, [*START, {**RUN, "deckhands": {"kind": kind}}])
         assert kinds(events) == ["action.message", "action.recall"]
         assert "cannot stand for" in findings[0]
+    for name in ("survey", "open_workspace", "note", "call_tool", "plan"):
+        events, findings = read(tmp_path, [*START, {**RUN, "action": name}])
+        assert kinds(events) == ["action.message", "action.recall"]
+        assert "no action of this name" in findings[0]
 
 
 def test_every_shape_in_every_place_costs_at_most_its_event(tmp_path: Path) -> None:

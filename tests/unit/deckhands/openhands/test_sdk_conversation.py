@@ -249,6 +249,7 @@ def test_an_event_that_is_damaged_or_missing_costs_that_event(tmp_path: Path) ->
         ("id", replaced(json.dumps(fields | {"id": 7})), "Event 4 .*no id"),
         ("twice", replaced(json.dumps(fields | {"id": fields["parent_id"]})), "Event 4 .*that of another event"),
         ("empty", replaced(json.dumps(fields | {"observation": None})), r"Event 4 \(ObservationEvent\)"),
+        ("link", lambda copy: _dangling(next((copy / "events").glob("event-00004-*"))), "Event 4 .*cannot be read"),
         ("pipe", lambda copy: _pipe(next((copy / "events").glob("event-00004-*"))), "Event 4 .*is no file"),
     ):
         copy = tmp_path / name
@@ -261,6 +262,11 @@ def test_an_event_that_is_damaged_or_missing_costs_that_event(tmp_path: Path) ->
         results = [event for event in events if event.cause == 8]
         assert [event.kind for event in results] == ["observation.outcome_unknown"], name
         assert len(events) in (36, 37)
+
+
+def _dangling(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("nowhere")
 
 
 def _pipe(file: Path) -> None:

@@ -149,7 +149,7 @@ def test_what_is_written_is_what_the_original_writes(tmp_path: Path) -> None:
         ("[1]", "holds no event that can be read. Event 0 cannot be read .* it is a int, not an object"),
         ("[]", "holds no event that can be read"),
         ("", "is no trajectory"),
-        ('[{"id": 0, "action": "fly"}]', r"Event 0 \(fly\) cannot be read .*action.fly"),
+        ('[{"id": 0, "action": "fly"}]', r"Event 0 \(fly\) cannot be read .*no action of this name"),
         ("[" + "x," * 2_000 + "1]", "more than 1000 of its events are no JSON"),
     ],
     ids=["object", "number", "nothing", "empty", "no event", "garbage"],
@@ -189,7 +189,10 @@ def replies(events: list[Event]) -> list[ModelReply]:
 
 def test_one_event_that_cannot_be_read_costs_that_event(tmp_path: Path) -> None:
     for record, reason in (
-        ({"id": 6, "source": "agent", "action": "fly", "args": {}}, r"Event 6 \(fly\) cannot be read.*action.fly"),
+        (
+            {"id": 6, "source": "agent", "action": "fly", "args": {}},
+            r"Event 6 \(fly\) cannot be read.*no action of this name",
+        ),
         (
             {"id": 6, "source": "agent", "action": "message", "args": {}},
             r"Event 6 \(message\).*content: Field required",
@@ -205,6 +208,13 @@ def test_one_event_that_cannot_be_read_costs_that_event(tmp_path: Path) -> None:
         assert re.search(reason, findings[0]), findings
         assert events[-1].kind == "observation.agent_state_changed"
         assert len(events) == 10
+
+
+def test_what_answers_an_action_that_is_left_out_says_so(tmp_path: Path) -> None:
+    events, findings = read_with_findings(tmp_path, changed(4, args={"is_input": "maybe"}))
+    assert [event.cause for event in events if event.kind == "observation.run"] == [None]
+    assert re.search(r"Event 4 \(run\) .*command: Field required", findings[0])
+    assert findings[1:] == ["Left out: 1 links to actions that are not here."]
 
 
 def test_the_first_faults_are_named_and_the_others_counted(tmp_path: Path) -> None:
