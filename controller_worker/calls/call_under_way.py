@@ -19,9 +19,11 @@ from broker.specs.agent_state import AgentState
 from controller_worker.agents.agent import Agent
 from controller_worker.calls.call_permit import CallPermit
 from controller_worker.calls.model_call import ask, failed_by, reply_of
+from controller_worker.calls.own_budget import estimate_usd, has_room, refused, will_have_room
 from controller_worker.calls.question import Question, next_question
 from controller_worker.calls.recollection import Recollection
 from controller_worker.calls.streaming import shown
+from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.effects import Append, CallModel
 from controller_worker.core.state import State
 from controller_worker.llm.errors import NoResponseError
@@ -100,6 +102,15 @@ class CallUnderWay:
         question = await next_question(state, agent, recollection, models)
         if isinstance(question, CondensationAction):
             return Append((question,))
+        is_paid = state.calls.deferral is not None and state.calls.deferral.reason == BATCH
+        if state.usage.max_budget_usd is not None and not is_paid:
+            cost_usd = estimate_usd(
+                state, models.settings(question.llm), question.request, self._services.permits.tokens
+            )
+            if not will_have_room(state, cost_usd):
+                return Append((refused(state, cost_usd),))
+            if not has_room(state, cost_usd):
+                return None  # until a delegate has ended, and what it has not spent is free
         await before_waiting()  # for a client that is made, a permit, the model
         llm = question.llm
         notice = await self.permit.acquire(state, models.settings(llm), question.request, lambda: models.of(llm))

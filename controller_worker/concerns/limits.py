@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _RESTS_MEANWHILE = frozenset({AgentState.RATE_LIMITED, AgentState.USER_CONFIRMED})
 
 REACHED = "RuntimeError: Agent reached maximum "
+BUDGET_CODE = "max_budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Usage:
     Attributes:
         iteration: model replies so far; a delegate's are counted in `delegation`.
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
+        last_cost_usd: what the latest reply of the agent cost.
+        longest_reply_tokens: the length of its longest.
         inherited_usd: what a fork did not pay for, because the conversation it was made from did.
         deadline: when work ends for want of time.
     """
@@ -58,6 +61,8 @@ class Usage:
     deadline: datetime | None = None
     cost_usd: float = 0.0
     has_unknown_cost: bool = False
+    last_cost_usd: float = 0.0
+    longest_reply_tokens: int = 0
     inherited_usd: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -81,9 +86,12 @@ def _after_creation(usage: Usage, created: ConversationCreated, state: State) ->
 
 def _after_reply(usage: Usage, reply: ModelReply, state: State) -> Usage:
     usage = _after_event(usage, reply, state)
+    is_step = reply.service == "agent"
     return evolve(
         usage,
-        iteration=usage.iteration + (reply.service == "agent"),
+        iteration=usage.iteration + is_step,
+        last_cost_usd=(reply.cost_usd or 0.0) if is_step else usage.last_cost_usd,
+        longest_reply_tokens=max(usage.longest_reply_tokens, reply.usage.completion_tokens if is_step else 0),
         cost_usd=usage.cost_usd + (reply.cost_usd or 0.0),
         has_unknown_cost=usage.has_unknown_cost or reply.cost_usd is None,
         prompt_tokens=usage.prompt_tokens + reply.usage.prompt_tokens,
@@ -116,12 +124,17 @@ def limit_reached(state: State) -> Refusal | None:
 def cost_limit_reached(state: State) -> Refusal | None:
     """Return why no further model call may be made, whether for a step or not; None if one may."""
     if state.usage.max_budget_usd is not None and state.usage.cost_usd >= state.usage.max_budget_usd:
-        budget = f"Current budget: {state.usage.cost_usd:.2f}, max budget: {state.usage.max_budget_usd:.2f}"
-        return Refusal("max_budget", f"{REACHED}budget for conversation. {budget}")
+        return Refusal(BUDGET_CODE, budget_text(state))
     if _is_used_up(tokens_used(state), state.usage.max_tokens):
         tokens = f"Current tokens: {tokens_used(state)}, max tokens: {state.usage.max_tokens}"
         return Refusal("max_tokens", f"{REACHED}number of tokens for conversation. {tokens}")
     return None
+
+
+def budget_text(state: State) -> str:
+    """Return what is said when the budget is used up, as OpenHands words it."""
+    budget = f"Current budget: {state.usage.cost_usd:.2f}, max budget: {state.usage.max_budget_usd or 0:.2f}"
+    return f"{REACHED}budget for conversation. {budget}"
 
 
 def is_out_of_time(state: State, now: datetime) -> Refusal | None:
@@ -153,7 +166,9 @@ def _after_state_change(usage: Usage, change: AgentStateChangedObservation, stat
         return usage
     if not state.setup.headless and _is_used_up(steps_used(state), usage.max_iterations):
         usage = evolve(usage, max_iterations=usage.max_iterations + limits.max_iterations)
-    if limits.max_budget_usd is not None and _is_used_up(usage.cost_usd, usage.max_budget_usd):
+    # Not all of it may be spent: the next call would have cost more than what was left.
+    is_spent = state.lifecycle.error_code == BUDGET_CODE or _is_used_up(usage.cost_usd, usage.max_budget_usd)
+    if limits.max_budget_usd is not None and is_spent:
         usage = evolve(usage, max_budget_usd=usage.cost_usd + limits.max_budget_usd)
     if limits.max_tokens is not None and _is_used_up(tokens_used(state), usage.max_tokens):
         usage = evolve(usage, max_tokens=tokens_used(state) + limits.max_tokens)

@@ -54,6 +54,7 @@ FAILURES: Mapping[str, Failure] = {
     "no_response": Failure(is_retried=True),
     "llm_config": Failure(is_retried=False),
     "hook_veto": Failure(is_retried=False),
+    "max_budget": Failure(is_retried=False),
     "unexpected": Failure(is_retried=False),
 }
 """By the code of a `ModelCallFailed`."""

@@ -12,7 +12,7 @@ import string
 
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.llm.model_table import Sale, call_cost_usd, look_up
+from controller_worker.llm.model_table import ModelRow, Sale, call_cost_usd, look_up
 from controller_worker.messages.messages import Message, TextPart
 from controller_worker.messages.written_messages import MessageMemo
 
@@ -63,9 +63,26 @@ def text_tokens(text: str) -> int:
 def worst_cost_usd(config: LLMConfig, input_tokens: int, *, is_batched: bool = False) -> float:
     """Return what a call costs at most, or 0 when the price is not known."""
     row = look_up(config.known_as)
-    output_tokens = config.max_output_tokens or (row.max_output_tokens if row is not None else None)
+    output_tokens = _longest_reply(config, row) or UNKNOWN_OUTPUT_TOKENS
+    return _dearest_usd(config, row, input_tokens, output_tokens, is_batched=is_batched)
+
+
+def expected_cost_usd(config: LLMConfig, input_tokens: int, output_tokens: int, *, is_batched: bool = False) -> float:
+    """Return what a call with a reply of this length costs at most, or 0 when the price is not known."""
+    row = look_up(config.known_as)
+    output_tokens = min(output_tokens, _longest_reply(config, row) or output_tokens)
+    return _dearest_usd(config, row, input_tokens, output_tokens, is_batched=is_batched)
+
+
+def _longest_reply(config: LLMConfig, row: ModelRow | None) -> int | None:
+    return config.max_output_tokens or (row.max_output_tokens if row is not None else None)
+
+
+def _dearest_usd(
+    config: LLMConfig, row: ModelRow | None, input_tokens: int, output_tokens: int, *, is_batched: bool
+) -> float:
     # Writing a prompt into the provider's cache is the dearest way to send it.
-    usage = Usage(input_tokens, output_tokens or UNKNOWN_OUTPUT_TOKENS, cache_write_tokens=input_tokens)
+    usage = Usage(input_tokens, output_tokens, cache_write_tokens=input_tokens)
     sold = Sale(is_batched, config.service_tier or "", config.cache_lifetime == "1h")
     return call_cost_usd(config, row, usage, sold) or 0.0
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from broker.contract.actions import MessageAction
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -16,7 +18,7 @@ from broker.contract.events import (
     Parent,
     WorkspaceSpec,
 )
-from broker.contract.observations import ErrorObservation
+from broker.contract.observations import AgentDelegateObservation, ErrorObservation
 from broker.log.conversations import Conversations
 from broker.specs.agent_state import AgentState
 from controller_worker.loop.delegates import conversation_id_of
@@ -70,6 +72,37 @@ async def test_the_error_for_an_unknown_delegate_names_the_configured_ones_first
     assert error.content.startswith(
         "There is no agent named 'Nobody'. Known agents: scout, tester, BrowsingAgent, CodeActAgent, "
     )
+
+
+@pytest.mark.parametrize("name", ["PlanningAgent", "BrowsingAgent"])
+async def test_a_delegate_whose_calls_are_always_refused_ends_as_a_loop_and_its_parent_continues(
+    hands: Hands, name: str
+) -> None:
+    refused = {"turns": [{"tool_calls": [{"name": "finish", "arguments": {}}]}] * 100}
+    script = hands.folder / "refused.json"
+    script.write_text(json.dumps(refused))
+    helper = AgentSpec(name=name, llm=LLMSpec(model=f"scripted/{script}"))
+    call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look"}}
+    model = LLMSpec(model=f"scripted/{hands.folder / 'script.json'}")
+    agent = AgentSpec(llm=model, enable_delegation=True, delegates={"helper": helper})
+    await hands.begin({"tool_calls": [call]}, agent=agent)
+    parent = await hands.go()
+    await until(lambda: bool(parent.state.delegation.delegates), what="a delegate")
+    delegate = await hands.go(conversation_id_of(CID, parent.state.delegation.delegates[0].id))
+    assert (delegate.state.lifecycle.error_code, delegate.state.usage.iteration) == ("stuck_in_loop", 3)
+    parent.wake(has_new_events=True)
+    await until(lambda: parent.state.lifecycle.agent_state is AgentState.FINISHED, what="the parent's end")
+    (told,) = [event for event in await hands.events() if isinstance(event, AgentDelegateObservation)]
+    assert "AgentStuckInLoopError" in told.content
+
+
+@pytest.mark.parametrize("name", ["PlanningAgent", "BrowsingAgent"])
+async def test_a_script_that_has_ended_ends_a_delegate_without_the_tool_finish(hands: Hands, name: str) -> None:
+    script = hands.folder / "script.json"
+    await hands.begin(agent=AgentSpec(name=name, llm=LLMSpec(model=f"scripted/{script}")))
+    loop = await hands.go()
+    said = [event for event in await hands.events() if isinstance(event, MessageAction)]
+    assert (loop.state.usage.iteration, said[-1].content) == (1, "The script has ended.")
 
 
 async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands: Hands) -> None:

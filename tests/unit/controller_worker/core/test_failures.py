@@ -18,7 +18,7 @@ RETRIED = ["internal", "malformed_reply", "no_response", "rate_limit", "service_
 
 
 def test_every_class_of_the_backends_has_its_line() -> None:
-    assert set(FAILURES) == {*MODEL_ERRORS, LLMConfigError.code, "hook_veto", "unexpected"}
+    assert set(FAILURES) == {*MODEL_ERRORS, LLMConfigError.code, "hook_veto", "max_budget", "unexpected"}
 
 
 def test_what_is_tried_again_is_what_its_class_says() -> None:

@@ -82,6 +82,8 @@ FULL = State(
         deadline=datetime(2026, 3, 1, 13, 0, tzinfo=UTC),
         cost_usd=0.1 + 0.2,
         has_unknown_cost=True,
+        last_cost_usd=0.1,
+        longest_reply_tokens=200,
         inherited_usd=0.05,
         prompt_tokens=12_345_678,
         completion_tokens=321,
@@ -186,8 +188,8 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             "confirmation": "asked_id answer_id confirmed_id",
             "calls": "reply_id attempt wait deferral overflows wants_condensation",
             "usage": (
-                "iteration max_iterations max_budget_usd max_tokens deadline cost_usd has_unknown_cost inherited_usd "
-                "prompt_tokens completion_tokens"
+                "iteration max_iterations max_budget_usd max_tokens deadline cost_usd has_unknown_cost "
+                "last_cost_usd longest_reply_tokens inherited_usd prompt_tokens completion_tokens"
             ),
             "opening": "action_id attempts is_open has_failed",
             "survey": "action_id attempts answer_id is_over",

@@ -1,0 +1,63 @@
+"""Whether a conversation's own budget has room for its next model call, as far as that can be estimated.
+
+The estimate is the whole prompt at the price of tokens that no cache holds, and a reply as long as the longest so far;
+and at least what the latest reply cost, for models whose prices only their replies tell.
+
+Holds: what delegates may still spend is not left; a call whose estimate is more than what is left is not begun.
+Does not: know a price that nobody tells, or how long a reply gets that is longer than all before it.
+"""
+
+from __future__ import annotations
+
+from broker.contract.events import ModelCallFailed
+from controller_worker.calls.batched_call import is_batched
+from controller_worker.calls.call_permit import priority_of
+from controller_worker.concerns.delegation import usd_reserved
+from controller_worker.concerns.limits import BUDGET_CODE, budget_text
+from controller_worker.core.state import State
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.llm import ModelRequest
+from controller_worker.llm.request_size import expected_cost_usd, prompt_tokens
+from controller_worker.messages.written_messages import MessageMemo
+
+EXPECTED_REPLY_TOKENS = 4_096
+"""A reply is expected to be at least as long, unless the model's limit is lower."""
+ROUNDING_USD = 1e-9
+
+
+def estimate_usd(state: State, config: LLMConfig | None, request: ModelRequest, sizes: MessageMemo[int]) -> float:
+    """Return about what a call will cost.
+
+    Args:
+        config: of the model that is asked; None where it is not known.
+        sizes: remembers how many tokens each message has.
+    """
+    usage = state.usage
+    if config is None:
+        return usage.last_cost_usd
+    reply_tokens = max(EXPECTED_REPLY_TOKENS, usage.longest_reply_tokens)
+    batched = is_batched(config, request, priority_of(state))
+    priced = expected_cost_usd(config, prompt_tokens(request, sizes), reply_tokens, is_batched=batched)
+    return max(priced, usage.last_cost_usd)
+
+
+def has_room(state: State, cost_usd: float) -> bool:
+    """Say whether what is left of the budget is enough."""
+    maximum = state.usage.max_budget_usd
+    return maximum is None or state.usage.cost_usd + usd_reserved(state) + cost_usd <= maximum + ROUNDING_USD
+
+
+def will_have_room(state: State, cost_usd: float) -> bool:
+    """Say whether it would be enough if no delegate spent anything more."""
+    maximum = state.usage.max_budget_usd
+    return maximum is None or state.usage.cost_usd + cost_usd <= maximum + ROUNDING_USD
+
+
+def refused(state: State, cost_usd: float) -> ModelCallFailed:
+    """Return what the log says in the place of a call for which the budget has no room."""
+    left = max((state.usage.max_budget_usd or 0.0) - state.usage.cost_usd, 0.0)
+    return ModelCallFailed(
+        code=BUDGET_CODE,
+        content=f"The call would cost about ${cost_usd:.4f}, and ${left:.4f} of the budget are left.",
+        last_error=f"{budget_text(state)}; the next call would cost about {cost_usd:.2f}",
+    )

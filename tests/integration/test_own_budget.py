@@ -1,0 +1,117 @@
+"""The budget of a conversation, where the call is made: what would exceed it is not begun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.contract.events import AgentSpec, DelegateEnded, Limits, LLMSpec, ModelReply
+from broker.log.status import status_of
+from broker.runtime.clock import SystemClock
+from broker.specs.agent_state import AgentState
+from controller_worker.calls.models import Models
+from controller_worker.core.controller import next_effect
+from controller_worker.core.effects import CallModel
+from controller_worker.loop.delegates import conversation_id_of
+from controller_worker.services import Services
+from tests.conversation_hands import CID, Hands
+from tests.polling import until
+
+
+def thoughts(count: int, **fields: Any) -> list[dict[str, Any]]:
+    return [{"tool_calls": [{"name": "think", "arguments": {"thought": str(n)}}], **fields} for n in range(count)]
+
+
+def with_prices(hands: Hands, **settings: str) -> None:
+    """Let the models of this worker have a price."""
+    env = {"LLM_INPUT_COST_PER_TOKEN": "0.000003", "LLM_OUTPUT_COST_PER_TOKEN": "0.000015"} | settings
+    hands.services = Services(hands.store, hands.log, hands.owners, Models(env, SystemClock()))
+
+
+async def spent(hands: Hands) -> tuple[int, float]:
+    replies = [event for event in await hands.events() if isinstance(event, ModelReply)]
+    return len(replies), sum(reply.cost_usd or 0.0 for reply in replies)
+
+
+async def test_a_call_that_would_cost_more_than_is_left_is_not_begun(hands: Hands) -> None:
+    await hands.begin(*thoughts(8, cost_usd=1.35), limits=Limits(max_budget_usd=5.0))
+    loop = await hands.go()
+    assert await spent(hands) == (3, pytest.approx(4.05))
+    assert loop.state.lifecycle.agent_state is AgentState.ERROR
+    assert loop.state.lifecycle.error_code == "max_budget"
+    assert loop.state.lifecycle.last_error == (
+        "RuntimeError: Agent reached maximum budget for conversation. Current budget: 4.05, max budget: 5.00; "
+        "the next call would cost about 1.35"
+    )
+    await hands.say("more")
+    loop = await hands.go()
+    assert await spent(hands) == (6, pytest.approx(8.10))
+    assert loop.state.usage.max_budget_usd == pytest.approx(9.05)
+
+
+@pytest.mark.parametrize("budget", [0.03, 0.1, 0.11, 0.12, 0.5, 1.0])
+async def test_with_known_prices_and_a_limit_of_the_reply_a_budget_is_never_exceeded(
+    hands: Hands, budget: float
+) -> None:
+    with_prices(hands, LLM_MAX_OUTPUT_TOKENS="1000")
+    used = {"prompt_tokens": 1_500, "completion_tokens": 1_000}
+    await hands.begin(*thoughts(100, usage=used), limits=Limits(max_budget_usd=budget))
+    loop = await hands.go()
+    replies, cost = await spent(hands)
+    assert replies > 0
+    assert budget - 0.04 < cost <= budget
+    assert loop.state.lifecycle.error_code == "max_budget"
+
+
+async def test_the_first_call_is_not_begun_either_when_its_prompt_alone_costs_more(hands: Hands) -> None:
+    with_prices(hands)
+    await hands.begin(*thoughts(3), limits=Limits(max_budget_usd=0.001))
+    loop = await hands.go()
+    assert await spent(hands) == (0, 0)
+    assert loop.state.lifecycle.error_code == "max_budget"
+
+
+async def test_a_reply_is_expected_to_be_as_long_as_the_longest_so_far(hands: Hands) -> None:
+    with_prices(hands)
+    used = {"prompt_tokens": 1_500, "completion_tokens": 20_000}  # about 0.30
+    await hands.begin(*thoughts(3, usage=used), limits=Limits(max_budget_usd=0.5))
+    await hands.go()
+    assert await spent(hands) == (1, pytest.approx(0.3045))
+
+
+async def test_without_a_price_the_budget_ends_work_as_far_as_it_is_known(hands: Hands) -> None:
+    await hands.begin(*thoughts(3), limits=Limits(max_budget_usd=0.001))
+    await hands.go()
+    assert status_of(await hands.events()).state is AgentState.FINISHED
+
+
+async def test_while_delegates_hold_what_a_call_needs_their_parent_waits_for_them(hands: Hands) -> None:
+    call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look", "background": True}}
+    agent = AgentSpec(
+        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
+        enable_delegation=True,
+        delegates={"helper": AgentSpec(name="ReadOnlyAgent", llm=LLMSpec(model="acme/small"))},
+    )
+    first = {"tool_calls": [call], "cost_usd": 1.0}
+    await hands.begin(first, *thoughts(5, cost_usd=1.0), agent=agent, limits=Limits(max_budget_usd=4.0))
+    loop = await hands.go()
+
+    def has_used(replies: int) -> bool:
+        return loop.state.usage.iteration == replies
+
+    await until(lambda: has_used(2), what="the reply for which there is room")  # 1.5 of the 3.0 left were lent
+    await hands.at_rest(loop)
+    assert loop.state.lifecycle.agent_state is AgentState.RUNNING
+    assert isinstance(next_effect(loop.state, SystemClock().now()), CallModel)
+    (delegate,) = loop.state.delegation.delegates
+    ended = DelegateEnded(
+        delegate_id=delegate.id,
+        conversation_id=conversation_id_of(CID, delegate.id),
+        agent_state=AgentState.FINISHED,
+        content="done",
+    )
+    await hands.log.append(CID, [ended], key=f"delegate:{delegate.id}")
+    loop.wake(has_new_events=True)
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.ERROR, what="the end of the budget")
+    assert await spent(hands) == (4, pytest.approx(4.0))
