@@ -16,13 +16,16 @@ from broker.contract.events import (
     Parent,
     WorkspaceSpec,
 )
+from broker.contract.observations import ErrorObservation
 from broker.log.conversations import Conversations
 from broker.specs.agent_state import AgentState
 from controller_worker.loop.delegates import conversation_id_of
 from deckhands.client.forking import fork_of
+from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 
+FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
 WHERE = WorkspaceSpec(path="/srv/project")
 
 
@@ -54,6 +57,24 @@ async def test_a_delegate_begins_with_its_task_its_share_and_its_parent(hands: H
     assert created.limits.max_seconds is not None
     assert 3_000 < created.limits.max_seconds < 3_600  # what is left of its parent's
     assert message.sentence == "TASK: look"
+
+
+async def test_a_delegate_of_a_lost_request_does_not_answer_another(hands: Hands) -> None:
+    """The store has lost the request and not the delegate: it was begun while the store came back."""
+    for action_id in range(3, 12):
+        lost = ConversationCreated(conversation_id=conversation_id_of(CID, action_id))
+        await hands.log.create(lost, [said("TASK: something else")], key=f"delegate:{action_id}")
+    call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look"}}
+    agent = AgentSpec(
+        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
+        enable_delegation=True,
+        delegates={"helper": AgentSpec(name="ReadOnlyAgent", llm=LLMSpec(model="acme/small"))},
+    )
+    await hands.begin({"tool_calls": [call]}, FINISH, agent=agent)
+    loop = await hands.go()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    (answer,) = [event for event in await hands.events() if isinstance(event, ErrorObservation)]
+    assert "the store has lost the events that began it" in answer.content
 
 
 async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands: Hands) -> None:
