@@ -31,7 +31,7 @@ from broker.contract.events import (
 from broker.contract.observations import ErrorObservation, SuccessObservation
 from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import Conversations
-from broker.log.event_log import EventLog
+from broker.log.event_log import Duplicate, EventLog
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost, UnknownConversation, UsageError
 from broker.runtime.failpoints import failpoint
@@ -137,7 +137,13 @@ class Delegates:
         node = (await self._conversations.row(state.setup.conversation_id)).node if state.setup.workspace.path else ""
         if self._log.secrets is not None:  # before its first event, in which they are to be hidden
             await self._log.secrets.lend(state.setup.conversation_id, conversation_id)
-        await self._log.create(created, [message], key=f"delegate:{delegate.id}", node=node)
+        outcome = await self._log.create(created, [message], key=f"delegate:{delegate.id}", node=node)
+        if isinstance(outcome, Duplicate) and not await _has_task(self._log, conversation_id, task):
+            raise UsageError(
+                f"The name {conversation_id} belongs to a delegate with another task: "
+                "the store has lost the events that began it.",
+                remedy="Delegate this task again.",
+            )
 
 
 async def report_end(log: EventLog, state: State) -> None:
@@ -181,14 +187,20 @@ async def _name_lost_request(log: EventLog, state: State, parent: Parent) -> boo
             asked = await event_of(log, parent.conversation_id, parent.delegate_id)
     except UnknownConversation:
         return False
-    begun = await event_of(log, state.setup.conversation_id, FIRST_MESSAGE)
     task = TASK.format(task=asked.inputs.get("task")) if isinstance(asked, AgentDelegateAction) else None
-    if isinstance(begun, MessageAction) and begun.content == task:
+    if task is not None and await _has_task(log, state.setup.conversation_id, task):
         return False
     last_id = await log.last_id(parent.conversation_id)
     lost = EventsLost(parent.conversation_id, last_id, parent.delegate_id, state.setup.conversation_id)
     await name_gap(log, lost, noticed_by=f"the delegate {state.setup.conversation_id}")
     return True
+
+
+async def _has_task(log: EventLog, delegate_conversation_id: str, task: str) -> bool:
+    """Say whether a delegate was begun with this task; a secret may have come between the two texts."""
+    begun = await event_of(log, delegate_conversation_id, FIRST_MESSAGE)
+    masker = await log.masker(delegate_conversation_id)
+    return isinstance(begun, MessageAction) and masker.text(begun.content) == masker.text(task)
 
 
 async def report_failure(log: EventLog, conversation_id: str, reason: str) -> None:

@@ -23,9 +23,11 @@ from broker.log.conversations import Conversations
 from broker.specs.agent_state import AgentState
 from controller_worker.loop.delegates import conversation_id_of
 from deckhands.client.forking import fork_of
+from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 
+FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
 WHERE = WorkspaceSpec(path="/srv/project")
 
 
@@ -103,6 +105,24 @@ async def test_a_script_that_has_ended_ends_a_delegate_without_the_tool_finish(h
     loop = await hands.go()
     said = [event for event in await hands.events() if isinstance(event, MessageAction)]
     assert (loop.state.usage.iteration, said[-1].content) == (1, "The script has ended.")
+
+
+async def test_a_delegate_of_a_lost_request_does_not_answer_another(hands: Hands) -> None:
+    """The store has lost the request and not the delegate: it was begun while the store came back."""
+    for action_id in range(3, 12):
+        lost = ConversationCreated(conversation_id=conversation_id_of(CID, action_id))
+        await hands.log.create(lost, [said("TASK: something else")], key=f"delegate:{action_id}")
+    call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look"}}
+    agent = AgentSpec(
+        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
+        enable_delegation=True,
+        delegates={"helper": AgentSpec(name="ReadOnlyAgent", llm=LLMSpec(model="acme/small"))},
+    )
+    await hands.begin({"tool_calls": [call]}, FINISH, agent=agent)
+    loop = await hands.go()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    (answer,) = [event for event in await hands.events() if isinstance(event, ErrorObservation)]
+    assert "the store has lost the events that began it" in answer.content
 
 
 async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands: Hands) -> None:

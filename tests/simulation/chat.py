@@ -212,7 +212,7 @@ def broken_chat(outcome: ChatOutcome) -> list[str]:
     for action, times in Counter(outcome.cluster.node.executions).items():
         if times > 1 or (action not in actions and not outcome.has_lost):
             found.append(f"I5: action {action} was executed {times} times")
-    return found if outcome.has_lost else [*found, *_late(outcome)]
+    return [*found, *_late(outcome)]
 
 
 def _broken_log(outcome: ChatOutcome, cid: str, events: list[Event]) -> Iterator[str]:
@@ -226,8 +226,9 @@ def _broken_log(outcome: ChatOutcome, cid: str, events: list[Event]) -> Iterator
 
 def _late(outcome: ChatOutcome) -> Iterator[str]:
     chat, struck = outcome.chat, [fault for _, fault, _, _ in outcome.cluster.wire.struck]
-    away = sum(AFTER_TROUBLE_SECONDS + each.seconds for each in chat.troubles if each.kind is not Kind.CLOCK)
-    most = longest_allowed(struck) + away + ROUND_TRIPS * 2 * chat.latency_seconds
+    away = [each for each in chat.troubles if each.kind is not Kind.CLOCK]
+    lost_time = sum(each.lost_seconds + each.seconds + AFTER_TROUBLE_SECONDS for each in away)
+    most = longest_allowed(struck) + lost_time + ROUND_TRIPS * 2 * chat.latency_seconds
     for wait in waits(outcome.cluster.server.written, outcome.logs):
         if wait.seconds > most:
             yield f"{LATE}: {wait}, not {most:.1f} s"

@@ -45,7 +45,7 @@ def schedule(trouble: Trouble, loop: VirtualLoop, server: NotingServer) -> None:
 
     def back_to_then() -> None:
         then = copy.deepcopy(server.keys.values)
-        loop.call_at(end, server.come_back, then)
+        loop.call_at(end, server.come_back, then, len(server.written))
 
     match trouble.kind:
         case Kind.RESTART:

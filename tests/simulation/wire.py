@@ -133,7 +133,7 @@ class NotingServer(MemoryServer):
     """A store that notes what it accepts.
 
     Attributes:
-        written: every append, in order.
+        written: every append that is not lost, in order.
         tokens: of every conversation, under which fencing token each append of an owner was accepted.
     """
 
@@ -156,10 +156,11 @@ class NotingServer(MemoryServer):
             if not blocked.done():
                 blocked.set_exception(OutcomeUnknown("The connection to the store was lost before the reply."))
 
-    def come_back(self, values: dict[bytes, Any] | None = None) -> None:
-        """Serve again, with what was there, or with `values` instead."""
+    def come_back(self, values: dict[bytes, Any] | None = None, written: int = 0) -> None:
+        """Serve again, with what was there, or with `values` instead, of which so many appends are known."""
         if values is not None:
             self.keys.values = values
+            del self.written[written:]
         self.restarts += 1
         self.is_away = False
 
