@@ -8,6 +8,8 @@ PYTEST_ARGS ?=
 # Most tests wait for other processes, so more of them run at once than there are cores.
 JOBS ?= 4
 BENCH_ARGS ?=
+# Workers and tests start hundreds of interpreters: without bytecode each of them compiles all that it imports.
+export PYTHONDONTWRITEBYTECODE =
 # Covers every platform and Python, and writes no name of an index. Use an index with all files of each package: with a
 # partial mirror, only the files that it has would get hashes (see UV_DEFAULT_INDEX).
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \

@@ -42,6 +42,8 @@ HOST_FILES = r"tool_worker/(host|shell|editor|search)/\w+\.py"
 HOST_ROOMS = ("host", "shell", "editor", "search")
 KERNEL_FILE = "tool_worker/host/kernel.py"
 MODEL_LIBRARIES = {"litellm", "anthropic", "openai"}
+MADE_OF_CONCERNS = {"state", "order", "controller", "commit"}
+"""Modules of the core above the concerns; all others are the terms in which concerns are written."""
 
 FORBIDDEN_WORDS = {
     *("process", "manage", "manager", "handle", "data", "info", "misc"),
@@ -106,6 +108,29 @@ def rooms(source: Source) -> Iterator[Finding]:
         is_room = names[0] == package and len(names) > 2 and (ROOT / package / names[1]).is_dir()
         if is_room and names[1] != own and names[1] not in allowed:
             yield imported.line, f"{package}/{own} imports {names[1]}: turn it round, or name it in {own}/__init__.py"
+
+
+def core_below_and_above(source: Source) -> Iterator[Finding]:
+    """Find what would make the core and its concerns load each other: terms, then concerns, then what is made of them.
+
+    Types are free: a part of the state names the state, and the state names its parts.
+    """
+    core, concerns = "controller_worker.core", "controller_worker.concerns"
+    name = source.path.removesuffix(".py").replace("/", ".")
+    for imported in source.imports:
+        if imported.is_late:
+            continue
+        if _is_within(name, concerns) and any(_is_within(imported.name, f"{core}.{made}") for made in MADE_OF_CONCERNS):
+            yield (
+                imported.line,
+                f"a concern imports {imported.name}, which is made of concerns: import it for types only",
+            )
+        elif (
+            _is_within(name, core)
+            and name.removeprefix(f"{core}.") not in MADE_OF_CONCERNS
+            and _is_within(imported.name, concerns)
+        ):
+            yield imported.line, f"a term of the concerns imports {imported.name}: import it for types only, or pass it"
 
 
 @cache
@@ -395,6 +420,7 @@ def _may_not_print(path: str) -> bool:
 RULES = (
     Rule("floors", is_ours, floors),
     Rule("rooms", is_ours, rooms),
+    Rule("core_below_and_above", is_ours, core_below_and_above),
     Rule("room_entrance", is_room_entrance, room_entrance),
     Rule("store_door", is_ours, STORE_DOOR.check),
     Rule("celery_door", is_ours, CELERY_DOOR.check),

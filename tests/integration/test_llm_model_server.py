@@ -8,10 +8,8 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 
 from broker.runtime.clock import SystemClock
@@ -20,6 +18,10 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import ModelRequest
 from controller_worker.messages.messages import Message, TextPart
 from tests.model_server.running_server import RunningModelServer
+
+if TYPE_CHECKING:  # every process of the tests reads this file, and few of them run it
+    import anthropic
+    import openai
 
 pytest_plugins = ("tests.model_server.fixtures",)
 
@@ -49,6 +51,8 @@ def server(
 
 @pytest.fixture
 async def claude(server: RunningModelServer) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    import anthropic
+
     server.clear()
     async with anthropic.AsyncAnthropic(api_key="k", base_url=server.url, max_retries=0) as client:
         yield client
@@ -56,6 +60,8 @@ async def claude(server: RunningModelServer) -> AsyncIterator[anthropic.AsyncAnt
 
 @pytest.fixture
 async def gpt(server: RunningModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    import openai
+
     server.clear()
     async with openai.AsyncOpenAI(api_key="k", base_url=server.url + "/v1", max_retries=0) as client:
         yield client
@@ -122,6 +128,9 @@ async def test_streams_that_are_odd_but_whole(
 async def test_streams_that_break(
     server: RunningModelServer, gpt: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic
 ) -> None:
+    import anthropic
+    import openai
+
     server.plan({"kind": "error_event", "times": 2})
     with pytest.raises(openai.APIError, match="The server had an error"):
         await streamed_deltas(gpt)
@@ -143,6 +152,8 @@ async def test_the_turn_is_the_number_of_replies_so_far(gpt: openai.AsyncOpenAI)
 
 
 async def test_faults_fall_by_turn_and_number(server: RunningModelServer, gpt: openai.AsyncOpenAI) -> None:
+    import openai
+
     later: Any = [*USER, {"role": "assistant", "content": "x"}, *USER]
     server.plan({"kind": "unavailable", "turn": 1, "times": 2}, {"kind": "none"}, {"kind": "rate_limit"})
     outcomes = []
@@ -164,6 +175,8 @@ async def test_faults_fall_by_turn_and_number(server: RunningModelServer, gpt: o
 
 
 async def test_models_are_listed_and_others_are_not_known(gpt: openai.AsyncOpenAI) -> None:
+    import openai
+
     assert [model.id async for model in gpt.models.list()] == ["m", "n"]
     with pytest.raises(openai.NotFoundError):
         await gpt.chat.completions.create(model="o", messages=USER)
@@ -179,11 +192,15 @@ async def test_models_are_listed_and_others_are_not_known(gpt: openai.AsyncOpenA
     ],
 )
 async def test_what_a_provider_would_refuse_is_refused(gpt: openai.AsyncOpenAI, messages: Any, complaint: str) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match=complaint):
         await gpt.chat.completions.create(model="m", messages=messages)
 
 
 async def test_sampling_is_refused_by_the_later_version(claude: anthropic.AsyncAnthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError, match="temperature: Extra inputs are not permitted"):
         await claude.messages.create(model="m", max_tokens=9, messages=USER, extra_body={"temperature": 1.0})
 
@@ -191,6 +208,8 @@ async def test_sampling_is_refused_by_the_later_version(claude: anthropic.AsyncA
 async def test_errors_of_a_script_become_faults(
     model_server: Callable[..., RunningModelServer], tmp_path: Path
 ) -> None:
+    import openai
+
     error = {"code": "rate_limit", "times": 1, "text": "not so fast", "retry_after_seconds": 3}
     script = tmp_path / "errors.json"
     script.write_text(json.dumps({"turns": [{"text": "at last", "error": error}]}))

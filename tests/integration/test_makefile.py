@@ -16,3 +16,13 @@ def test_a_folder_of_environments_and_a_python_of_others_are_left_alone() -> Non
     )
     assert ".venv/bin/deckhands demo" in told.stdout
     assert "/others/" not in told.stdout
+
+
+def test_programs_keep_their_bytecode() -> None:
+    """The tests start hundreds of interpreters; without it each compiles all that it imports."""
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    asked = 'include Makefile\nasked:\n\t@echo "<$$PYTHONDONTWRITEBYTECODE>"\n'
+    told = subprocess.run(
+        ["make", "-s", "-f", "-", "asked"], cwd=ROOT, env=env, input=asked, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "<>\n"
