@@ -115,6 +115,10 @@ class ToolConsumer:
         self._incarnation = Incarnation(store, workspaces, self._offered, self._settings, self._identity)
         return self._incarnation
 
+    def conversation_ids(self) -> list[str]:
+        """Return the conversations whose actions this worker carries out now; called from another thread."""
+        return self._incarnation.conversation_ids() if self._incarnation is not None else []
+
     def report(self) -> Mapping[str, Any]:
         """See `LoopService.report`."""
         incarnation = self._incarnation
@@ -245,6 +249,10 @@ class Incarnation:
                 await name_gap(self._log, lost, noticed_by="the tool worker that carries it out")
             except UnknownConversation:
                 continue
+
+    def conversation_ids(self) -> list[str]:
+        """Return the conversations whose actions are in hand; called from another thread."""
+        return sorted({conversation_id for conversation_id, _, _ in list(self._in_hand)})
 
     @property
     def refusals(self) -> int:
