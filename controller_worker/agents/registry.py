@@ -42,15 +42,17 @@ def create_agent(spec: AgentSpec) -> Agent:
     return agent
 
 
+def known_agents() -> list[str]:
+    """Return the names of all agents, in order."""
+    return sorted({*AGENTS, *entry_points(ENTRY_POINTS).names})
+
+
 def check_agent(name: str) -> None:
     """Make sure that there is an agent of this name.
 
     Raises:
         UsageError: there is none.
     """
-    if name in AGENTS:
-        return
-    brought = entry_points(ENTRY_POINTS).names
-    if name not in brought:
-        known = ", ".join(sorted({*AGENTS, *brought}))
+    if name not in known_agents():
+        known = ", ".join(known_agents())
         raise UsageError(f"There is no agent named {name!r}.", remedy=f"Known agents: {known}.")

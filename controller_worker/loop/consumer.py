@@ -24,6 +24,7 @@ from broker.runtime.ids import new_worker_id
 from broker.secrets.secrets import Secrets
 from broker.store.keys import ShardKeys
 from broker.store.store import Store, open_store
+from controller_worker.agents.registry import known_agents
 from controller_worker.calls.models import Models
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.hook_table import load_hooks
@@ -128,7 +129,11 @@ class Incarnation:
         self._max_conversations = settings.max_conversations
         self._idle_seconds = settings.idle_seconds
         self.membership = Membership(
-            services.store, self.worker_id, "controller", ttl_seconds=settings.heartbeat_ttl_seconds
+            services.store,
+            self.worker_id,
+            "controller",
+            about={"agents": ",".join(known_agents())},
+            ttl_seconds=settings.heartbeat_ttl_seconds,
         )
         self._room = asyncio.Event()
         self._room.set()

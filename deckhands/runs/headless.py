@@ -31,7 +31,7 @@ from broker.specs.workspace_sources import GitSource
 from deckhands.client.client import Client
 from deckhands.client.named_directory import refuse_unfit
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, Notice
-from deckhands.cluster.home import Home, supervising
+from deckhands.home import Home, supervising
 from deckhands.reading.notebook_file import NotebookFile
 from deckhands.reading.summary import ExitCode, Summary, Tally
 from deckhands.runs.records import RunFolder

@@ -17,7 +17,6 @@ from broker.log.conversations import ConversationRow
 from broker.log.export import event_line
 from broker.runtime.errors import CorruptEntry, UsageError
 from deckhands.cli.connecting import (
-    NoCluster,
     RunIsOver,
     cluster_client,
     conversation_client,
@@ -28,8 +27,9 @@ from deckhands.cli.connecting import (
 from deckhands.cli.options import json_option
 from deckhands.cli.output import EventPrinter, cost_text, note, print_json, summary_lines, table
 from deckhands.cli.verbs import options_as
+from deckhands.client.errors import NoCluster
 from deckhands.client.forking import Point
-from deckhands.cluster.home import Home
+from deckhands.home import Home
 from deckhands.openhands.trajectories import trajectory_of
 from deckhands.reading.summary import Tally, summarize
 from deckhands.reading.terminal import clean_line, print_ascii, print_text

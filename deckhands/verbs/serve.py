@@ -25,7 +25,7 @@ from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
 from deckhands.cluster.diagnostics import reason_unconfined
 from deckhands.cluster.embedded_cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
-from deckhands.cluster.home import Home, supervising
+from deckhands.home import Home, supervising
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 

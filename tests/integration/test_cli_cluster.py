@@ -146,6 +146,17 @@ def test_a_script_that_does_not_exist(on_cluster, workspace):
     assert "/no/such/file.json" in done.out
 
 
+def test_an_agent_and_a_script_that_there_are_not_are_refused(env, workspace):
+    before = deckhands("ls", "--json", env=env).out
+    unknown = deckhands("submit", "-t", "x", "-w", workspace, "--agent", "NoAgent", env=env)
+    assert (unknown.code, unknown.out) == (2, "")
+    assert unknown.err.startswith("deckhands: There is no agent named 'NoAgent'.\n  Known agents: BrowsingAgent, ")
+    missing = deckhands("submit", "-t", "x", "-w", workspace, "--model", "scripted/no/such.json", env=env)
+    told = "deckhands: The script of the model scripted/no/such.json cannot be read: No such file or directory.\n"
+    assert (missing.code, missing.out, missing.err.partition("  Name")[0]) == (2, "", told)
+    assert deckhands("ls", "--json", env=env).out == before
+
+
 def test_submit_logs_show_export_ls(env, workspace, tmp_path):
     model = script(tmp_path / "m.json", run_command("echo hello"), finish("Done."))
     arguments = ["submit", "-t", "Do it.", "-w", workspace, "--model", model, "--title", "A title"]

@@ -58,7 +58,7 @@ def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
     env = environment(tmp_path)
     with started("up", "--controllers", "1", "--tools", "0", env=env) as first:
         read_until(first, "Ctrl-C stops it")
-        cid = deckhands("submit", "-t", "Do it.", "--model", "scripted/x", env=env).out.strip()
+        cid = deckhands("submit", "-t", "Do it.", "--model", script(tmp_path / "x"), env=env).out.strip()
         below = psutil.Process(first.pid).children()
         first.kill()
     asyncio.run(until(lambda: not any(child.is_running() for child in below), limit=10, what="end of its children"))
@@ -140,7 +140,7 @@ def test_one_that_nohup_has_started_goes_on_when_its_terminal_is_closed(tmp_path
     with started("up", "--controllers", "0", "--tools", "0", env=environment(tmp_path), before="nohup") as running:
         read_until(running, "Ctrl-C stops it")
         running.send_signal(signal.SIGHUP)
-        assert deckhands("submit", "-t", "x", "--model", "scripted/x", env=environment(tmp_path)).code == 0
+        assert deckhands("submit", "-t", "x", "--model", script(tmp_path / "x"), env=environment(tmp_path)).code == 0
         running.send_signal(signal.SIGTERM)
         assert finished(running).code == 0
 
