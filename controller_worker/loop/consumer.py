@@ -56,8 +56,8 @@ class ControllerConsumer:
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )
-        if store.weakness:
-            _log.warning("%s", store.weakness)
+        for warning in store.warnings:
+            _log.error("%s", warning)
         services = self.services(store)
         try:
             while not stop.is_set():

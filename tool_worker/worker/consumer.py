@@ -85,8 +85,8 @@ class ToolConsumer:
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )
-        if store.weakness:
-            _log.warning("%s", store.weakness)
+        for warning in store.warnings:
+            _log.error("%s", warning)
         self._identity = identity_of(settings.node_dir)
         await only_here(store, settings.node, self._identity)
         launch = SandboxedLaunch(
