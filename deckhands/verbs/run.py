@@ -15,6 +15,7 @@ from broker.contract.events import Event
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
 from broker.specs.specs import AGENTS_WITHOUT_MODEL
+from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.options import given_text, json_option, read_task
 from deckhands.cli.output import EventPrinter, note, outliving_reader
 from deckhands.cli.stop_signals import on_stop_signals
@@ -67,7 +68,13 @@ class RunOptions(TaskOptions):
     help="The directory to work on (by default the current one), git+https://…#REF, or an archive or bundle.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after this many seconds.")
-@click.option("--resume", "resumed_id", metavar="ID", help="Continue a run that was killed, stopped or has settled.")
+@click.option(
+    "--resume",
+    "resumed_id",
+    metavar="ID",
+    type=CONVERSATION_ID,
+    help="Continue a run that was killed, stopped or has settled.",
+)
 @click.option(
     "--recover",
     type=click.Choice(list(WAYS)),

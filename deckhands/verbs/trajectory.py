@@ -18,7 +18,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client.forking import fork_of
 from deckhands.openhands.sdk_conversation import read_sdk_directory
 from deckhands.openhands.trajectories import read_trajectory
-from deckhands.reading.terminal import print_text
+from deckhands.reading.terminal import counted, print_text
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
@@ -58,7 +58,7 @@ def import_(options: ImportOptions) -> None:
             raise UsageError(
                 f"The file {output} cannot be written: {error.strerror}.", remedy="Name another."
             ) from error
-        note(f"{len(events)} events are in {output}.")
+        note(f"{output} has {counted(len(events), 'event')}.")
         return
     print_text(asyncio.run(_adopt(FaceSettings.from_env(), events)))
 
