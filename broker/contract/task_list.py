@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from broker.contract.events import Action, EventSource, Observation, Part
+from broker.contract.paragraphs import Paragraph
 from broker.specs.tool_arguments import ToolCallError, required_text
 from broker.specs.tool_specs import ToolSpec
 
@@ -82,6 +83,13 @@ class TaskTrackingAction(Action):
     source: EventSource = EventSource.AGENT
     command: str = "view"
     task_list: tuple[TaskItem, ...] = ()
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        lines = [f"{STATUS_ICONS[item.status]} {item.title}" for item in self.task_list]
+        what = "\n".join(["Task list:", *lines]) if self.command == "plan" else "Reading the task list"
+        return (Paragraph(self.thought), Paragraph(what, "cyan"))
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:

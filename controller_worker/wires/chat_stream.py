@@ -29,6 +29,7 @@ class ChatStream:
         self._thoughts: list[list[str]] = []  # the pieces of each block
         self._calls: dict[int, dict[str, Any]] = {}
         self._latest_call = -1
+        self._shown_call = 0
 
     def take(self, text: str) -> None:
         """Take in the text of the next event.
@@ -120,4 +121,7 @@ class ChatStream:
         call["name"] = call["name"] or name
         call["arguments"].append(arguments if isinstance(arguments, str) else json.dumps(arguments))
         if name or arguments:
-            self._on_delta(Delta("call", f"{name} {arguments}" if name else call["arguments"][-1]))
+            shown = f"{name} {arguments}" if name else call["arguments"][-1]
+            # Calls that a model makes side by side are told apart by their number in the reply.
+            is_other, self._shown_call = index != self._shown_call, index
+            self._on_delta(Delta("call", f"\n[call {index + 1}] {shown}" if is_other else shown))

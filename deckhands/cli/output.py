@@ -66,14 +66,18 @@ class EventPrinter:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._renderer = Renderer(is_coloured=is_coloured(sys.stdout))
-        self._call = self._kind = ""
+        self._call = self._kind = self._streamed = ""
+        self._is_in_line = False
 
     def event(self, event: Event) -> None:
-        """Print an event, unless a reader does not need it."""
+        """Print an event, unless a reader does not need it, or has read it while the model wrote it."""
         if self._as_json:
             print_ascii(event_line(event) + "\n")
             return
-        print_coloured(self._renderer.lines(event))
+        is_one_screen = sys.stdout.isatty() and sys.stderr.isatty()
+        if lines := self._renderer.lines(event, shown=self._streamed if is_one_screen else ""):
+            self._end_line()
+            print_coloured(lines)
 
     def question(self, action: RiskyAction) -> None:
         """Print the action that a person is asked to confirm, and how to answer."""
@@ -83,13 +87,25 @@ class EventPrinter:
     def piece(self, piece: Piece) -> None:
         """Print a part of a reply on standard error while the model writes it. The whole reply follows as an event."""
         if piece.kind == "superseded":
+            self._streamed = ""
             text = f"\n[{piece.call}: the call failed and its output is dropped; another model is asked]"
             print_coloured([self._renderer.styled(text, "dim")], err=True, end="")
             return
+        if piece.call != self._call:
+            self._streamed = ""
         if piece.call != self._call or piece.kind != self._kind:
-            print_coloured([self._renderer.styled(f"\n[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
+            self._end_line()
+            print_coloured([self._renderer.styled(f"[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
             self._call, self._kind = piece.call, piece.kind
+        self._streamed += piece.text
+        self._is_in_line = True
         print_text(piece.text, err=True, end="")
+
+    def _end_line(self) -> None:
+        """End the line of a reply that the model has written so far."""
+        if self._is_in_line:
+            print_text("", err=True)
+        self._is_in_line = False
 
     def summary(self, summary: Summary) -> None:
         """Print a summary: one line of JSON, or a few readable ones."""

@@ -28,7 +28,7 @@ from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import Closed, EventLog
 from broker.log.lost_tails import followed
-from broker.log.status import RECOVERED_TO, Status
+from broker.log.status import Status
 from broker.runtime.errors import EventsLost, UsageError
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.specs import Tenancy
@@ -235,12 +235,10 @@ class Client:
         Raises:
             UsageError: the agent is not in a loop, or there is no such option.
         """
-        if not (await self._tally(conversation_id)).status.is_in_loop or option not in RECOVERED_TO:
-            raise UsageError(
-                f"The conversation {conversation_id} is not in a loop that option {option} ends.",
-                remedy="Send it a message to continue it.",
-            )
-        choice = LoopRecoveryAction(option=option, source=EventSource.USER)
+        choice = LoopRecoveryAction(option=inputs.way_in(option), source=EventSource.USER)
+        if not (await self._tally(conversation_id)).status.is_in_loop:
+            what = f"The agent of the conversation {conversation_id} is not in a loop."
+            raise UsageError(what, remedy="Send it a message to continue it.")
         await self._append(conversation_id, [*_switch_to(model), choice], None)
 
     async def confirm(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from broker.contract.actions import WAYS_OUT
 from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id, new_conversation_id
@@ -169,3 +170,15 @@ def id_in(conversation_id: str | None, idempotency_key: str | None) -> str:
     if idempotency_key is not None:
         return conversation_id_of(text_in(idempotency_key, "idempotency_key"))
     return new_conversation_id()
+
+
+def way_in(option: int) -> int:
+    """Return a way out of a loop.
+
+    Raises:
+        UsageError: there is no such way.
+    """
+    if option not in WAYS_OUT:
+        ways = "; ".join(f"{number}: {what}" for number, what in WAYS_OUT.items())
+        raise UsageError(f"There is no way {ascii(option)[:100]} out of a loop.", remedy=f"Ways: {ways}.")
+    return option

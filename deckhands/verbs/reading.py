@@ -27,7 +27,7 @@ from deckhands.cli.output import EventPrinter, print_json, summary_lines
 from deckhands.cli.verbs import options_as
 from deckhands.client.forking import Point
 from deckhands.openhands.trajectories import trajectory_of
-from deckhands.reading.summary import Tally, summarize
+from deckhands.reading.summary import Summary, Tally, summarize
 from deckhands.reading.terminal import clean_line, print_ascii, print_text
 from deckhands.settings import FaceSettings
 
@@ -113,16 +113,17 @@ def show(options: ShowOptions) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Follow the conversation until it is over.")
 @json_option
 @options_as(LogOptions)
-def logs(options: LogOptions) -> None:
-    """Show the events of a conversation in a readable form."""
+def logs(options: LogOptions) -> int:
+    """Show the events of a conversation in a readable form. With -f, exit with the code that `run` would have."""
     settings, conversation_id = FaceSettings.from_env(), options.conversation_id
     printer = EventPrinter(as_json=options.as_json)
     if options.follow:
         with contextlib.suppress(RunIsOver):
-            asyncio.run(_follow(settings, conversation_id, printer))
-            return
-    for event in asyncio.run(read_events(settings, conversation_id, is_lenient=True)):
+            return int(asyncio.run(_follow(settings, conversation_id, printer)).exit_code)
+    events = asyncio.run(read_events(settings, conversation_id, is_lenient=True))
+    for event in events:
         printer.event(event)
+    return int(summarize(events).exit_code) if options.follow else 0
 
 
 @click.command()
@@ -152,7 +153,8 @@ def export(options: ExportOptions) -> None:
         ) from error
 
 
-async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPrinter) -> None:
+async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPrinter) -> Summary:
+    """Print events until the conversation is over."""
     tally = Tally()
     async with (
         conversation_client(settings, conversation_id) as client,
@@ -162,4 +164,5 @@ async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPr
             printer.event(event)
             tally.add(event)
             if tally.status.is_terminal and tally.last_event_id >= await client.log.last_id(conversation_id):
-                return
+                break
+    return tally.summary()

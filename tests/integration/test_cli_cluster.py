@@ -219,11 +219,24 @@ def test_pause_message_resume_cancel(env, tmp_path):
         read_until(following, '"agent_state": "running"')
         done = deckhands("cancel", cid, "--json", env=env)
         assert (done.code, done.json[0]["state"]) == (0, "stopped")
-        assert finished(following).code == 0
+        assert finished(following).code == 130  # as `run` would end
     asyncio.run(until(lambda: not is_running("sleep", "301.7"), limit=10, what="end of the command"))
     assert deckhands("cancel", cid, env=env).err == "The conversation is stopped.\n"
     refused = deckhands("pause", cid, env=env)
     assert (refused.code, "is stopped; it cannot be paused" in refused.err) == (2, True)
+
+
+def test_following_ends_with_the_exit_code_of_a_run(env, tmp_path):
+    for code, arguments, turns in (
+        (0, [], [finish("Done.")]),
+        (1, [], [{"error": {"code": "authentication", "text": "no"}}]),
+        (6, ["-i", "1"], [run_command("true"), run_command("true"), run_command("true")]),
+    ):
+        model = script(tmp_path / f"{code}.json", *turns)
+        cid = deckhands("submit", "-t", "Do it.", "--model", model, *arguments, env=env).out.strip()
+        followed = deckhands("logs", "-f", cid, env=env)
+        assert followed.code == code, followed
+        assert deckhands("logs", cid, env=env).code == 0
 
 
 def test_cancelling_without_waiting(env, tmp_path):

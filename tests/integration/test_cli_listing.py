@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import pty
 import re
-import struct
-import subprocess
-import termios
 
 import pytest
 
@@ -19,7 +13,7 @@ from deckhands.cli.verbs import verbs
 from deckhands.reading.summary import summarize
 from deckhands.reading.terminal import width_of
 from deckhands.runs.records import RunFolder
-from tests.integration.command_line import COMMAND, deckhands, environment
+from tests.integration.command_line import deckhands, environment, on_terminal
 from tests.stores import RealServer, emptied
 from tests.unit.deckhands.sample_log import finished_log, state
 
@@ -52,33 +46,6 @@ async def _fill(url: str) -> None:
                 fields["wait_reason"] = "waiting_for_budget"
             await client.log.append(cid, [state("running"), state(name)], fields=fields)
         await client.submit("x", title="Alone", conversation_id="unlike")
-
-
-def on_terminal(*arguments: str, env: dict[str, str], columns: int = 80) -> str:
-    """Call the command on a terminal of some width, and return what it prints there."""
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    known = {name: text for name, text in env.items() if name not in ("COLUMNS", "LINES", "NO_COLOR", "TERM")}
-    with subprocess.Popen(
-        [*COMMAND, *arguments],
-        env={"TERM": "xterm"} | known | {n: env[n] for n in ("NO_COLOR", "TERM") if n in env},
-        stdin=its,
-        stdout=its,
-        stderr=its,
-    ) as running:
-        os.close(its)
-        shown = b""
-        while True:
-            try:
-                piece = os.read(ours, 65_536)
-            except OSError:  # the terminal is closed
-                break
-            if not piece:
-                break
-            shown += piece
-        os.close(ours)
-        assert running.wait(timeout=60) == 0, shown
-    return shown.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("columns", [200, 100, 80, 60, 40, 20])
@@ -131,11 +98,18 @@ def test_a_state_that_there_is_not_and_one_that_nothing_is_in(env):
     assert (none.code, none.out, none.err) == (0, "", "None of 8 conversations is in the state rejected.\n")
 
 
+def test_show_says_what_a_conversation_waits_for(env):
+    shown = deckhands("show", "job-33", env=env).out
+    assert "Waits for:    money: a budget of its tenant or experiment is used up." in shown
+    assert "(waiting_for_budget)" in shown
+    assert deckhands("show", "job-33", "--json", env=env).json[0]["wait_reason"] == "waiting_for_budget"
+
+
 def test_the_beginning_of_an_id_is_enough(env):
     assert deckhands("show", "unl", "--json", env=env).json[0]["conversation_id"] == "unlike"
     assert deckhands("show", "job-2@1", "--json", env=env).json[0]["conversation_id"] == "job-22"
-    assert deckhands("message", "job-2", "Go on", env=env).code == 0
-    assert deckhands("logs", "job-2", "--json", env=env).json[-1]["content"] == "Go on"
+    assert deckhands("message", "job-2", "Faster", env=env).code == 0
+    assert deckhands("logs", "job-2", "--json", env=env).json[-1]["content"] == "Faster"
     run = run_id()
     assert deckhands("show", run[:-1], "--json", env=env).json[0]["conversation_id"] == run
 
