@@ -59,12 +59,14 @@ class ControllerConsumer:
         for warning in store.warnings:
             _log.error("%s", warning)
         services = self.services(store)
+        preparing = asyncio.create_task(services.models.prepare(), name="prepare the model's client")
         try:
             while not stop.is_set():
                 incarnation = await self.begin(services)
                 with HeartbeatThread(settings.store_url, incarnation.membership) as heartbeat_thread:
                     await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
         finally:
+            preparing.cancel()
             await services.hooks.aclose()
             await services.permits.aclose()
             await services.keeper.aclose()

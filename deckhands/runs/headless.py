@@ -44,6 +44,7 @@ from deckhands.home import Home, supervising
 from deckhands.reading.notebook_file import NotebookFile
 from deckhands.reading.summary import ExitCode, Summary, Tally
 from deckhands.runs.records import RunFolder
+from deckhands.settings import MODEL_VARIABLES, PROFILES_VARIABLE
 
 STOP_LIMIT_SECONDS = 15.0
 """How long an interrupted conversation may take to stop."""
@@ -125,6 +126,13 @@ def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) ->
     return {name: parts.path} if parts and parts.scheme == "file" and not environment.get(name) else {}
 
 
+def _own_model(task: Task, environment: Mapping[str, str]) -> dict[str, str]:
+    """Make the task's model the default of the private controller worker, which prepares for that one as it starts."""
+    model = task.agent.llm.model
+    is_configured = any(environment.get(name) for name in (*MODEL_VARIABLES, PROFILES_VARIABLE))
+    return {MODEL_VARIABLES[0]: model} if model and not is_configured else {}
+
+
 async def run_privately(home: Home, task: Task, environment: Mapping[str, str], watcher: Watcher) -> Ending:
     """Run a task with a private store, controller worker and tool worker.
 
@@ -148,7 +156,8 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         directories = () if workspace.path is None else (Path(workspace.path),)
         for directory in directories:
             refuse_unfit(directory, environment)
-        spec = ClusterSpec(folder.path, environment={**environment, **demanded}, workspace_roots=directories)
+        known = {**_own_model(task, environment), **environment, **demanded}
+        spec = ClusterSpec(folder.path, environment=known, workspace_roots=directories)
         cluster = Cluster(spec, on_notice=watcher.on_notice)
         watcher.at_once = cluster.kill_all
         try:
