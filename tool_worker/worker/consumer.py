@@ -321,5 +321,4 @@ async def _announce_sandbox(workspaces: Workspaces) -> None:
     except DeckhandsError as error:
         _log.error("no sandbox is in force, so commands of agents are refused: %s", error)
     else:
-        # As a warning, because nothing less gets into the log of a worker.
-        _log.warning("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)
+        _log.info("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)
