@@ -1,6 +1,7 @@
 """The Celery application of controller workers: `celery -A controller_worker.app worker`.
 
-Remote control: `inspect conversations` lists what a worker owns, `control drain` makes it take no more.
+Remote control: `inspect conversations` lists what a worker owns, `control drain` makes it take no more. Celery's own
+command line knows both when it is called with `-A controller_worker.app`.
 """
 
 from __future__ import annotations

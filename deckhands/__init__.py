@@ -1,7 +1,7 @@
 """The public interface of Deckhands: the Python client and the command line.
 
-`Client` speaks to a store; `Summary` is the result of a conversation. Both are imported when they are first used,
-because `deckhands --help` needs neither.
+Everything in `__all__` is imported when it is first used, because `deckhands --help` needs nothing of it.
+docs/python.md shows how to use it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,60 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from broker.contract.events import AgentSpec, Event, Limits, LLMSpec, WorkspaceSpec
+    from broker.coordination.transfers import TransferFailed
+    from broker.runtime.errors import DeckhandsError, StoreError, StoreUnavailable, UnknownConversation, UsageError
+    from broker.specs.confirmation_policy import ConfirmationPolicy
+    from broker.specs.specs import Tenancy
     from deckhands.client.client import Client
+    from deckhands.client.errors import NoCluster, NotSettled, NotStopped
     from deckhands.reading.summary import Summary
 
-__all__ = ["Client", "Summary"]
+    __version__: str
 
-_HOMES = {"Client": "deckhands.client.client", "Summary": "deckhands.reading.summary"}
+__all__ = [
+    "AgentSpec",
+    "Client",
+    "ConfirmationPolicy",
+    "DeckhandsError",
+    "Event",
+    "LLMSpec",
+    "Limits",
+    "NoCluster",
+    "NotSettled",
+    "NotStopped",
+    "StoreError",
+    "StoreUnavailable",
+    "Summary",
+    "Tenancy",
+    "TransferFailed",
+    "UnknownConversation",
+    "UsageError",
+    "WorkspaceSpec",
+]
+
+_MODULES = {
+    "broker.contract.events": ("AgentSpec", "Event", "LLMSpec", "Limits", "WorkspaceSpec"),
+    "broker.runtime.errors": ("DeckhandsError", "StoreError", "StoreUnavailable", "UnknownConversation", "UsageError"),
+    "broker.coordination.transfers": ("TransferFailed",),
+    "broker.specs.confirmation_policy": ("ConfirmationPolicy",),
+    "broker.specs.specs": ("Tenancy",),
+    "deckhands.client.client": ("Client",),
+    "deckhands.client.errors": ("NoCluster", "NotSettled", "NotStopped"),
+    "deckhands.reading.summary": ("Summary",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("deckhands")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__", *globals()})

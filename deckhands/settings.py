@@ -34,6 +34,16 @@ def read_configuration_files(env: MutableMapping[str, str] = os.environ) -> list
     return found.notices
 
 
+def wants_colour(env: Mapping[str, str] = os.environ) -> bool:
+    """Say whether a terminal may be sent colours: not with NO_COLOR (https://no-color.org), and not if it is dumb."""
+    return not env.get("NO_COLOR") and can_redraw(env)
+
+
+def can_redraw(env: Mapping[str, str] = os.environ) -> bool:
+    """Say whether a terminal can move its cursor, as far as TERM says."""
+    return env.get("TERM", "") != "dumb"
+
+
 @dataclass(frozen=True, slots=True)
 class FaceSettings:
     """Settings of one command.

@@ -1,6 +1,13 @@
-"""The Celery application of tool workers: `celery -A tool_worker.app worker`."""
+"""The Celery application of tool workers: `celery -A tool_worker.app worker`.
+
+Remote control: `inspect conversations` lists those whose actions a worker carries out.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+from celery.worker.control import inspect_command
 
 from broker.celery.app import make_app
 from broker.celery.bootstep import add_loop
@@ -11,3 +18,9 @@ settings = tool_settings()
 app = make_app("tool", settings.celery_url)
 consumer = ToolConsumer(settings)
 loop_thread = add_loop(app, consumer)
+
+
+@inspect_command()  # type: ignore[untyped-decorator]
+def conversations(_state: Any) -> list[str]:
+    """List the conversations whose actions this worker carries out."""
+    return consumer.conversation_ids()

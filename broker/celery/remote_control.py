@@ -58,22 +58,28 @@ class Node(pidbox.Node):  # type: ignore[misc]
             return None
         if not self._is_meant(command):
             return None
-        return self.dispatch(**command.model_dump()) if command.method in self.allowed else self._refuse(command)
+        is_taken = command.method in self.allowed and command.method in self.handlers
+        return self.dispatch(**command.model_dump()) if is_taken else self._refuse(command)
 
     @property
     def allowed(self) -> frozenset[str]:
-        """The commands that this worker takes."""
+        """The commands that a worker with such a broker takes, if it has them: `drain` is for controller workers."""
         has_password = urlsplit(str(self.state.app.conf.broker_url)).password
         return LOOKING | OWN | (BEHIND_A_PASSWORD if has_password else frozenset())
 
     def _refuse(self, command: _Command) -> None:
         """Answer why a command is not carried out."""
         is_closed = command.method in BEHIND_A_PASSWORD
-        why = "the broker has no password" if is_closed else "workers of Deckhands do not take it"
+        why = "the broker has no password" if is_closed else f"{self._kind} do not take it"
         refusal = f"The command {command.method!r} is refused: {why}."
         _log.warning(refusal)
         if command.reply_to is not None:
             self.reply({self.hostname: {"error": refusal}}, ticket=command.ticket, **command.reply_to.model_dump())
+
+    @property
+    def _kind(self) -> str:
+        """Who refuses, such as `tool workers`."""
+        return f"{self.hostname.partition('-')[0]} workers"
 
     def _check_reply_to(self, command: _Command) -> None:
         if command.reply_to is not None and command.reply_to.exchange != self.mailbox.reply_exchange.name:

@@ -12,6 +12,7 @@ from broker.runtime.errors import DeckhandsError
 from broker.runtime.hardening import seclude
 
 EXIT_USAGE = 2
+OUR_PACKAGES = ("broker", "controller_worker", "tool_worker")
 
 
 def run_worker(app_module: str, role: str) -> None:
@@ -23,6 +24,8 @@ def run_worker(app_module: str, role: str) -> None:
     """
     seclude()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for package in OUR_PACKAGES:  # Celery sets the level of all others to its own
+        logging.getLogger(package).setLevel(logging.INFO)
     try:
         app = importlib.import_module(app_module).app
     except DeckhandsError as error:

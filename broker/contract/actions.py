@@ -35,6 +35,12 @@ from broker.specs.tool_schemas import (
 from broker.specs.tool_specs import OutcomePolicy, ToolSpec
 
 THOUGHT_LOGGED = "Your thought has been logged."
+WAYS_OUT = {
+    1: "restart before it and wait for a message (wait)",
+    2: "restart before it and continue (go-on)",
+    3: "stop (stop)",
+}
+"""What each option of a loop's recovery does, for people, with its name on the command line."""
 
 
 class RiskyAction(Action):
@@ -393,3 +399,8 @@ class LoopRecoveryAction(Action):
     kind: Literal["action.loop_recovery"] = "action.loop_recovery"
     counts_for_loops: ClassVar[bool] = False
     option: int = 1
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(WAYS_OUT.get(self.option, "there is no such way"), "bold", "Out of the loop: "),)

@@ -51,6 +51,11 @@ class BrowseURLAction(RiskyAction):
     url: str
     return_axtree: bool = False
 
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.thought), Paragraph(f"Opening {self.url}", "cyan"))
+
 
 class BrowseInteractiveAction(RiskyAction):
     """Act in the browser."""

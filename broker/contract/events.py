@@ -236,7 +236,15 @@ class ModelCallFailed(Event):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.sentence, "red", "! "),)
+        return (Paragraph(self.sentence + self._when, "red", "! "),)
+
+    @property
+    def _when(self) -> str:
+        """When the next attempt is made, and how long that is after this one."""
+        if self.retry_at is None:
+            return ""
+        wait = f" in {(self.retry_at - self.timestamp).total_seconds():.0f} s," if self.timestamp else ""
+        return f"{wait} at {self.retry_at:%H:%M:%S} UTC"
 
 
 class ModelCallDeferred(Event):

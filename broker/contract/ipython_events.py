@@ -45,6 +45,11 @@ class IPythonRunCellAction(RiskyAction):
     kernel_init_code: str = ""
 
     @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.thought), Paragraph(self.code, "cyan", ">>> "))
+
+    @property
     def asked(self) -> tuple[Paragraph, ...]:
         """See `Action.asked`."""
         return (Paragraph(self.code, "cyan", "  "),)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from broker.contract.events import Action, EventSource, Observation, Part
+from broker.contract.paragraphs import Paragraph
 from broker.specs.tool_arguments import ToolCallError, loose_text, required_text
 from broker.specs.tool_specs import ToolSpec
 
@@ -91,6 +92,13 @@ class TaskTrackingAction(Action):
     source: EventSource = EventSource.AGENT
     command: str = "view"
     task_list: tuple[TaskItem, ...] = ()
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        lines = [f"{STATUS_ICONS[item.status]} {item.title}" for item in self.task_list]
+        what = "\n".join(["Task list:", *lines]) if self.command == "plan" else "Reading the task list"
+        return (Paragraph(self.thought), Paragraph(what, "cyan"))
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:

@@ -14,6 +14,8 @@ from broker.runtime.errors import UnknownConversation
 from broker.store.connection import texts_by_name
 from broker.store.store import Store
 
+SCANNED_AT_ONCE = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class ConversationRow:
@@ -63,6 +65,29 @@ class Conversations:
         scored = [(float(flat[i + 1]), flat[i]) for flat in replies for i in range(0, len(flat), 2)]
         ids = [cid.decode(errors="backslashreplace") for _, cid in sorted(scored, reverse=True)[:limit]]
         return [row for row in await self._rows(ids) if row is not None]
+
+    async def count(self) -> int:
+        """Return how many conversations there are."""
+        commands = [("ZCARD", names.index) for names in self._store.all_shards]
+        return sum(await self._store.persist(lambda: self._store.connection.call_many(commands)))
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> list[ConversationRow]:
+        """Return the conversations whose ids begin so, in order of their ids, and at most `limit` of them.
+
+        Args:
+            prefix: letters, digits, `-` and `_`.
+        """
+        found: set[str] = set()
+        for names in self._store.all_shards:
+            cursor = b"0"
+            while True:
+                scan = ("ZSCAN", names.index, cursor, "MATCH", f"{prefix}*", "COUNT", SCANNED_AT_ONCE)
+                cursor, flat = await self._store.persist(lambda: self._store.connection.call(*scan))  # noqa: B023
+                found.update(cid.decode(errors="backslashreplace") for cid in flat[::2])
+                if cursor == b"0":
+                    break
+        rows = await self._rows(sorted(found)[:limit])
+        return [row for row in rows if row is not None]
 
     async def row(self, conversation_id: str) -> ConversationRow:
         """Return one conversation.

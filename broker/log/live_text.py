@@ -92,8 +92,13 @@ class LiveText:
 
     def _taken(self, found: Any) -> Iterator[Piece]:
         for entry_id, fields in found[0][1] if found else ():
-            self._seen = entry_id
-            yield Piece(**json.loads(fields[1]))
+            if _place(entry_id) > _place(self._seen):  # `watch` and `rest` may both have asked
+                self._seen = entry_id
+                yield Piece(**json.loads(fields[1]))
+
+
+def _place(entry_id: bytes) -> tuple[int, ...]:
+    return tuple(map(int, entry_id.split(b"-")))
 
 
 def _written(piece: Piece) -> bytes:

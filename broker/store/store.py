@@ -18,6 +18,7 @@ from broker.runtime.ids import jitter, new_key
 from broker.runtime.settings import BrokerSettings
 from broker.store import keys
 from broker.store.connection import Argument, Connection, MultiplexedConnection, texts_by_name
+from broker.store.durability import REMEDY, volatility_of
 from broker.store.function_libraries import FUNCTIONS_VERSION as FUNCTIONS_VERSION  # noqa: PLC0414  (of the store)
 from broker.store.function_libraries import LIBRARIES as LIBRARIES  # noqa: PLC0414
 from broker.store.function_libraries import deploy
@@ -44,7 +45,8 @@ class Store:
         clock: the time of all workers of this store; of other processes, that of their machine.
         patience_seconds: how long an idempotent call is repeated while the store does not answer; None: for ever.
         outage: what the log says meanwhile.
-        weakness: the hole that its server may have, and what to do about it; empty: none is known.
+        warnings: what is wrong with its server although it serves, each with what to do about it: a hole that it may
+            have, no append-only file.
     """
 
     connection: Connection
@@ -53,7 +55,7 @@ class Store:
     clock: SharedClock = field(default_factory=lambda: SharedClock(SYSTEM_CLOCK))
     patience_seconds: float | None = 30.0
     outage: Outage = field(default_factory=Outage)
-    weakness: str = ""
+    warnings: tuple[str, ...] = ()
 
     @property
     def all_shards(self) -> list[ShardKeys]:
@@ -136,13 +138,13 @@ async def open_store(
     connection = MultiplexedConnection(url) if isinstance(url, str) else url
     clock = SharedClock(clock)
 
-    async def open_it() -> tuple[str, dict[str, str]]:
-        weakness = await _check_server(connection)
+    async def open_it() -> tuple[tuple[str, ...], dict[str, str]]:
+        warnings = await _check_server(connection)
         await deploy(connection)
-        return weakness, await _found_store(connection, shards)
+        return warnings, await _found_store(connection, shards)
 
     try:
-        weakness, about = await _persist(open_it, clock, opening_seconds, Outage())
+        warnings, about = await _persist(open_it, clock, opening_seconds, Outage())
     except BaseException:
         await connection.aclose()
         raise
@@ -152,7 +154,7 @@ async def open_store(
         generation=about["generation"],
         clock=clock,
         patience_seconds=patience_seconds,
-        weakness=weakness,
+        warnings=warnings,
     )
 
 
@@ -185,8 +187,8 @@ async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seco
         outage.end(clock)
 
 
-async def _check_server(connection: Connection) -> str:
-    """Refuse a server that cannot be used, and return what is weak about one that can."""
+async def _check_server(connection: Connection) -> tuple[str, ...]:
+    """Refuse a server that cannot be used, and return what is wrong with one that can."""
     facts = await server_facts(connection)
     version = facts.get("valkey_version") or facts.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_SERVER_VERSION:
@@ -198,12 +200,13 @@ async def _check_server(connection: Connection) -> str:
             f"The store would evict keys when full (maxmemory-policy {facts.get('maxmemory_policy')}).",
             remedy="Set `maxmemory-policy noeviction` on it.",
         )
-    weakness = weakness_of(facts)
+    weakness, lost = weakness_of(facts), volatility_of(facts)
+    warnings = (f"{lost} {REMEDY}",) if lost else ()
     if weakness is None or BrokerSettings.from_env().store_patched:
-        return ""
+        return warnings
     if weakness.is_certain:
         raise StoreMisconfigured(weakness.text, remedy=weakness.remedy)
-    return f"{weakness.text} {weakness.remedy}"
+    return (f"{weakness.text} {weakness.remedy}", *warnings)
 
 
 async def _found_store(connection: Connection, shards: int) -> dict[str, str]:

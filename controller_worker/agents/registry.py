@@ -42,6 +42,11 @@ def create_agent(spec: AgentSpec) -> Agent:
     return agent
 
 
+def known_agents() -> list[str]:
+    """Return the names of all agents, in order."""
+    return sorted({*AGENTS, *entry_points(ENTRY_POINTS).names})
+
+
 def check_agent(name: str, *, besides: Collection[str] = ()) -> None:
     """Make sure that there is an agent of this name.
 
@@ -51,9 +56,7 @@ def check_agent(name: str, *, besides: Collection[str] = ()) -> None:
     Raises:
         UsageError: there is none.
     """
-    if name in AGENTS:
-        return
-    brought = entry_points(ENTRY_POINTS).names
-    if name not in brought:
-        known = ", ".join((*sorted(besides), *sorted({*AGENTS, *brought} - set(besides))))
-        raise UsageError(f"There is no agent named {name!r}.", remedy=f"Known agents: {known}.")
+    known = known_agents()
+    if name not in known:
+        named = ", ".join((*sorted(besides), *(agent for agent in known if agent not in besides)))
+        raise UsageError(f"There is no agent named {name!r}.", remedy=f"Known agents: {named}.")

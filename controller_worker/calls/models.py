@@ -8,6 +8,7 @@ Does not: call them; see `model_call`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 
 from pydantic import SecretStr
@@ -39,6 +40,11 @@ class Models:
         self._profiles: Profiles | None = None
         self._sights: dict[LLMSpec, bool] = {}
         self._clients: dict[tuple[LLMSpec, str | None], asyncio.Task[tuple[LLM, LLMConfig]]] = {}
+
+    async def prepare(self) -> None:
+        """Create the client of the default model, if there is one, so that no conversation waits for its library."""
+        with contextlib.suppress(LLMConfigError):  # which the first call will say
+            await self.of(LLMSpec())
 
     async def of(self, spec: LLMSpec, *, key_env: str | None = None) -> tuple[LLM, LLMConfig]:
         """Return the client for a specification, and its settings.

@@ -24,6 +24,7 @@ from broker.runtime.ids import new_worker_id
 from broker.secrets.secrets import Secrets
 from broker.store.keys import ShardKeys
 from broker.store.store import Store, open_store
+from controller_worker.agents.registry import known_agents
 from controller_worker.calls.models import Models
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.hook_table import load_hooks
@@ -35,6 +36,7 @@ CHECK_NEWS_EVERY = 2
 CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
 """How many conversations that only wait a full worker gives back each second, the longest waiting first."""
+SHOWN_LOST = 5
 BEGIN_AT_ONCE = 32
 """How many conversations may be restoring at once; the others are left to other workers."""
 
@@ -55,15 +57,17 @@ class ControllerConsumer:
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )
-        if store.weakness:
-            _log.warning("%s", store.weakness)
+        for warning in store.warnings:
+            _log.error("%s", warning)
         services = self.services(store)
+        preparing = asyncio.create_task(services.models.prepare(), name="prepare the model's client")
         try:
             while not stop.is_set():
                 incarnation = await self.begin(services)
                 with HeartbeatThread(settings.store_url, incarnation.membership) as heartbeat_thread:
                     await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
         finally:
+            preparing.cancel()
             await services.hooks.aclose()
             await services.permits.aclose()
             await services.keeper.aclose()
@@ -128,12 +132,17 @@ class Incarnation:
         self._max_conversations = settings.max_conversations
         self._idle_seconds = settings.idle_seconds
         self.membership = Membership(
-            services.store, self.worker_id, "controller", ttl_seconds=settings.heartbeat_ttl_seconds
+            services.store,
+            self.worker_id,
+            "controller",
+            about={"agents": ",".join(known_agents())},
+            ttl_seconds=settings.heartbeat_ttl_seconds,
         )
         self._room = asyncio.Event()
         self._room.set()
         self._connects = services.store.connection.connects
         self._unsure: set[str] = set()
+        self._lost: list[str] = []
         self._beginning = 0
         self._has_begun = asyncio.Event()
 
@@ -151,12 +160,14 @@ class Incarnation:
                     tasks.append(group.create_task(self._read_mail(names)))
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
+            self._lost += self.loops
             _log.warning("%s was presumed dead; starting over", self.worker_id)
             for loop in list(self.loops.values()):
                 await loop.look_back()
         finally:
             for loop in list(self.loops.values()):
                 loop.drop()
+            self._say_lost()
         if stop.is_set():
             await self.membership.leave()
 
@@ -225,6 +236,7 @@ class Incarnation:
             return None
 
     def _begin(self, claimed: Claimed) -> None:
+        _log.info("conversation %s is taken", claimed.ownership.conversation_id)
         loop = ConversationLoop(claimed, self._services, on_gone=self._forget)
         self.loops[loop.conversation_id] = loop
         if len(self.loops) >= self._max_conversations:
@@ -254,6 +266,7 @@ class Incarnation:
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
             round_number += 1
+            self._say_lost()
             await self._look_again()
             idle = [loop for loop in self.loops.values() if loop.is_idle]
             if idle and round_number % CHECK_NEWS_EVERY == 0:
@@ -285,6 +298,13 @@ class Incarnation:
         while self._unsure:
             await self._wake(self._unsure.pop())
 
+    def _say_lost(self) -> None:
+        """Say in one line which conversations have another owner since the last look: there may be hundreds."""
+        lost, self._lost = self._lost, []
+        if lost:
+            more = f" and {len(lost) - SHOWN_LOST} more" if len(lost) > SHOWN_LOST else ""
+            _log.warning("lost to other workers: conversation %s%s", ", ".join(lost[:SHOWN_LOST]), more)
+
     def _surplus(self) -> int:
         """Return how many conversations that only wait are to go at once."""
         if self.is_draining:
@@ -294,6 +314,8 @@ class Incarnation:
     def _forget(self, loop: ConversationLoop) -> None:
         if self.loops.get(loop.conversation_id) is loop:
             del self.loops[loop.conversation_id]
+            if loop.is_lost:
+                self._lost.append(loop.conversation_id)
             if loop.is_to_begin_again:
                 self._unsure.add(loop.conversation_id)
         if not self.is_draining and len(self.loops) < self._max_conversations:

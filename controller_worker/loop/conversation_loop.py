@@ -12,21 +12,24 @@ is parked until then.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import Claimed
 from broker.runtime.errors import OwnershipLost
-from broker.specs.agent_state import AgentState
+from broker.specs.agent_state import AgentState, is_settled
 from controller_worker.calls.call_under_way import CallUnderWay
 from controller_worker.core.controller import next_effect
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
 from controller_worker.loop.alarm import Alarm
 from controller_worker.loop.failed_conversation import rest_in_error
-from controller_worker.loop.owned_log import Gone, OwnedLog
+from controller_worker.loop.owned_log import Gone, OwnedLog, TakenOver
 from controller_worker.loop.performer import Performer, Then
 from controller_worker.services import Services
+
+_log = logging.getLogger(__name__)
 
 MAX_ROUNDS = 16
 """While nothing grows, neither the log nor the errands that are done, one or two are needed; more go in circles."""
@@ -38,11 +41,12 @@ class ConversationLoop:
     Attributes:
         is_to_begin_again: once it is dropped, look whether the conversation is this worker's: its log has lost its end,
             or the store was away, and an older state of it may name this worker as the owner under another token.
+        is_lost: it has another owner.
     """
 
     def __init__(self, claimed: Claimed, services: Services, *, on_gone: Callable[[ConversationLoop], None]) -> None:
         self.conversation_id = claimed.ownership.conversation_id
-        self.is_to_begin_again = False
+        self.is_to_begin_again = self.is_lost = False
         self._services = services
         self._on_gone = on_gone
         self._is_gone = False
@@ -115,7 +119,8 @@ class ConversationLoop:
                 await self._performer.release()
             await self._advance()
             self._alarm.set(self.state)
-        except (Gone, OwnershipLost):
+        except (Gone, OwnershipLost) as error:
+            self.is_lost = not isinstance(error, Gone) or isinstance(error, TakenOver)
             await self.look_back()
             self.drop()
         except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
@@ -161,9 +166,12 @@ class ConversationLoop:
 
     async def _append(self, wanted: Append) -> bool:
         """Append; False if the log has grown, so that the core has to be asked again."""
+        before = self.state.lifecycle.agent_state
         commit = await self._log.append(wanted)
         if commit is None:
             return False
+        if is_settled(after := self.state.lifecycle.agent_state) and after is not before:
+            _log.info("conversation %s settles as %s at event %d", self.conversation_id, after, self.state.version)
         self._suspicion.clear()  # an append takes the mark and the crashes away
         self._performer.note(commit)
         if self.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):

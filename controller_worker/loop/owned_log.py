@@ -38,6 +38,10 @@ class Gone(Exception):
     """The conversation was released, parked or taken over."""
 
 
+class TakenOver(Gone):
+    """The conversation has another owner."""
+
+
 class OwnedLog:
     """What the owner of a conversation knows of its log.
 
@@ -135,9 +139,7 @@ class OwnedLog:
         if isinstance(outcome, Closed):
             await services.owners.release(self.ownership, seen_id=self.state.version)
         if not isinstance(outcome, Appended | Duplicate):
-            cid = self.ownership.conversation_id
-            _log.warning("conversation %s: fenced or closed at event %d", cid, self.state.version)
-            raise Gone
+            raise Gone if isinstance(outcome, Closed) else TakenOver
         await self._take_in(commit.events, commit.state, outcome.checksum)
         self._listed |= fields
         return commit
@@ -150,7 +152,7 @@ class OwnedLog:
         """
         is_due = self.state.version - self._snapshots.version >= every_events
         if is_due and not await self._snapshots.save(self.state, self._checksum):
-            raise Gone
+            raise TakenOver
 
     async def release(self, due: datetime | None) -> None:
         """Give the conversation up, parked until `due` if it waits for a time; keep it if there is news.
@@ -177,7 +179,7 @@ class OwnedLog:
             Gone: the conversation has another owner.
         """
         if not await self._services.owners.mark(self.ownership, is_stepping=is_acting):
-            raise Gone
+            raise TakenOver
 
     async def name_lost_tail(self, error: Exception | None) -> bool:
         """Return whether the log has lost what was read of it, and name the gap if so.  Raises nothing.

@@ -31,6 +31,7 @@ class ChatStream:
         self._reasoning_items: dict[str, Mapping[str, Any]] = {}  # by id: litellm repeats them at the end
         self._calls: dict[int, dict[str, Any]] = {}
         self._latest_call = -1
+        self._shown_call = 0
 
     @property
     def is_whole(self) -> bool:
@@ -134,4 +135,7 @@ class ChatStream:
         call["name"] = call["name"] or name
         call["arguments"].append(arguments if isinstance(arguments, str) else json.dumps(arguments))
         if name or arguments:
-            self._on_delta(Delta("call", f"{name} {arguments}" if name else call["arguments"][-1]))
+            shown = f"{name} {arguments}" if name else call["arguments"][-1]
+            # Calls that a model makes side by side are told apart by their number in the reply.
+            is_other, self._shown_call = index != self._shown_call, index
+            self._on_delta(Delta("call", f"\n[call {index + 1}] {shown}" if is_other else shown))

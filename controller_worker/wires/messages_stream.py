@@ -74,7 +74,9 @@ class MessagesStream:
                 block = dict(event["content_block"])
                 self._blocks[event["index"]] = block
                 if block["type"] == "tool_use":
-                    self._on_delta(Delta("call", f"{block['name']} "))
+                    number = sum(known["type"] == "tool_use" for known in self._blocks.values())
+                    mark = f"\n[call {number}] " if number > 1 else ""
+                    self._on_delta(Delta("call", f"{mark}{block['name']} "))
             case "content_block_delta":
                 self._take_delta(event["index"], event["delta"])
             case "message_delta" if self._message is not None:

@@ -11,22 +11,14 @@ from broker.contract.events import Event
 from broker.runtime.errors import StoreUnavailable, UnknownConversation
 from broker.runtime.ids import check_conversation_id
 from deckhands.client.client import Client
-from deckhands.cluster.home import Home
+from deckhands.client.errors import NoCluster
+from deckhands.client.running_cluster import open_cluster
+from deckhands.home import Home
 from deckhands.reading.summary import Summary, summarize
 from deckhands.runs.records import RunFolder
 from deckhands.settings import FaceSettings
 
 T = TypeVar("T")
-
-
-class NoCluster(StoreUnavailable):
-    """No cluster is named, and none is running from the home directory."""
-
-    code = "no_cluster"
-    retryable = False
-
-    def __init__(self) -> None:
-        super().__init__("No cluster is running here.", remedy="Start one with `deckhands up`, or set DECKHANDS_URL.")
 
 
 def on_cluster(act: Callable[[Client], Awaitable[T]]) -> T:
@@ -60,16 +52,7 @@ async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
         NoCluster: there is neither.
         StoreError: it cannot be reached or used.
     """
-    url = settings.url or Home(settings.home).cluster_url
-    if url is None:
-        raise NoCluster
-    try:
-        client = await Client.connect(url, shards=settings.shards)
-    except StoreUnavailable as error:
-        if settings.url is None and isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
-            raise NoCluster from error
-        raise
-    async with client:
+    async with Client(await open_cluster(settings=settings)) as client:
         yield client
 
 

@@ -19,8 +19,19 @@ from broker.log.live_text import Piece
 from deckhands.reading.metrics import Metrics
 from deckhands.reading.rendering import Renderer
 from deckhands.reading.summary import Summary
-from deckhands.reading.terminal import clean_line, print_ascii, print_coloured, print_text
+from deckhands.reading.terminal import (
+    clean_line,
+    fitted,
+    is_coloured,
+    print_ascii,
+    print_coloured,
+    print_text,
+    width_of,
+)
 
+GAP = "  "
+LAST_COLUMN = 20
+"""How many columns of the screen the last column of a table gets before others are left out for it."""
 UNCONFINED = "none: commands can do all that their tool worker's user can"
 
 
@@ -54,15 +65,19 @@ class EventPrinter:
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._renderer = Renderer(is_coloured=sys.stdout.isatty())
-        self._call = self._kind = ""
+        self._renderer = Renderer(is_coloured=is_coloured(sys.stdout))
+        self._call = self._kind = self._streamed = ""
+        self._is_in_line = False
 
     def event(self, event: Event) -> None:
-        """Print an event, unless a reader does not need it."""
+        """Print an event, unless a reader does not need it, or has read it while the model wrote it."""
         if self._as_json:
             print_ascii(event_line(event) + "\n")
             return
-        print_coloured(self._renderer.lines(event))
+        is_one_screen = sys.stdout.isatty() and sys.stderr.isatty()
+        if lines := self._renderer.lines(event, shown=self._streamed if is_one_screen else ""):
+            self._end_line()
+            print_coloured(lines)
 
     def question(self, action: RiskyAction) -> None:
         """Print the action that a person is asked to confirm, and how to answer."""
@@ -72,13 +87,25 @@ class EventPrinter:
     def piece(self, piece: Piece) -> None:
         """Print a part of a reply on standard error while the model writes it. The whole reply follows as an event."""
         if piece.kind == "superseded":
+            self._streamed = ""
             text = f"\n[{piece.call}: the call failed and its output is dropped; another model is asked]"
             print_coloured([self._renderer.styled(text, "dim")], err=True, end="")
             return
+        if piece.call != self._call:
+            self._streamed = ""
         if piece.call != self._call or piece.kind != self._kind:
-            print_coloured([self._renderer.styled(f"\n[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
+            self._end_line()
+            print_coloured([self._renderer.styled(f"[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
             self._call, self._kind = piece.call, piece.kind
+        self._streamed += piece.text
+        self._is_in_line = True
         print_text(piece.text, err=True, end="")
+
+    def _end_line(self) -> None:
+        """End the line of a reply that the model has written so far."""
+        if self._is_in_line:
+            print_text("", err=True)
+        self._is_in_line = False
 
     def summary(self, summary: Summary) -> None:
         """Print a summary: one line of JSON, or a few readable ones."""
@@ -158,8 +185,38 @@ def _latency(metrics: Metrics) -> str:
     return f"{totals['mean_latency']:.1f} s a call, {totals['longest_latency']:.1f} s the longest"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table as lines, its columns as wide as their widest cell."""
-    cleaned = [head, *([clean_line(cell, limit=60) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cleaned) for column in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cleaned]
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, columns: int | None = None, spare: Sequence[str] = ()
+) -> list[str]:
+    """Return a table as lines, its columns as wide as their widest cell.
+
+    Args:
+        columns: how wide a line may be: then the last column is cut, and before it gets too narrow, others are left
+            out; None: as wide as it is.
+        spare: the heads of the columns that are left out, the first one first.
+    """
+    cleaned = [list(head), *([clean_line(cell, limit=60) for cell in row] for row in rows)]
+    left_out = list(spare)
+    while columns is not None and left_out and _rest(cleaned, columns) < 0:
+        position = cleaned[0].index(left_out.pop(0))
+        for row in cleaned:
+            del row[position]
+    widths = _widths(cleaned)
+    lines = [
+        GAP.join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cleaned
+    ]
+    return lines if columns is None else [fitted(line, columns) for line in lines]
+
+
+def _rest(rows: Sequence[Sequence[str]], columns: int) -> int:
+    """Return how many columns are left, if the last one of the table gets what it needs, or `LAST_COLUMN`."""
+    *widths, last = _widths(rows)
+    return columns - sum(widths) - len(GAP) * len(widths) - min(last, LAST_COLUMN)
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(width_of(cell) for cell in column) for column in zip(*rows, strict=True)]
+
+
+def _padded(cell: str, width: int) -> str:
+    return cell + " " * (width - width_of(cell))

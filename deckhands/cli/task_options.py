@@ -11,18 +11,19 @@ from typing import Any, Literal, TypeVar
 import click
 
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.coordination.stored_files import check_size, content_name
 from broker.runtime.errors import UsageError
 from broker.specs.allowed_hosts import host_rules
 from broker.specs.confirmation_policy import ConfirmationPolicy
 from broker.specs.skills import skills_in
 from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill
 from broker.specs.tool_specs import MAX_SCHEMA_CHARS
-from broker.specs.workspace_sources import GitSource, UploadedSource, format_of, git_source
 from deckhands.cli.options import memory_of, sandbox_option
+from deckhands.client.places import Place, place_in
 from deckhands.client.tasks import output_of
 
 BROWSER_POOL = "browser"
+SCRIPTED = "scripted/"
+"""How the names of models begin that follow a script."""
 BROWSING_AGENTS = ("BrowsingAgent", "VisualBrowsingAgent")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,19 +68,6 @@ class TaskOptions:
     image: str
     network: bool
     allow: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where to work. With neither a path nor a source, it is an empty directory.
-
-    Attributes:
-        content: the bytes of the file to upload.
-    """
-
-    path: Path | None = None
-    source: GitSource | UploadedSource | None = None
-    content: bytes | None = None
 
 
 _OPTIONS = (
@@ -182,39 +170,12 @@ def task_options(command: F) -> F:
 
 
 def place_of(text: str | None, options: TaskOptions) -> Place:
-    """Return where to work: a directory, `git+https://…#ref`, or an archive or bundle that is uploaded.
-
-    Raises:
-        UsageError: the address cannot be used, or the file cannot be read or is too large.
-    """
+    """Return where to work: nowhere in particular, or what `place_in` returns and raises."""
     if text is None:
         return Place()
-    if not text.strip():  # an unset variable, which must not mean the current directory
+    if not text.strip():
         raise UsageError("No workspace is named by -w.", remedy="Name one, or leave -w out.")
-    source = git_source(text, depth=options.clone_depth, secret=options.clone_secret)
-    if source is not None:
-        return Place(source=source)
-    name, _, ref = text.partition("#")
-    form = format_of(name)
-    if form is None or Path(text).is_dir():
-        return Place(path=Path(text))
-    try:
-        check_size(Path(name).stat().st_size, f"The file {name}")
-        content = Path(name).read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"The file {name} cannot be read: {error.strerror}.", remedy="Name another with -w."
-        ) from error
-    parcel = content_name(content)
-    if ref and form != "bundle":
-        raise UsageError(
-            f"{name} is not a bundle, so it has no {ref!r}.", remedy="Leave out the # and what follows it."
-        )
-    try:
-        uploaded = UploadedSource(name=Path(name).name, format=form, parcel=parcel, ref=ref)
-    except ValueError as error:
-        raise UsageError(f"{ref!r} is not a branch, tag or commit.", remedy="Name one after the #.") from error
-    return Place(source=uploaded, content=content)
+    return place_in(text, clone_depth=options.clone_depth, clone_secret=options.clone_secret)
 
 
 def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceSpec:
@@ -250,6 +211,28 @@ def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceS
 
 def _needs_browser(options: TaskOptions) -> bool:
     return options.browser or options.browser_delegate or options.agent in BROWSING_AGENTS
+
+
+def with_script_here(agent: AgentSpec) -> AgentSpec:
+    """Return the agent as workers of this machine find it: the script of a scripted model by its absolute path.
+
+    Raises:
+        UsageError: the script cannot be read.
+    """
+    model = agent.llm.model
+    if model is None or not model.startswith(SCRIPTED):
+        return agent
+    path = Path(model.removeprefix(SCRIPTED)).expanduser()
+    try:
+        with path.open("rb"):
+            found = f"{SCRIPTED}{path.absolute()}"
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(
+            f"The script of the model {ascii(model)[1:-1][:300]} cannot be read: {why}.",
+            remedy="Name a file: scripted/FILE. docs/scripted-models.md describes it.",
+        ) from None
+    return agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": found})})
 
 
 def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from hashlib import sha256
 from typing import Any, Self
 
 from pydantic import BaseModel
@@ -23,26 +22,28 @@ from broker.contract.events import (
     EventSource,
     Limits,
     ModelSwitched,
-    WorkspaceSpec,
 )
 from broker.contract.unknown_event import decode_any
 from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import Closed, EventLog
 from broker.log.lost_tails import followed
-from broker.log.status import RECOVERED_TO, Status
-from broker.runtime.errors import EventsLost, StoreUnavailable, UsageError
-from broker.runtime.ids import check_conversation_id, new_conversation_id
+from broker.log.status import Status
+from broker.runtime.errors import EventsLost, UsageError
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.specs import Tenancy
-from broker.store.store import Store, open_store
-from broker.tools.output_schema import check_output_schema
+from broker.store.store import Store
 from broker.tools.tool_offers import ToolOffers
-from deckhands.client.confirmations import asked_about
+from deckhands.client import inputs
+from deckhands.client.confirmations import answer_to
+from deckhands.client.errors import NotSettled, NotStopped
+from deckhands.client.files import WorkspaceFiles
 from deckhands.client.forking import Point, copied_events, fork_of
+from deckhands.client.known_agents import require_agent
 from deckhands.client.named_directory import require_served
+from deckhands.client.running_cluster import open_cluster
 from deckhands.client.secret_keeping import keep_secrets, secrets_of
-from deckhands.client.tasks import check_task, output_of, title_of
+from deckhands.client.tasks import check_task, title_of
 from deckhands.reading.summary import Summary, Tally, summarize
 
 OFFERS_LIMIT_SECONDS = 20.0
@@ -59,10 +60,27 @@ class Client:
         self._masked = EventLog(store, self.secrets)
         self._conversations = Conversations(store)
 
+    @property
+    def files(self) -> WorkspaceFiles:
+        """The files of the conversations' workspaces."""
+        return WorkspaceFiles(self.store)
+
     @classmethod
-    async def connect(cls, url: str, *, shards: int = 1, patience_seconds: float | None = 30.0) -> Self:
-        """Connect to a store; see `open_store` for the arguments and what is raised."""
-        return cls(await open_store(url, shards=shards, patience_seconds=patience_seconds))
+    async def connect(
+        cls, url: str | None = None, *, shards: int | None = None, patience_seconds: float | None = 30.0
+    ) -> Self:
+        """Connect to a store; see `open_store` for what else is raised.
+
+        Args:
+            url: `redis://…`, `rediss://…` or `unix://…`. None: the one that DECKHANDS_URL names, or that of the cluster
+                that `deckhands up` runs on this machine.
+            shards: of a store that has never been used; None: DECKHANDS_SHARDS.
+            patience_seconds: how long a call is repeated while the store does not answer; None: for ever.
+
+        Raises:
+            NoCluster: no URL is given or named, and no cluster is running here.
+        """
+        return cls(await open_cluster(url, shards=shards, patience_seconds=patience_seconds))
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,8 +96,9 @@ class Client:
         self,
         task: str,
         *,
-        agent: AgentSpec | None = None,
-        workspace: WorkspaceSpec | None = None,
+        agent: AgentSpec | str | None = None,
+        model: str | None = None,
+        workspace: inputs.Directory | None = None,
         limits: Limits | None = None,
         upload: bytes | None = None,
         tools: Sequence[str] = (),
@@ -95,6 +114,10 @@ class Client:
 
         Args:
             task: 1 to 100,000 characters.
+            agent: its name, or all of its specification.
+            model: the model it uses; None: the one of its specification, or LLM_MODEL of the controller worker.
+            workspace: a path on the tool workers' machine, `git+https://…#ref`, the name of an archive or a bundle on
+                this machine, or a specification. None makes an empty directory.
             upload: the file that the workspace's `UploadedSource` names.
             tools: tools that tool workers offer, for the agent to use: keys, or patterns such as `github/*`.
             output: the form of the output that the agent must return when it finishes, as a Pydantic model or a JSON
@@ -107,38 +130,33 @@ class Client:
             idempotency_key: the same key always means the same conversation, whatever else is passed.
 
         Raises:
-            UsageError: the task, a secret or the schema of the output cannot be used, the id is taken, or no tool
-                worker offers one of the tools or takes the directory.
+            UsageError: an argument is of another type or cannot be used, the id is taken, or no running worker knows
+                the agent, offers one of the tools or takes the directory.
         """
-        check_task(task)
-        workspace = workspace or WorkspaceSpec()
-        await require_served(self.store, workspace)
-        agent = agent or AgentSpec()
-        if output is not None:
-            agent = agent.model_copy(update={"output": output_of(output)})
-        elif agent.output is not None:
-            check_output_schema(agent.output.json_schema)
-        if tools:
+        check_task(inputs.text_in(task, "task"))
+        agent, limits = inputs.with_output(inputs.agent_in(agent, model), output), inputs.limits_in(limits)
+        secrets, tenancy = inputs.secrets_in(secrets), inputs.tenancy_in(tenancy)
+        place, upload = await asyncio.to_thread(inputs.workspace_in, workspace, upload)
+        await require_agent(self.store, agent)
+        await require_served(self.store, place)
+        if tools := inputs.names_in(tools, "tools"):
             offers = await ToolOffers(self.store).choose(tools, limit_seconds=OFFERS_LIMIT_SECONDS)
             agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
-        if conversation_id is None:
-            conversation_id = (
-                conversation_id_of(idempotency_key) if idempotency_key is not None else new_conversation_id()
-            )
+        conversation_id = inputs.id_in(conversation_id, idempotency_key)
         if upload is not None:
-            await StoredFiles(self.store).keep(check_conversation_id(conversation_id), upload)
+            await StoredFiles(self.store).keep(conversation_id, upload)
         created = ConversationCreated(
-            conversation_id=check_conversation_id(conversation_id),
+            conversation_id=conversation_id,
             source=EventSource.USER,
             agent=agent,
-            workspace=workspace,
-            limits=limits or Limits(),
+            workspace=place,
+            limits=limits,
             headless=headless,
-            title=title or title_of(task),
+            title=inputs.text_in(title, "title") or title_of(task),
             tenancy=tenancy,
         )
         message = MessageAction(content=task, source=EventSource.USER)
-        await keep_secrets(self.secrets, conversation_id, secrets or {})
+        await keep_secrets(self.secrets, conversation_id, secrets)
         await self._masked.create(created, [message], key=idempotency_key)
         return conversation_id
 
@@ -148,7 +166,7 @@ class Client:
         *,
         at: int | None = None,
         model: str | None = None,
-        workspace: WorkspaceSpec | None = None,
+        workspace: inputs.Directory | None = None,
         title: str = "",
         idempotency_key: str | None = None,
     ) -> str:
@@ -165,8 +183,9 @@ class Client:
             UsageError: no such conversation or event, or no tool worker takes the directory.
         """
         events = Point(conversation_id, at).cut(await self.events(conversation_id, is_whole=True))
-        fork_id = conversation_id_of(idempotency_key) if idempotency_key is not None else new_conversation_id()
-        created = fork_of(events, fork_id, model=model, workspace=workspace, title=title)
+        fork_id = inputs.id_in(None, idempotency_key)
+        place = None if workspace is None else inputs.directory_in(workspace)
+        created = fork_of(events, fork_id, model=model, workspace=place, title=title)
         await require_served(self.store, created.workspace)
         await StoredFiles(self.store).lend(conversation_id, fork_id, created.workspace.source)
         await self.log.adopt(created, copied_events(events, model=model), key=f"fork:{created.forked_from}")
@@ -184,7 +203,7 @@ class Client:
             UsageError: the text cannot be used, the conversation is unknown or closed.
             SecretsLocked: it has secrets, and no key here decrypts them.
         """
-        check_task(text, name="message")
+        check_task(inputs.text_in(text, "text"), name="message")
         message = MessageAction(content=text, source=EventSource.USER)
         await self._append(conversation_id, [*_switch_to(model), message], idempotency_key, log=self._masked)
 
@@ -216,12 +235,10 @@ class Client:
         Raises:
             UsageError: the agent is not in a loop, or there is no such option.
         """
-        if not (await self._tally(conversation_id)).status.is_in_loop or option not in RECOVERED_TO:
-            raise UsageError(
-                f"The conversation {conversation_id} is not in a loop that option {option} ends.",
-                remedy="Send it a message to continue it.",
-            )
-        choice = LoopRecoveryAction(option=option, source=EventSource.USER)
+        choice = LoopRecoveryAction(option=inputs.way_in(option), source=EventSource.USER)
+        if not (await self._tally(conversation_id)).status.is_in_loop:
+            what = f"The agent of the conversation {conversation_id} is not in a loop."
+            raise UsageError(what, remedy="Send it a message to continue it.")
         await self._append(conversation_id, [*_switch_to(model), choice], None)
 
     async def confirm(
@@ -266,7 +283,7 @@ class Client:
             The summary at the end of the wait.
 
         Raises:
-            StoreUnavailable: it has not stopped after `wait_seconds`; the request stays in the log.
+            NotStopped: it has not stopped after `wait_seconds`; the request stays in the log.
         """
         tally = await self._tally(conversation_id)
         if tally.status.is_terminal:
@@ -278,10 +295,7 @@ class Client:
             async with asyncio.timeout(wait_seconds):
                 await self._follow(conversation_id, tally, is_enough=lambda status: status.is_terminal)
         except TimeoutError as error:
-            raise StoreUnavailable(
-                f"The conversation {conversation_id} has not stopped within {wait_seconds:g} s.",
-                remedy="It stops as soon as a controller worker claims it. Check that one is running.",
-            ) from error
+            raise NotStopped(conversation_id, wait_seconds) from error
         return tally.summary()
 
     async def events(
@@ -321,16 +335,18 @@ class Client:
         """Wait until nothing happens any more without somebody's input, and return the summary.
 
         Raises:
-            TimeoutError: not settled after `timeout_seconds`.
+            NotSettled: not settled after `timeout_seconds`; it is a `TimeoutError`, too.
         """
-        async with asyncio.timeout(timeout_seconds):
-            while True:
-                tally = Tally()
-                try:
-                    await self._follow(conversation_id, tally, is_enough=lambda status: status.is_settled)
-                except EventsLost:
-                    continue  # the log continues from an older state
-                return tally.summary()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    tally = Tally()
+                    try:
+                        await self._follow(conversation_id, tally, is_enough=lambda status: status.is_settled)
+                    except EventsLost:
+                        continue  # the log continues from an older state
+                    return tally.summary()
+        raise NotSettled(conversation_id, timeout_seconds)
 
     async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
         """Return up to `limit` conversations, newest first."""
@@ -361,15 +377,7 @@ class Client:
     async def _answer(
         self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None
     ) -> None:
-        state, asked_id = await asked_about(self.store, conversation_id)
-        if state != AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, asked_id):
-            asked = f"about action {asked_id}" if asked_id else f"nothing: it is {state}"
-            raise UsageError(
-                f"The conversation {conversation_id} asks {asked}.", remedy="`deckhands show` says what it asks."
-            )
-        request = ChangeAgentStateAction(
-            agent_state=answer, action_id=asked_id, edited=dict(edited or {}), source=EventSource.USER
-        )
+        request = await answer_to(self.store, conversation_id, answer, action_id, edited or {})
         await self._append(conversation_id, [request], None, log=self._masked if edited else self.log)
 
     async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
@@ -387,14 +395,3 @@ class Client:
 
 def _switch_to(model: str | None) -> tuple[Event, ...]:
     return (ModelSwitched(model=model, source=EventSource.USER),) if model else ()
-
-
-def conversation_id_of(idempotency_key: str) -> str:
-    """Return the id of the conversation that belongs to an idempotency key.
-
-    Raises:
-        UsageError: the key is empty.
-    """
-    if not idempotency_key:
-        raise UsageError("The idempotency key is empty.", remedy="Give one, or leave the option out.")
-    return "k" + sha256(idempotency_key.encode("utf-8", "surrogatepass")).hexdigest()[:25]

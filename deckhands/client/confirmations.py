@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.events import EventSource
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.conversations import Conversations
 from broker.log.latest_event import latest_event
+from broker.runtime.errors import UsageError
 from broker.specs.agent_state import AgentState
 from broker.store.store import Store
+
+
+async def answer_to(
+    store: Store, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any]
+) -> ChangeAgentStateAction:
+    """Return the event that answers what a conversation asks.
+
+    Args:
+        action_id: the action that was shown to the person; None means the one asked about now.
+
+    Raises:
+        UsageError: it asks about no action, or about another one.
+    """
+    state, asked_id = await asked_about(store, conversation_id)
+    if state != AgentState.AWAITING_USER_CONFIRMATION or action_id not in (None, asked_id):
+        asked = f"about action {asked_id}" if asked_id else f"nothing: it is {state}"
+        raise UsageError(
+            f"The conversation {conversation_id} asks {asked}.", remedy="`deckhands show` says what it asks."
+        )
+    return ChangeAgentStateAction(agent_state=answer, action_id=asked_id, edited=dict(edited), source=EventSource.USER)
 
 
 async def asked_about(store: Store, conversation_id: str) -> tuple[str, int | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from broker.contract.events import ConversationCreated, Event, LLMSpec, ModelSwitched, WorkspaceSpec
 from broker.runtime.errors import UsageError
+from deckhands.reading.terminal import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ class Point:
             UsageError: the conversation has fewer.
         """
         if self.at is not None and self.at > len(events):
+            number = counted(len(events), "event")
             raise UsageError(
-                f"The conversation {self.conversation_id} has {len(events)} events; there is no event {self.at}.",
+                f"The conversation {self.conversation_id} has {number}; there is no event {self.at}.",
                 remedy=f"Choose one from 1 to {len(events)}.",
             )
         return list(events[: self.at])

@@ -1,8 +1,9 @@
-"""Tasks as people give them: which texts are valid, their titles, and the form of their output."""
+"""Tasks as people give them: which texts are valid, their titles, their ids, and the form of their output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -48,3 +49,14 @@ def title_of(task: str) -> str:
     """Return a title for a task: its first line, cut to 80 characters."""
     line = task.strip().splitlines()[0].strip()
     return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1] + "…"
+
+
+def conversation_id_of(idempotency_key: str) -> str:
+    """Return the id of the conversation that belongs to an idempotency key.
+
+    Raises:
+        UsageError: the key is empty.
+    """
+    if not idempotency_key:
+        raise UsageError("The idempotency key is empty.", remedy="Give one, or leave the option out.")
+    return "k" + sha256(idempotency_key.encode("utf-8", "surrogatepass")).hexdigest()[:25]

@@ -14,6 +14,7 @@ from broker.runtime.environment import tool_environment
 from broker.runtime.errors import StoreError
 from broker.runtime.settings import BrokerSettings
 from broker.store.connection import Connection, MultiplexedConnection
+from broker.store.durability import REMEDY, volatility_of
 from broker.store.keys import STORE, ShardKeys
 from broker.store.server_versions import weakness_of
 from broker.store.store import server_facts
@@ -54,7 +55,8 @@ async def examine_store(url: str) -> list[Finding]:
     if verdict.exit_status == HEALTHY:
         connection = MultiplexedConnection(url)
         try:
-            found += await _weakness(connection)
+            facts = await server_facts(connection)
+            found += [*_weakness(facts), *_volatility(facts)]
             found += await _dead_letters(connection)
         except (StoreError, ValueError) as error:
             found.append(Finding(DEAD_LETTERS, is_good=False, is_needed=True, detail=f"cannot be read: {error}"))
@@ -63,14 +65,17 @@ async def examine_store(url: str) -> list[Finding]:
     return found
 
 
-async def _weakness(connection: Connection) -> list[Finding]:
-    if BrokerSettings.from_env().store_patched:
-        return []
-    weakness = weakness_of(await server_facts(connection))
+def _weakness(facts: Mapping[str, str]) -> list[Finding]:
+    weakness = None if BrokerSettings.from_env().store_patched else weakness_of(facts)
     if weakness is None:
         return []
     detail = f"{weakness.text} {weakness.remedy}"
     return [Finding("store version", is_good=False, is_needed=weakness.is_certain, detail=detail)]
+
+
+def _volatility(facts: Mapping[str, str]) -> list[Finding]:
+    lost = volatility_of(facts)
+    return [Finding("append-only file", is_good=False, is_needed=True, detail=f"{lost} {REMEDY}")] if lost else []
 
 
 async def _dead_letters(connection: Connection) -> list[Finding]:

@@ -7,12 +7,15 @@ Does not: show everything; `logs --json` and `export` do.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import Action, Event
+from broker.contract.events import Action, Event, EventSource, ModelCallFailed
+from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.paragraphs import Paragraph
+from broker.specs.agent_state import AgentState
 from deckhands.reading.terminal import clean
 
 MAX_COLUMNS = 2_000
@@ -25,18 +28,31 @@ _STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "red": "\x1b[31m", "green": "\x1
 
 
 class Renderer:
-    """Turns events into lines, with colour or without."""
+    """Turns the events of a log into lines, in order, with colour or without.
+
+    Actions of one turn of the model, and their results, have the number of the action before each line. A failure that
+    one event reports and the next one repeats is shown once.
+    """
 
     def __init__(self, *, is_coloured: bool) -> None:
         self._is_coloured = is_coloured
+        self._numbered: set[int] = set()
+        self._failure = ""
 
     def styled(self, text: str, style: str) -> str:
         """Return a text of ours in a style: bold, dim, red, green or cyan."""
         return f"{_STYLES[style]}{text}{_RESET}" if self._is_coloured and text else text
 
-    def lines(self, event: Event) -> list[str]:
-        """Return the lines to show for an event; none for what a reader does not need."""
-        return list(self._blocks(event.paragraphs)) if event.is_shown_to_people else []
+    def lines(self, event: Event, *, shown: str = "") -> list[str]:
+        """Return the lines to show for an event; none for what a reader does not need.
+
+        Args:
+            shown: what the reader has already seen of the model's reply; it is not repeated.
+        """
+        mark = self._number_of(event)
+        if not event.is_shown_to_people or self._repeats_failure(event):
+            return []
+        return [f"{self.styled(mark, 'dim')}{line}" for line in self._blocks(_unseen(event, shown))]
 
     def asked(self, action: Action) -> list[str]:
         """Return the lines that show somebody who is asked about an action everything that it would do."""
@@ -46,6 +62,22 @@ class Renderer:
     def question(self, action: RiskyAction) -> list[str]:
         """Return the lines of the question whether an action may run."""
         return [f"The agent asks to run action {action.id} (risk {action.security_risk.name}):", *self.asked(action)]
+
+    def _number_of(self, event: Event) -> str:
+        """Return what stands before the lines of an action that others run beside, and of its result."""
+        call = event.tool_call_metadata
+        if isinstance(event, Action) and call is not None and call.total_calls_in_response > 1:
+            self._numbered.add(event.id)
+            return f"[{event.id}] "
+        return f"[{event.cause}] " if event.cause in self._numbered else ""
+
+    def _repeats_failure(self, event: Event) -> bool:
+        """Say whether the event only repeats the failure that the one before it has shown."""
+        failure, self._failure = self._failure, ""
+        if isinstance(event, ModelCallFailed) and event.retry_at is None:
+            self._failure = event.content
+        is_error = isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.ERROR
+        return is_error and bool(failure) and failure in event.reason  # type: ignore[attr-defined]
 
     def _blocks(self, paragraphs: Iterable[Paragraph], max_columns: int = MAX_COLUMNS) -> Iterator[str]:
         for paragraph in paragraphs:
@@ -64,3 +96,14 @@ class Renderer:
             shown = line if len(line) <= max_columns else line[:max_columns] + "…"
             full = (mark if number == 0 else " " * len(mark)) + shown
             yield self.styled(full, style) if style else full
+
+
+def _unseen(event: Event, shown: str) -> Iterable[Paragraph]:
+    """Return what an event says, without the words of the model that were shown; what it does is always said."""
+    if not shown or not isinstance(event, Action) or event.source is not EventSource.AGENT:
+        return event.paragraphs
+    return [part for part in event.paragraphs if part.style == "cyan" or not _is_in(part.text.strip(), shown)]
+
+
+def _is_in(text: str, shown: str) -> bool:
+    return text in shown or json.dumps(text)[1:-1] in shown or json.dumps(text, ensure_ascii=False)[1:-1] in shown

@@ -10,8 +10,11 @@ Does not: decide what is shown, see `deckhands.reading.rendering` and `deckhands
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import unicodedata
 from collections.abc import Iterable
+from typing import TextIO
 
 import click
 
@@ -35,6 +38,47 @@ def clean_line(text: str, *, limit: int = 200) -> str:
     """Return cleaned text as one line of at most `limit` characters."""
     line = " ".join(clean(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 file`, `1,234 files`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Say whether a stream gets colours: a terminal, unless NO_COLOR or TERM=dumb forbids it."""
+    from deckhands.settings import wants_colour  # late: `--help` prints by this module, and settings cost pydantic
+
+    return stream.isatty() and wants_colour()
+
+
+def is_redrawn(stream: TextIO) -> bool:
+    """Say whether lines on a stream can be replaced: on a terminal, unless TERM=dumb."""
+    from deckhands.settings import can_redraw
+
+    return stream.isatty() and can_redraw()
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """Return how many columns a stream has; None: it is no terminal, and lines may be as long as they are."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def width_of(text: str) -> int:
+    """Return how many columns a cleaned line takes: two for a wide character, none for one that combines."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
+
+
+def fitted(line: str, columns: int) -> str:
+    """Return a cleaned line cut to so many columns, with `…` where something is missing."""
+    if width_of(line) <= columns:
+        return line
+    while line and width_of(line) > columns - 1:
+        line = line[:-1]
+    return line + "…" if columns > 0 else ""
 
 
 def print_text(text: str, *, err: bool = False, end: str = "\n") -> None:

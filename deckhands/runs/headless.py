@@ -10,12 +10,21 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, Limits, WorkspaceSpec
+from broker.contract.events import (
+    AgentSpec,
+    ConfirmationStatus,
+    ConversationCreated,
+    Event,
+    Limits,
+    ModelReply,
+    WorkspaceSpec,
+)
 from broker.contract.notes import Notebook
 from broker.contract.observations import ErrorObservation
 from broker.coordination.membership import silent_roles
@@ -31,10 +40,11 @@ from broker.specs.workspace_sources import GitSource
 from deckhands.client.client import Client
 from deckhands.client.named_directory import refuse_unfit
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, Notice
-from deckhands.cluster.home import Home, supervising
+from deckhands.home import Home, supervising
 from deckhands.reading.notebook_file import NotebookFile
 from deckhands.reading.summary import ExitCode, Summary, Tally
 from deckhands.runs.records import RunFolder
+from deckhands.settings import MODEL_VARIABLES, PROFILES_VARIABLE
 
 STOP_LIMIT_SECONDS = 15.0
 """How long an interrupted conversation may take to stop."""
@@ -116,6 +126,13 @@ def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) ->
     return {name: parts.path} if parts and parts.scheme == "file" and not environment.get(name) else {}
 
 
+def _own_model(task: Task, environment: Mapping[str, str]) -> dict[str, str]:
+    """Make the task's model the default of the private controller worker, which prepares for that one as it starts."""
+    model = task.agent.llm.model
+    is_configured = any(environment.get(name) for name in (*MODEL_VARIABLES, PROFILES_VARIABLE))
+    return {MODEL_VARIABLES[0]: model} if model and not is_configured else {}
+
+
 async def run_privately(home: Home, task: Task, environment: Mapping[str, str], watcher: Watcher) -> Ending:
     """Run a task with a private store, controller worker and tool worker.
 
@@ -139,7 +156,8 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         directories = () if workspace.path is None else (Path(workspace.path),)
         for directory in directories:
             refuse_unfit(directory, environment)
-        spec = ClusterSpec(folder.path, environment={**environment, **demanded}, workspace_roots=directories)
+        known = {**_own_model(task, environment), **environment, **demanded}
+        spec = ClusterSpec(folder.path, environment=known, workspace_roots=directories)
         cluster = Cluster(spec, on_notice=watcher.on_notice)
         watcher.at_once = cluster.kill_all
         try:
@@ -216,12 +234,14 @@ async def carry_out(
         on_event: gets every event, from the first one on.
         broken: raises when the private cluster keeps failing.
     """
-    tally = Tally()
-    following = asyncio.ensure_future(_follow(client, conversation_id, tally, on_event, ask=watcher.ask))
+    tally, live = Tally(), LiveText(client.store, conversation_id)
+    show_rest = partial(_show_rest, live, watcher.on_piece)
+    following = asyncio.ensure_future(
+        _follow(client, conversation_id, tally, on_event, ask=watcher.ask, show_rest=show_rest)
+    )
     interruption = asyncio.ensure_future(watcher.interrupted.wait())
     breakage = asyncio.ensure_future(broken) if broken is not None else asyncio.get_running_loop().create_future()
     waiting: list[asyncio.Future[Any]] = [following, interruption, breakage]
-    live = LiveText(client.store, conversation_id)
     showing = asyncio.ensure_future(_show(live, watcher.on_piece))
     try:
         await asyncio.wait(waiting, timeout=task.time_limit_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -229,7 +249,6 @@ async def carry_out(
             await breakage
         if following.done():
             await following
-            await _show_rest(live, showing, watcher.on_piece)
             summary = tally.summary()
             return Ending(summary, summary.exit_code)
         code = ExitCode.INTERRUPTED if interruption.done() else ExitCode.OUT_OF_TIME
@@ -256,12 +275,10 @@ async def _show(live: LiveText, on_piece: OnPiece | None) -> None:
                 on_piece(piece)
 
 
-async def _show_rest(live: LiveText, showing: asyncio.Future[None], on_piece: OnPiece | None) -> None:
-    """Pass on the parts that `_show` has not reached."""
+async def _show_rest(live: LiveText, on_piece: OnPiece | None) -> None:
+    """Pass on the parts of a reply that `_show` has not reached."""
     if on_piece is None:
         return
-    showing.cancel()
-    await asyncio.wait([showing])
     with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
         for piece in await live.rest():
             on_piece(piece)
@@ -293,10 +310,20 @@ async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summar
     return tally.summary() if tally.last_event_id else await client.summary(conversation_id)
 
 
-async def _follow(client: Client, conversation_id: str, tally: Tally, on_event: OnEvent, *, ask: Ask | None) -> None:
+async def _follow(
+    client: Client,
+    conversation_id: str,
+    tally: Tally,
+    on_event: OnEvent,
+    *,
+    ask: Ask | None,
+    show_rest: Callable[[], Awaitable[None]],
+) -> None:
     waiting: dict[int, RiskyAction] = {}
     async with contextlib.aclosing(client.tail(conversation_id, is_whole=True)) as events:
         async for event in events:
+            if isinstance(event, ModelReply):  # all of its parts come before what follows from it
+                await show_rest()
             on_event(event)
             tally.add(event)
             if isinstance(event, RiskyAction) and event.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION:

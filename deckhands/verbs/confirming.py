@@ -13,11 +13,12 @@ import click
 from broker.contract.actions import RiskyAction
 from broker.contract.planning import PlanAction
 from broker.runtime.errors import UsageError
+from deckhands.cli.abbreviations import conversation_argument
 from deckhands.cli.connecting import on_conversation
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
 from deckhands.reading.rendering import Renderer
-from deckhands.reading.terminal import ask, print_coloured
+from deckhands.reading.terminal import ask, is_coloured, print_coloured
 
 SECTION = "Control a conversation"
 VERBS = {
@@ -50,7 +51,7 @@ action_option = click.option(
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @action_option
 @click.option(
     "--edit",
@@ -68,7 +69,7 @@ def confirm(options: ConfirmOptions) -> None:
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @action_option
 @options_as(RejectOptions)
 def reject(options: RejectOptions) -> None:
@@ -83,7 +84,7 @@ async def ask_at_terminal(action: RiskyAction) -> bool:
     if isinstance(action, PlanAction):  # it was printed above, whole
         ask(QUESTION_OF_A_PLAN)
     else:
-        print_coloured(Renderer(is_coloured=sys.stderr.isatty()).question(action), err=True)
+        print_coloured(Renderer(is_coloured=is_coloured(sys.stderr)).question(action), err=True)
         ask(QUESTION)
     loop = asyncio.get_running_loop()
     has_line = asyncio.Event()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from deckhands.cli.abbreviations import conversation_argument
 from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import ConversationOptions, json_option, read_task
 from deckhands.cli.output import note, print_json
@@ -61,7 +62,7 @@ class CancelOptions:
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @click.argument("text", required=False)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the message.")
 @model_option
@@ -74,7 +75,7 @@ def message(options: MessageOptions) -> None:
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @options_as(ConversationOptions)
 def pause(options: ConversationOptions) -> None:
     """Ask for a pause: what runs is finished, nothing new is started."""
@@ -83,7 +84,7 @@ def pause(options: ConversationOptions) -> None:
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @model_option
 @options_as(ResumeOptions)
 def resume(options: ResumeOptions) -> None:
@@ -94,7 +95,7 @@ def resume(options: ResumeOptions) -> None:
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @click.argument("way", type=click.Choice(list(WAYS)))
 @model_option
 @options_as(RecoverOptions)
@@ -106,7 +107,7 @@ def recover(options: RecoverOptions) -> None:
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @click.option("--no-wait", is_flag=True, help="Do not wait until it has stopped.")
 @json_option
 @options_as(CancelOptions)
@@ -121,7 +122,7 @@ def cancel(options: CancelOptions) -> None:
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @options_as(ConversationOptions)
 def close(options: ConversationOptions) -> None:
     """Close a conversation that is over: it takes no more messages, and its workspace is removed after a week."""

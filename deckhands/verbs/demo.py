@@ -22,7 +22,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.cluster.demo import Demo, DemoReport, DemoSpec, Progress
 from deckhands.cluster.diagnostics import reason_unconfined
 from deckhands.reading.summary import ExitCode
-from deckhands.reading.terminal import print_text, redraw
+from deckhands.reading.terminal import is_redrawn, print_text, redraw
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
@@ -156,7 +156,7 @@ class _Screen:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal = is_redrawn(sys.stderr)
         self._started = self._drawn = self._clock.monotonic()
         self._quarter = 0
 

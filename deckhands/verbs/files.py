@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from broker.runtime.errors import UsageError
+from deckhands.cli.abbreviations import conversation_argument, whole_id
 from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import ConversationOptions, json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.client.files import WorkspaceFiles
-from deckhands.reading.terminal import print_patch
+from deckhands.reading.terminal import counted, print_patch
 
 SECTION = "Files of a workspace"
 VERBS = {
@@ -76,11 +77,11 @@ def cp(options: CopyOptions) -> None:
         return
     for name in skipped:
         note(f"{name} points outside the directory and was skipped.")
-    note(f"{files:,} files, {size:,} bytes.")
+    note(f"{counted(files, 'file')}, {counted(size, 'byte')}.")
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @options_as(ConversationOptions)
 def diff(options: ConversationOptions) -> None:
     """Print what was changed in a workspace since its beginning, as a patch for `git apply`.
@@ -95,7 +96,7 @@ def diff(options: ConversationOptions) -> None:
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @json_option
 @options_as(CheckpointOptions)
 def checkpoint(options: CheckpointOptions) -> None:
@@ -107,10 +108,10 @@ def checkpoint(options: CheckpointOptions) -> None:
     if options.as_json:
         print_json({"files": files, "size_bytes": size})
     else:
-        note(f"Saved: {files:,} files, {size:,} bytes.")
+        note(f"Saved: {counted(files, 'file')}, {counted(size, 'byte')}.")
 
 
 def _place(text: str) -> tuple[str, str] | None:
     """Return the conversation and the path of `ID:PATH`; None for a path of this machine."""
     conversation_id, mark, path = text.partition(":")
-    return (conversation_id, path or ".") if mark and "/" not in conversation_id else None
+    return (whole_id(conversation_id), path or ".") if mark and "/" not in conversation_id else None

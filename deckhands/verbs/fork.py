@@ -12,6 +12,7 @@ import click
 from broker.contract.events import ConversationCreated, Event, WorkspaceSpec
 from broker.coordination.stored_files import StoredFiles
 from broker.runtime.ids import new_conversation_id
+from deckhands.cli.abbreviations import POINT
 from deckhands.cli.connecting import RunIsOver, cluster_client, conversation_client, read_events
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
@@ -40,7 +41,7 @@ class ForkOptions:
 
 
 @click.command()
-@click.argument("point", metavar="ID@EVENT")
+@click.argument("point", metavar="ID@EVENT", type=POINT)
 @click.option("--model", help="Another model for the forks.")
 @click.option("--copies", type=click.IntRange(1, 1_000), default=1, show_default=True, help="How many forks.")
 @click.option("-w", "--workspace", type=click.Path(path_type=Path), help="The directory that the forks work on.")

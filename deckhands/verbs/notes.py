@@ -21,7 +21,7 @@ from deckhands.cli.options import NAME_REMEDY, json_option, memory_of
 from deckhands.cli.output import note as say
 from deckhands.cli.output import print_json, table
 from deckhands.cli.verbs import options_as
-from deckhands.cluster.home import Home
+from deckhands.home import Home
 from deckhands.reading.notebook_file import NotebookFile, notebooks_in
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings

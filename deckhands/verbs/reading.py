@@ -1,83 +1,53 @@
-"""`deckhands ls`, `show`, `logs` and `export`: read conversations, of a cluster or from the files of runs."""
+"""`deckhands show`, `logs` and `export`: read conversations, of a cluster or from the files of runs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Event
-from broker.log.conversations import ConversationRow
 from broker.log.export import event_line
-from broker.runtime.errors import CorruptEntry, UsageError
+from broker.runtime.errors import UsageError
+from deckhands.cli.abbreviations import POINT, conversation_argument
 from deckhands.cli.connecting import (
-    NoCluster,
     RunIsOver,
-    cluster_client,
     conversation_client,
     read_events,
     read_summary,
     read_wait_reason,
 )
 from deckhands.cli.options import json_option
-from deckhands.cli.output import EventPrinter, cost_text, note, print_json, summary_lines, table
+from deckhands.cli.output import EventPrinter, note, print_json, summary_lines
 from deckhands.cli.verbs import options_as
 from deckhands.client.forking import Point
-from deckhands.cluster.home import Home
 from deckhands.openhands.trajectory_export import trajectory_of
-from deckhands.reading.summary import Tally, summarize
+from deckhands.reading.summary import Summary, Tally, summarize
 from deckhands.reading.terminal import clean_line, print_ascii, print_text
-from deckhands.runs.records import RunFolder
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
 VERBS = {
-    "ls": "List conversations and runs.",
     "show": "Show the result of a conversation, or its state at any event.",
     "logs": "Show the events of a conversation; -f follows it.",
     "export": "Write the events of a conversation, one JSON object per line.",
 }
 
 WAITS = {
-    "newer_worker": "a controller worker of a newer version of Deckhands, which has written to its log (newer_worker)"
+    "batch": "a batch of model calls at its provider (batch)",
+    "delegate": "the agents that it has handed tasks to (delegate)",
+    "newer_worker": "a controller worker of a newer version of Deckhands, which has written to its log (newer_worker)",
+    "rate_limit": "its turn at the model's quota (rate_limit)",
+    "tool": "an action that runs (tool)",
+    "waiting_for_budget": "money: a budget of its tenant or experiment is used up. `deckhands budget ls` shows it, and "
+    "`deckhands budget add` lets the conversation continue (waiting_for_budget)",
 }
 """Reasons to wait that need more than a word."""
-HEAD = ("CONVERSATION", "STATE", "STEPS", "COST", "UPDATED (UTC)", "TITLE")
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A conversation or a run as a listing shows it; `updated` is a time in ISO 8601, or empty."""
-
-    conversation_id: str
-    state: str
-    wait_reason: str
-    iterations: int
-    cost_usd: float
-    has_unknown_cost: bool
-    updated: str
-    title: str
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the cells of its line in the table."""
-        state = f"{self.state} ({self.wait_reason})" if self.wait_reason else self.state
-        moment = self.updated[:19].replace("T", " ")
-        cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
-        return (self.conversation_id, state, str(self.iterations), cost, moment, self.title)
-
-
-@dataclass(frozen=True, slots=True)
-class ListOptions:
-    """Options of `ls`."""
-
-    limit: int
-    as_json: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +77,7 @@ class ExportOptions:
 
 
 @click.command()
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True)
-@json_option
-@options_as(ListOptions)
-def ls(options: ListOptions) -> None:
-    """List the conversations of the cluster and the runs of this machine, newest first."""
-    found, is_whole = asyncio.run(_listed(FaceSettings.from_env(), options.limit))
-    if options.as_json:
-        for listed in found:
-            print_json(asdict(listed))
-    elif found:
-        print_text("\n".join(table(HEAD, [listed.cells() for listed in found])))
-    elif is_whole:
-        note("There are no conversations and no runs yet. `deckhands run -t TASK` starts one.")
-
-
-@click.command()
-@click.argument("point", metavar="ID[@EVENT]")
+@click.argument("point", metavar="ID[@EVENT]", type=POINT)
 @json_option
 @options_as(ShowOptions)
 def show(options: ShowOptions) -> None:
@@ -144,7 +98,7 @@ def show(options: ShowOptions) -> None:
         printer.event(events[-1])
     print_text("\n".join(summary_lines(summary)))
     if waits_for:
-        print_text(f"{'Waits for:':<14}{clean_line(WAITS.get(waits_for, waits_for))}")
+        print_text(f"{'Waits for:':<14}{clean_line(WAITS.get(waits_for, waits_for), limit=1_000)}")
     if summary.message:
         print_text("\n" + summary.message)
     if summary.asked_id is not None:
@@ -155,24 +109,25 @@ def show(options: ShowOptions) -> None:
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @click.option("-f", "--follow", is_flag=True, help="Follow the conversation until it is over.")
 @json_option
 @options_as(LogOptions)
-def logs(options: LogOptions) -> None:
-    """Show the events of a conversation in a readable form."""
+def logs(options: LogOptions) -> int:
+    """Show the events of a conversation in a readable form. With -f, exit with the code that `run` would have."""
     settings, conversation_id = FaceSettings.from_env(), options.conversation_id
     printer = EventPrinter(as_json=options.as_json)
     if options.follow:
         with contextlib.suppress(RunIsOver):
-            asyncio.run(_follow(settings, conversation_id, printer))
-            return
-    for event in asyncio.run(read_events(settings, conversation_id, is_lenient=True)):
+            return int(asyncio.run(_follow(settings, conversation_id, printer)).exit_code)
+    events = asyncio.run(read_events(settings, conversation_id, is_lenient=True))
+    for event in events:
         printer.event(event)
+    return int(summarize(events).exit_code) if options.follow else 0
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; by default standard output.")
 @click.option("--format", "style", type=click.Choice(["events", "openhands"]), default="events", show_default=True)
 @options_as(ExportOptions)
@@ -201,7 +156,8 @@ def export(options: ExportOptions) -> None:
         ) from error
 
 
-async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPrinter) -> None:
+async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPrinter) -> Summary:
+    """Print events until the conversation is over."""
     tally = Tally()
     async with (
         conversation_client(settings, conversation_id) as client,
@@ -211,53 +167,5 @@ async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPr
             printer.event(event)
             tally.add(event)
             if tally.status.is_terminal and tally.last_event_id >= await client.log.last_id(conversation_id):
-                return
-
-
-async def _listed(settings: FaceSettings, limit: int) -> tuple[list[Listed], bool]:
-    """Return what there is, newest first, and whether that is all."""
-    home = Home(settings.home)
-    found, is_whole = list(_listed_runs(home, limit)), True
-    try:
-        async with cluster_client(settings) as client:
-            found += [_listed_row(row) for row in await client.recent(limit=limit)]
-    except NoCluster:
-        is_whole = not home.has_had_cluster
-        if not is_whole:
-            note("The cluster is not up, so its conversations are not listed.")
-    return sorted(found, key=lambda listed: listed.updated, reverse=True)[:limit], is_whole
-
-
-def _listed_row(row: ConversationRow) -> Listed:
-    return Listed(
-        conversation_id=row.conversation_id,
-        state=row.state,
-        wait_reason=row.wait_reason,
-        iterations=int(row.fields.get("iterations", 0)),
-        cost_usd=float(row.fields.get("cost_usd", 0)),
-        has_unknown_cost=row.fields.get("has_unknown_cost", "0") == "1",
-        updated=row.updated.isoformat(),
-        title=row.title,
-    )
-
-
-def _listed_runs(home: Home, limit: int) -> Iterator[Listed]:
-    for path in home.run_folders()[:limit]:
-        folder = RunFolder(path)
-        if not folder.has_events:
-            continue
-        try:
-            summary = folder.summary()
-        except CorruptEntry as error:
-            note(str(error))
-            continue
-        yield Listed(
-            conversation_id=summary.conversation_id,
-            state=summary.state,
-            wait_reason="" if folder.is_over else "in progress, or killed",
-            iterations=summary.iterations,
-            cost_usd=summary.cost_usd,
-            has_unknown_cost=summary.has_unknown_cost,
-            updated=summary.updated.isoformat() if summary.updated else "",
-            title=summary.title,
-        )
+                break
+    return tally.summary()

@@ -18,11 +18,12 @@ import click
 
 from broker.log.export import event_line
 from broker.runtime.errors import DeckhandsError, UsageError
+from deckhands.cli.abbreviations import whole_id
 from deckhands.cli.connecting import read_events
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
-from deckhands.reading.terminal import clean_line, print_text
+from deckhands.reading.terminal import clean_line, counted, print_text
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
@@ -73,7 +74,7 @@ def _lines(settings: FaceSettings, source: str) -> Iterable[str]:
             return path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"The file {path} cannot be read: {error}.", remedy="Name another.") from error
-    return [event_line(event) for event in asyncio.run(read_events(settings, source))]
+    return [event_line(event) for event in asyncio.run(read_events(settings, whole_id(source)))]
 
 
 def _replayed(lines: Iterable[str]) -> dict[str, Any]:
@@ -98,7 +99,8 @@ def _replayed(lines: Iterable[str]) -> dict[str, Any]:
 def _tell(report: dict[str, Any]) -> None:
     name = report["conversation_id"]
     if report["is_same"]:
-        print_text(f"{name}: {report['events']} events, {report['decided']} of them decided again; all are the same.")
+        number = counted(report["events"], "event")
+        print_text(f"{name}: {number}, {report['decided']} of them decided again; all are the same.")
         if report["is_waiting"]:
             note("Its log ends where a controller worker would continue at once.")
         return

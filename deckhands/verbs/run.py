@@ -15,14 +15,24 @@ from broker.contract.events import Event
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
 from broker.specs.specs import AGENTS_WITHOUT_MODEL
+from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.options import given_text, json_option, read_task
 from deckhands.cli.output import EventPrinter, note, outliving_reader
 from deckhands.cli.stop_signals import on_stop_signals
-from deckhands.cli.task_options import TaskOptions, agent_of, limits_of, place_of, task_options, workspace_of
+from deckhands.cli.task_options import (
+    TaskOptions,
+    agent_of,
+    limits_of,
+    place_of,
+    task_options,
+    with_script_here,
+    workspace_of,
+)
 from deckhands.cli.verbs import options_as
+from deckhands.client.known_agents import require_agent_here
 from deckhands.client.named_directory import own_directory
 from deckhands.client.tasks import check_task
-from deckhands.cluster.home import Home
+from deckhands.home import Home
 from deckhands.reading.summary import ExitCode
 from deckhands.runs.headless import Ending, Task, Watcher, run_on_cluster, run_privately
 from deckhands.settings import FaceSettings
@@ -58,7 +68,13 @@ class RunOptions(TaskOptions):
     help="The directory to work on (by default the current one), git+https://…#REF, or an archive or bundle.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after this many seconds.")
-@click.option("--resume", "resumed_id", metavar="ID", help="Continue a run that was killed, stopped or has settled.")
+@click.option(
+    "--resume",
+    "resumed_id",
+    metavar="ID",
+    type=CONVERSATION_ID,
+    help="Continue a run that was killed, stopped or has settled.",
+)
 @click.option(
     "--recover",
     type=click.Choice(list(WAYS)),
@@ -113,7 +129,7 @@ def _task(settings: FaceSettings, options: RunOptions) -> Task:
             remedy="Set LLM_MODEL and LLM_API_KEY (and LLM_BASE_URL for a server of your own), or pass --model. "
             "`deckhands demo` needs no model.",
         )
-    return Task(
+    task = Task(
         text,
         agent=agent_of(options, model),
         workspace=workspace_of(options, place, settings.sandbox),
@@ -124,6 +140,10 @@ def _task(settings: FaceSettings, options: RunOptions) -> Task:
         title=options.title,
         time_limit_seconds=options.timeout,
     )
+    if settings.url is not None:
+        return task
+    require_agent_here(task.agent)
+    return replace(task, agent=with_script_here(task.agent))
 
 
 def _refuse_what_is_settled() -> None:

@@ -10,6 +10,7 @@ import click
 
 from broker.runtime.errors import UsageError
 from broker.secrets.secrets import check_secret
+from deckhands.cli.abbreviations import conversation_argument
 from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
@@ -34,7 +35,7 @@ class SecretOptions:
 
 
 @click.command()
-@click.argument("conversation_id")
+@conversation_argument
 @click.argument("name", required=False)
 @click.option("--from-env", is_flag=True, help="Take the value from the environment variable NAME.")
 @click.option("--remove", is_flag=True, help="Stop giving it to commands. Its value stays hidden.")

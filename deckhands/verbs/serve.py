@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
 from deckhands.cluster.diagnostics import reason_unconfined
 from deckhands.cluster.embedded_cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
-from deckhands.cluster.home import Home, supervising
+from deckhands.home import Home, supervising
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
@@ -124,11 +125,18 @@ def _greeting(cluster: Cluster, model: str | None) -> str:
         f"The cluster is up: {cluster.spec.controllers} controller and {cluster.spec.tools} tool workers.",
         f"  store:  {cluster.store.port_url or cluster.url}",
         f"  celery: {cluster.store.celery_url}",
+        f"  ask:    {_question(cluster.store.celery_url)}",
         f"  logs:   {cluster.logs}",
         f"  model:  {model or 'none by default; use `submit --model`, or set LLM_MODEL here'}",
         "In another terminal: `deckhands submit -t TASK`, `deckhands ls`, `deckhands logs -f ID`. Ctrl-C stops it.",
     ]
     return "\n".join(lines)
+
+
+def _question(celery_url: str) -> str:
+    """Return the command that asks the workers for the conversations they have, for a shell in any directory."""
+    celery = Path(sys.executable).parent / "celery"
+    return shlex.join([str(celery), "-A", "controller_worker.app", "-b", celery_url, "inspect", "conversations"])
 
 
 @click.command()

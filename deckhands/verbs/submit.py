@@ -13,7 +13,15 @@ from broker.specs.specs import Tenancy
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import NAME_REMEDY, json_option, read_task
 from deckhands.cli.output import note, print_json
-from deckhands.cli.task_options import TaskOptions, agent_of, limits_of, place_of, task_options, workspace_of
+from deckhands.cli.task_options import (
+    TaskOptions,
+    agent_of,
+    limits_of,
+    place_of,
+    task_options,
+    with_script_here,
+    workspace_of,
+)
 from deckhands.cli.verbs import options_as
 from deckhands.client.named_directory import own_directory
 from deckhands.reading.terminal import print_text
@@ -68,14 +76,16 @@ def submit(options: SubmitOptions) -> None:
 
 async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> str:
     place = place_of(options.workspace, options)
-    if place.path is not None and settings.url is None:
-        # A cluster named by DECKHANDS_URL may be on other hosts.
-        place = replace(place, path=own_directory(place.path, settings.environment))
+    agent = agent_of(options, options.model)
+    if settings.url is None:  # a cluster named by DECKHANDS_URL may be on other hosts
+        agent = with_script_here(agent)
+        if place.path is not None:
+            place = replace(place, path=own_directory(place.path, settings.environment))
     values = secret_values(settings, options.secrets)
     async with cluster_client(settings) as client:
         conversation_id = await client.submit(
             task,
-            agent=agent_of(options, options.model),
+            agent=agent,
             workspace=workspace_of(options, place, "auto"),
             upload=place.content,
             limits=limits_of(options),

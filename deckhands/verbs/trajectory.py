@@ -18,7 +18,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.openhands.exported_log import read_exported_log
 from deckhands.openhands.sdk_conversation import read_sdk_directory
 from deckhands.openhands.trajectory_import import read_trajectory
-from deckhands.reading.terminal import print_text
+from deckhands.reading.terminal import counted, print_text
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
@@ -56,7 +56,7 @@ def import_(options: ImportOptions) -> None:
             raise UsageError(
                 f"The file {output} cannot be written: {error.strerror}.", remedy="Name another."
             ) from error
-        note(f"{len(events)} events are in {output}.")
+        note(f"{output} has {counted(len(events), 'event')}.")
         return
     print_text(asyncio.run(_adopt(FaceSettings.from_env(), events)))
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +93,25 @@ def started(*arguments: str | Path, env: Mapping[str, str], before: str = "") ->
                     running.wait(timeout=20)
                 except subprocess.TimeoutExpired:
                     running.kill()
+
+
+def on_terminal(*arguments: str, env: Mapping[str, str], columns: int = 80) -> str:
+    """Call the command on a terminal of some width, and return what it prints there; it has to succeed."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    mine = {name: env[name] for name in ("NO_COLOR", "TERM") if env.get(name) != os.environ.get(name)}
+    kept = {name: text for name, text in env.items() if name not in ("COLUMNS", "LINES", "NO_COLOR", "TERM")}
+    shown = b""
+    with subprocess.Popen(
+        [*COMMAND, *arguments], env={**kept, "TERM": "xterm", **mine}, stdin=its, stdout=its, stderr=its
+    ) as running:
+        os.close(its)
+        with suppress(OSError):  # it is closed at the end
+            while piece := os.read(ours, 65_536):
+                shown += piece
+        os.close(ours)
+        assert running.wait(timeout=LIMIT_SECONDS) == 0, shown
+    return shown.decode().replace("\r\n", "\n")
 
 
 def finished(running: subprocess.Popen[str]) -> Done:

@@ -15,11 +15,13 @@ import pytest
 
 from broker.store.connection import MultiplexedConnection
 from broker.store.embedded import EmbeddedValkey
+from controller_worker.agents.registry import AGENTS
+from deckhands.client.known_agents import agents_here
 from deckhands.runs.records import RunFolder
 from tests.integration.command_line import COMMAND, Done, Terminal, deckhands, environment
 from tests.unit.deckhands.sample_log import finished_log
 
-MODEL = {"LLM_MODEL": "scripted//nowhere.json"}
+MODEL = {"LLM_MODEL": "scripted//dev/null"}
 
 
 @pytest.fixture
@@ -114,6 +116,28 @@ def test_a_directory_where_a_file_of_the_home_belongs(env, tmp_path, name, argum
     (path := tmp_path / "home" / name).mkdir(parents=True)
     told = f"deckhands: {path} cannot be used: Is a directory."
     refused(deckhands(*arguments, env=env), 1, told, "Move it away, or set DECKHANDS_HOME to another directory.")
+
+
+class TestAgentAndModel:
+    """Refused before anything starts: no folder of a run is left, and each message is there once."""
+
+    def test_an_agent_that_there_is_not(self, env, tmp_path):
+        (tmp_path / "work").mkdir()
+        done = deckhands("run", "-t", "x", "--agent", "NoAgent", "-w", tmp_path / "work", env=env)
+        known = ", ".join(sorted(AGENTS))
+        assert done == Done(2, "", f"deckhands: There is no agent named 'NoAgent'.\n  Known agents: {known}.\n")
+        assert not (tmp_path / "home" / "runs").exists()
+
+    def test_a_script_that_there_is_not(self, env, tmp_path):
+        (tmp_path / "work").mkdir()
+        done = deckhands("run", "-t", "x", "-w", tmp_path / "work", "--model", "scripted//nowhere.json", env=env)
+        told = "deckhands: The script of the model scripted//nowhere.json cannot be read: No such file or directory."
+        assert (done.code, done.out, done.err.count("nowhere")) == (2, "", 1)
+        refused(done, 2, told, "Name a file: scripted/FILE.")
+        assert not (tmp_path / "home" / "runs").exists()
+
+    def test_the_names_of_the_agents_are_those_that_an_import_finds(self):
+        assert agents_here() == frozenset(AGENTS)
 
 
 class TestWorkspace:

@@ -146,6 +146,17 @@ def test_a_script_that_does_not_exist(on_cluster, workspace):
     assert "/no/such/file.json" in done.out
 
 
+def test_an_agent_and_a_script_that_there_are_not_are_refused(env, workspace):
+    before = deckhands("ls", "--json", env=env).out
+    unknown = deckhands("submit", "-t", "x", "-w", workspace, "--agent", "NoAgent", env=env)
+    assert (unknown.code, unknown.out) == (2, "")
+    assert unknown.err.startswith("deckhands: There is no agent named 'NoAgent'.\n  Known agents: BrowsingAgent, ")
+    missing = deckhands("submit", "-t", "x", "-w", workspace, "--model", "scripted/no/such.json", env=env)
+    told = "deckhands: The script of the model scripted/no/such.json cannot be read: No such file or directory.\n"
+    assert (missing.code, missing.out, missing.err.partition("  Name")[0]) == (2, "", told)
+    assert deckhands("ls", "--json", env=env).out == before
+
+
 def test_submit_logs_show_export_ls(env, workspace, tmp_path):
     model = script(tmp_path / "m.json", run_command("echo hello"), finish("Done."))
     arguments = ["submit", "-t", "Do it.", "-w", workspace, "--model", model, "--title", "A title"]
@@ -208,11 +219,24 @@ def test_pause_message_resume_cancel(env, tmp_path):
         read_until(following, '"agent_state": "running"')
         done = deckhands("cancel", cid, "--json", env=env)
         assert (done.code, done.json[0]["state"]) == (0, "stopped")
-        assert finished(following).code == 0
+        assert finished(following).code == 130  # as `run` would end
     asyncio.run(until(lambda: not is_running("sleep", "301.7"), limit=10, what="end of the command"))
     assert deckhands("cancel", cid, env=env).err == "The conversation is stopped.\n"
     refused = deckhands("pause", cid, env=env)
     assert (refused.code, "is stopped; it cannot be paused" in refused.err) == (2, True)
+
+
+def test_following_ends_with_the_exit_code_of_a_run(env, tmp_path):
+    for code, arguments, turns in (
+        (0, [], [finish("Done.")]),
+        (1, [], [{"error": {"code": "authentication", "text": "no"}}]),
+        (6, ["-i", "1"], [run_command("true"), run_command("true"), run_command("true")]),
+    ):
+        model = script(tmp_path / f"{code}.json", *turns)
+        cid = deckhands("submit", "-t", "Do it.", "--model", model, *arguments, env=env).out.strip()
+        followed = deckhands("logs", "-f", cid, env=env)
+        assert followed.code == code, followed
+        assert deckhands("logs", cid, env=env).code == 0
 
 
 def test_cancelling_without_waiting(env, tmp_path):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from broker.coordination.action_streams import ActionQueue
-from broker.coordination.membership import Membership
+from broker.coordination.membership import Membership, members
+from broker.runtime.child import Child
 from broker.store.connection import MultiplexedConnection
 from broker.store.server_versions import weakness_of
 from broker.store.store import Store, server_facts
+from deckhands import Client
 from deckhands.cluster.diagnostics import Finding, examine_store
 from tests.integration.command_line import deckhands, environment
-from tests.stores import RealServer, emptied
+from tests.polling import until
+from tests.stores import RealServer, emptied, running, valkey_program
 
 
 def test_it_says_what_this_machine_can_do(tmp_path: Path) -> None:
@@ -96,6 +101,45 @@ def test_a_store_of_a_version_that_may_have_a_hole(
         assert "CVE-" in lines[-1]
     monkeypatch.setenv("DECKHANDS_STORE_PATCHED", "1")
     assert [finding.name for finding in asyncio.run(examine_store(redis_server.url))] == ["store"]
+
+
+@pytest.fixture
+def forgetful() -> Iterator[RealServer]:
+    """A server without an append-only file."""
+    yield from running(valkey_program(), "--appendonly", "no")
+
+
+def test_a_store_without_an_append_only_file(tmp_path: Path, forgetful: RealServer) -> None:
+    env = environment(tmp_path, DECKHANDS_URL=forgetful.url)
+    done = deckhands("doctor", env=env)
+    assert done.code == 1
+    last = done.out.splitlines()[-1]
+    assert last.startswith("missing append-only file    THE STORE KEEPS NO APPEND-ONLY FILE: ")
+    assert "Set `appendonly yes` on its server" in last
+
+
+async def test_workers_of_a_store_without_an_append_only_file_say_so_once(
+    tmp_path: Path, forgetful: RealServer
+) -> None:
+    env = environment(tmp_path, DECKHANDS_URL=forgetful.url, DECKHANDS_CELERY_URL=f"redis+socket://{forgetful.socket}")
+    workers = {
+        role: Child.start([sys.executable, "-P", "-m", f"{role}_worker"], log=tmp_path / role, env=env)
+        for role in ("controller", "tool")
+    }
+    try:
+        async with await Client.connect(forgetful.url) as client:
+
+            async def both_are_there() -> bool:
+                return {member.role for member in await members(client.store)} == {"controller", "tool"}
+
+            await until(both_are_there, limit=90, what="both workers")
+        for role in workers:
+            told = [line for line in (tmp_path / role).read_text().splitlines() if "APPEND-ONLY" in line]
+            assert len(told) == 1, told
+            assert " ERROR " in told[0]
+    finally:
+        for worker in workers.values():
+            await worker.stop(grace_seconds=20)
 
 
 async def facts_of(url: str) -> dict[str, str]:

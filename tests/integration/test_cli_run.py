@@ -210,7 +210,7 @@ def test_a_disk_that_is_full_is_named(env, home, workspace, tmp_path, size_bytes
 def test_a_disk_without_a_single_byte_is_named(env, home, workspace, verb):
     home.mkdir()
     full = f'cat /dev/zero > {home}/full 2>/dev/null; exec "$@"'
-    task = ["-t", "x", "-w", workspace, "--model", "scripted/x"] if verb == "run" else []
+    task = ["-t", "x", "-w", workspace, "--model", "scripted//dev/null"] if verb == "run" else []
     mount = ["bwrap", "--dev-bind", "/", "/", "--size", "60000", "--tmpfs", str(home)]
     command = [*mount, "sh", "-c", full, "sh", *COMMAND, verb, *task]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)

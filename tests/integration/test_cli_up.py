@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,7 +16,16 @@ import psutil
 import pytest
 
 from broker.store.store import open_store
-from tests.integration.command_line import COMMAND, cluster, deckhands, environment, finished, read_until, started
+from tests.integration.command_line import (
+    COMMAND,
+    cluster,
+    deckhands,
+    environment,
+    finished,
+    read_until,
+    script,
+    started,
+)
 from tests.polling import until
 
 
@@ -48,7 +58,7 @@ def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
     env = environment(tmp_path)
     with started("up", "--controllers", "1", "--tools", "0", env=env) as first:
         read_until(first, "Ctrl-C stops it")
-        cid = deckhands("submit", "-t", "Do it.", "--model", "scripted/x", env=env).out.strip()
+        cid = deckhands("submit", "-t", "Do it.", "--model", script(tmp_path / "x"), env=env).out.strip()
         below = psutil.Process(first.pid).children()
         first.kill()
     asyncio.run(until(lambda: not any(child.is_running() for child in below), limit=10, what="end of its children"))
@@ -79,6 +89,36 @@ def test_celery_and_flower_find_its_workers_by_the_address_that_it_prints(tmp_pa
     assert sorted(re.match(r"[a-z]+", name)[0] for name in found) == ["controller", "tool"]
 
 
+def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_worker(tmp_path):
+    env = environment(tmp_path)
+    waiting = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "sleep 300", "timeout": "300"}}]}
+    model = script(tmp_path / "model.json", waiting)
+    with started("up", "--sandbox", "none", env=env) as running:
+        greeting = "".join(read_until(running, "Ctrl-C stops it"))
+        (command,) = re.findall(r"ask: +(.+)", greeting)
+        cid = deckhands("submit", "-t", "Wait.", "--model", model, env=env).out.strip()
+
+        def answers() -> dict[str, list[str]]:
+            asked = subprocess.run(
+                [*shlex.split(command), "--json", "-t", "4"], capture_output=True, cwd=tmp_path, check=False
+            )
+            return json.loads(asked.stdout) if asked.returncode == 0 else {}
+
+        def both_have_it() -> bool:
+            return {name.partition("-")[0]: found for name, found in answers().items()} == {
+                "controller": [cid],
+                "tool": [cid],
+            }
+
+        asyncio.run(until(both_have_it, limit=120, what="both workers' answers"))
+        assert deckhands("cancel", cid, env=env).code == 0
+        refusing = shlex.split(command.replace("inspect conversations", "control drain --json -t 4"))
+        drained = subprocess.run(refusing, capture_output=True, cwd=tmp_path, text=True, check=False).stdout
+    assert "tool workers do not take it" in drained
+    logs = "".join(log.read_text() for log in (tmp_path / "cluster" / "logs").glob("*.log"))
+    assert "Traceback" not in logs
+
+
 def test_a_worker_is_replaced_though_nobody_reads_of_it(tmp_path):
     env = environment(tmp_path, PYTHONUNBUFFERED="")
     with started("up", "--controllers", "1", "--tools", "0", env=env) as running:
@@ -100,7 +140,7 @@ def test_one_that_nohup_has_started_goes_on_when_its_terminal_is_closed(tmp_path
     with started("up", "--controllers", "0", "--tools", "0", env=environment(tmp_path), before="nohup") as running:
         read_until(running, "Ctrl-C stops it")
         running.send_signal(signal.SIGHUP)
-        assert deckhands("submit", "-t", "x", "--model", "scripted/x", env=environment(tmp_path)).code == 0
+        assert deckhands("submit", "-t", "x", "--model", script(tmp_path / "x"), env=environment(tmp_path)).code == 0
         running.send_signal(signal.SIGTERM)
         assert finished(running).code == 0
 

@@ -19,7 +19,7 @@ from broker.store.store import Store
 from controller_worker.calls.streaming import shown
 from controller_worker.llm.llm import Delta, ModelRequest
 from controller_worker.messages.messages import Message, TextPart
-from tests.integration.command_line import COMMAND, Done, environment, finish, script
+from tests.integration.command_line import COMMAND, Done, environment, finish, on_terminal, run_command, script
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)
@@ -159,3 +159,21 @@ def test_a_run_shows_the_words_and_logs_them_once(
     replies = [event for event in done.json if event.get("kind") == "model.reply"]
     assert [reply["content"] for reply in replies] == ["I think that I can finish."]
     assert [request["body"].get("stream") for request in server.requests()] == [True]
+
+
+def test_on_a_terminal_a_streamed_reply_is_printed_once(
+    tmp_path: Path, model_server: Callable[..., RunningModelServer]
+) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    acting = {**run_command("echo out of it"), "text": "First I look around."}
+    path = script(tmp_path / "m.json", acting, finish("All is done now.")).removeprefix("scripted/")
+    server = model_server("--script", path)
+    env = environment(tmp_path / "home", LLM_MODEL="openai/gpt-4o", LLM_BASE_URL=server.url + "/v1", LLM_API_KEY="k")
+    shown = on_terminal(
+        *("run", "-t", "Do it.", "-w", str(workspace), "--sandbox", "none", "--stream"), env=env, columns=120
+    )
+    assert shown.count("First I look around.") == 1, shown
+    assert shown.count("All is done now.") == 1, shown
+    assert shown.count("$ echo out of it") == 1, shown
+    assert "  out of it" in shown

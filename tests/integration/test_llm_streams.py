@@ -104,7 +104,7 @@ async def test_a_streamed_reply_is_the_reply(server: RunningModelServer, make_ll
     assert len([delta for delta in shown.deltas if delta.kind == "text"]) > 1
     assert shown.text("thinking") == "They are polite, 好."
     shown_calls = shown.text("call").replace("\\u4f60\\u597d", "你好")
-    assert shown_calls == 'execute_bash {"command": "echo 你好"}think {"thought": "hm"}'
+    assert shown_calls == 'execute_bash {"command": "echo 你好"}\n[call 2] think {"thought": "hm"}'
     assert [body["body"].get("stream") for body in server.requests()] == [None, True]
 
 

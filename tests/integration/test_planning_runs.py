@@ -53,5 +53,7 @@ def test_without_a_person_nothing_begins_and_the_planner_can_be_told_more(tmp_pa
 
 def test_an_agent_that_cannot_carry_it_out_is_said_before_anything_is_planned(tmp_path: Path) -> None:
     done = deckhands(*planned(tmp_path, "auto", PLAN), "--agent", "Nobody", env=environment(tmp_path / "home"))
-    assert done.code == 1, done
-    assert "There is no agent named 'Nobody'" in done.json[-1]["last_error"]
+    assert (done.code, done.out) == (2, ""), done
+    assert done.err.startswith(
+        "deckhands: There is no agent named 'Nobody'.\n  Known agents: BrowsingAgent, CodeActAgent, "
+    )

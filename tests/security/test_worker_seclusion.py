@@ -82,11 +82,11 @@ async def test_a_command_without_a_sandbox_finds_the_worker_s_secrets_nowhere(cl
     [
         (
             "bwrap",
-            "WARNING tool_worker.worker.consumer: the sandbox is bwrap; commands of agents reach their own workspace, and ",
+            "INFO tool_worker.worker.consumer: the sandbox is bwrap; commands of agents reach their own workspace, and ",
         ),
         (
             "none",
-            "WARNING tool_worker.worker.consumer: the sandbox is none; commands of agents reach all that this worker's ",
+            "INFO tool_worker.worker.consumer: the sandbox is none; commands of agents reach all that this worker's ",
         ),
         (
             "chroot",

@@ -85,8 +85,8 @@ class ToolConsumer:
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
         )
-        if store.weakness:
-            _log.warning("%s", store.weakness)
+        for warning in store.warnings:
+            _log.error("%s", warning)
         self._identity = identity_of(settings.node_dir)
         await only_here(store, settings.node, self._identity)
         launch = SandboxedLaunch(
@@ -114,6 +114,10 @@ class ToolConsumer:
         """Begin a life under a new name; `run` does, and simulations do on a store and workspaces of their own."""
         self._incarnation = Incarnation(store, workspaces, self._offered, self._settings, self._identity)
         return self._incarnation
+
+    def conversation_ids(self) -> list[str]:
+        """Return the conversations whose actions this worker carries out now; called from another thread."""
+        return self._incarnation.conversation_ids() if self._incarnation is not None else []
 
     def report(self) -> Mapping[str, Any]:
         """See `LoopService.report`."""
@@ -246,6 +250,10 @@ class Incarnation:
             except UnknownConversation:
                 continue
 
+    def conversation_ids(self) -> list[str]:
+        """Return the conversations whose actions are in hand; called from another thread."""
+        return sorted({conversation_id for conversation_id, _, _ in list(self._in_hand)})
+
     @property
     def refusals(self) -> int:
         """How often proxies have refused a host to a workspace."""
@@ -317,5 +325,4 @@ async def _announce_sandbox(workspaces: Workspaces) -> None:
     except DeckhandsError as error:
         _log.error("no sandbox is in force, so commands of agents are refused: %s", error)
     else:
-        # As a warning, because nothing less gets into the log of a worker.
-        _log.warning("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)
+        _log.info("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)

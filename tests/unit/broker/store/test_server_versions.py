@@ -98,13 +98,14 @@ async def test_a_store_with_a_hole_is_refused_unless_its_operator_says_it_is_clo
         await open_store(Telling(MemoryServer(), told))
     monkeypatch.setenv("DECKHANDS_STORE_PATCHED", "1")
     store = await open_store(Telling(MemoryServer(), told))
-    assert store.weakness == ""
+    assert store.warnings == ()
 
 
 async def test_a_store_that_may_have_a_hole_serves_and_says_so() -> None:
     store = await open_store(Telling(MemoryServer(), "redis_version:7.0.15\r\nmaxmemory:0\r\n"))
-    assert "CVE-2025-49844" in store.weakness
-    assert "7.0.15" in store.weakness
+    (warning,) = store.warnings
+    assert "CVE-2025-49844" in warning
+    assert "7.0.15" in warning
 
 
 @pytest.mark.parametrize("version", ["6.2.20", "6.0.16"])

@@ -125,7 +125,10 @@ def test_calls_that_arrive_interleaved_or_without_a_place() -> None:
         {"id": "y", "function": {"name": "g", "arguments": "{}"}},
         {"id": "z", "function": {"name": "h", "arguments": "{}"}},
     ]
-    assert [delta.text for delta in shown] == ['f {"a"', "g {", "}", ": 1}", "h {", "}"]
+    assert [delta.text for delta in shown] == [
+        *('f {"a"', "\n[call 2] g {", "}"),
+        *("\n[call 1] : 1}", "\n[call 3] h {", "}"),
+    ]
 
 
 def test_a_thought_in_many_pieces_costs_no_more_than_its_length() -> None:

@@ -356,5 +356,5 @@ def test_a_state_of_any_shape_is_replaced_by_defaults_and_named(tmp_path: Path) 
 def test_the_command_line_imports_a_directory(tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
     done = deckhands("import", REAL, "-o", events, env=environment(tmp_path))
-    assert (done.code, done.err.strip()) == (0, f"37 events are in {events}.")
+    assert (done.code, done.err.strip()) == (0, f"{events} has 37 events.")
     assert len(events.read_text().splitlines()) == 37

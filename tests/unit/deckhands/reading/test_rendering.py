@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.contract.actions import AgentFinishAction, AgentThinkAction, MCPAction, MessageAction
-from broker.contract.browser_events import BrowseInteractiveAction
-from broker.contract.events import ModelCallFailed
+from broker.contract.actions import (
+    AgentFinishAction,
+    AgentThinkAction,
+    CmdRunAction,
+    LoopRecoveryAction,
+    MCPAction,
+    MessageAction,
+)
+from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAction
+from broker.contract.events import ModelCallFailed, ToolCallMetadata
 from broker.contract.file_events import FileEditAction, FileReadAction, FileReadObservation, FileWriteAction
 from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.observations import ErrorObservation
 from broker.contract.recall import RecallObservation
+from broker.contract.task_list import TaskItem, TaskTrackingAction
 from deckhands.reading.rendering import Renderer
 from deckhands.reading.terminal import clean, clean_line
 from tests.unit.deckhands.sample_log import command, finished_log, output, state, user
@@ -106,3 +115,55 @@ def test_who_is_asked_sees_the_whole_of_what_would_be_done():
     assert PLAIN.asked(BrowseInteractiveAction(browser_actions="click('1')")) == ["  click('1')"]
     assert PLAIN.asked(MCPAction(name="t", arguments={"a": 1})) == ["  Calling t {", '    "a": 1', "  }"]
     assert PLAIN.asked(FileReadAction(path="/etc/passwd")) == ["  Reading /etc/passwd"]
+
+
+def test_calls_of_one_turn_and_their_results_are_told_apart():
+    def called(text: str, number: int, of: int) -> CmdRunAction:
+        call = {"function_name": "execute_bash", "tool_call_id": str(number), "reply_id": number}
+        metadata = ToolCallMetadata(**call, total_calls_in_response=of)
+        return CmdRunAction(id=number, command=text, tool_call_metadata=metadata)
+
+    log = [called("make a", 7, 2), called("make b", 8, 2), output(8, "b\nis made"), output(7, "a")]
+    log += [called("make c", 12, 1), output(12, "c")]
+    renderer = Renderer(is_coloured=False)
+    assert [line for event in log for line in renderer.lines(event)] == [
+        *("[7] $ make a", "[8] $ make b", "[8]   b", "[8]   is made", "[7]   a"),
+        *("$ make c", "  c"),
+    ]
+
+
+def test_a_failure_is_shown_once_and_a_retry_says_when():
+    failed = ModelCallFailed(code="llm_config", content="No such file.")
+    renderer = Renderer(is_coloured=False)
+    assert renderer.lines(failed) == ["! The model call failed (llm_config): No such file."]
+    assert renderer.lines(state("error", "LLMConfigError: No such file.")) == []
+    assert renderer.lines(state("error", "LLMConfigError: No such file.")) == ["! LLMConfigError: No such file."]
+    at = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
+    again = ModelCallFailed(code="timeout", content="Too slow.", timestamp=at, retry_at=at + timedelta(seconds=8))
+    assert renderer.lines(again) == [
+        "! The model call failed (timeout): Too slow.; attempt 2 follows in 8 s, at 12:00:08 UTC"
+    ]
+
+
+def test_no_action_is_shown_by_the_name_of_its_kind():
+    assert PLAIN.lines(IPythonRunCellAction(code="x = 1\nprint(x)", thought="Let me see.")) == [
+        *("Let me see.", ">>> x = 1", "    print(x)")
+    ]
+    assert PLAIN.lines(BrowseURLAction(url="https://example.com/")) == ["Opening https://example.com/"]
+    items = (TaskItem(id="1", title="Look", status="done"), TaskItem(id="2", title="Write"))
+    assert PLAIN.lines(TaskTrackingAction(command="plan", task_list=items)) == ["Task list:", "✅ Look", "⏳ Write"]
+    assert PLAIN.lines(TaskTrackingAction()) == ["Reading the task list"]
+    assert PLAIN.lines(LoopRecoveryAction(option=2, source="user")) == [
+        "Out of the loop: restart before it and continue (go-on)"
+    ]
+
+
+def test_what_was_streamed_is_not_said_again_but_what_is_done_is():
+    shown = 'I look around.{"command": "ls"}'
+    action = CmdRunAction(command="ls", thought="I look around.", source="agent")
+    assert PLAIN.lines(action, shown=shown) == ["$ ls"]
+    assert PLAIN.lines(action, shown="I look") == ["I look around.", "$ ls"]
+    finish = AgentFinishAction(final_thought='He said "done".\nSo I am.')
+    assert PLAIN.lines(finish, shown='finish {"message": "He said \\"done\\".\\nSo I am."}') == []
+    assert PLAIN.lines(output(1, "ls"), shown=shown) == ["  ls"]
+    assert PLAIN.lines(user("ls"), shown=shown) == ["You: ls"]

@@ -1,0 +1,97 @@
+"""Conversations named by the beginning of their ids, as people type them.
+
+Holds: a whole id is taken as it is, before anything is looked up; a beginning that several ids share is refused with
+the list of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from broker.log.conversations import Conversations
+from broker.runtime.errors import StoreError, UnknownConversation, UsageError
+from broker.runtime.ids import is_conversation_id
+from deckhands.cli.connecting import cluster_client
+from deckhands.client.errors import NoCluster
+from deckhands.home import Home
+from deckhands.reading.terminal import clean_line
+from deckhands.settings import FaceSettings
+
+WHOLE_ID_CHARS = 26
+"""Ids that we make have so many characters; shorter ones are names of a producer's own, or beginnings."""
+MAX_CANDIDATES = 10
+
+
+class Ambiguous(UsageError):
+    """Several conversations are meant by the beginning of an id."""
+
+    code = "ambiguous"
+
+
+def whole_id(text: str) -> str:
+    """Return the id that is meant by its beginning; the text itself, if no id begins so.
+
+    Raises:
+        Ambiguous: several ids begin so; lists them.
+    """
+    if len(text) >= WHOLE_ID_CHARS or not is_conversation_id(text):
+        return text
+    settings = FaceSettings.from_env()
+    home = Home(settings.home)
+    if home.has_run(text):
+        return text
+    runs = {path.name: "run of this machine" for path in home.run_folders() if path.name.startswith(text)}
+    try:
+        found = runs | asyncio.run(_on_cluster(settings, text))
+    except NoCluster:
+        found = runs
+    except StoreError:
+        if not runs:
+            raise
+        found = runs
+    if text in found or not found:
+        return text
+    if len(found) > 1:
+        listed = sorted(found.items())[:MAX_CANDIDATES]
+        more = "" if len(found) <= MAX_CANDIDATES else "\n    …"
+        names = "".join(f"\n    {name}  {clean_line(what, limit=60)}" for name, what in listed)
+        raise Ambiguous(f"Several ids begin with {text!r}.", remedy=f"Give more of the one you mean:{names}{more}")
+    return next(iter(found))
+
+
+async def _on_cluster(settings: FaceSettings, text: str) -> dict[str, str]:
+    """Return the conversations whose ids begin with a text, each with its state and title."""
+    async with cluster_client(settings) as client:
+        index = Conversations(client.store)
+        try:
+            return {text: (await index.row(text)).title}
+        except UnknownConversation:
+            rows = await index.beginning_with(text, limit=MAX_CANDIDATES + 1)
+    return {row.conversation_id: f"{row.state}  {row.title}" for row in rows}
+
+
+class _ConversationId(click.ParamType):  # type: ignore[type-arg]
+    """An id, or the beginning of one; with a mark, what follows the mark is left as it is."""
+
+    name = "id"
+
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
+        """Return the text with the whole id."""
+        head, mark, rest = str(value).partition(self._mark) if self._mark else (str(value), "", "")
+        return f"{whole_id(head)}{mark}{rest}"
+
+
+CONVERSATION_ID = _ConversationId()
+POINT = _ConversationId("@")
+
+
+def conversation_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the argument that names a conversation, by its id or the beginning of it."""
+    return click.argument("conversation_id", metavar="ID", type=CONVERSATION_ID)(command)

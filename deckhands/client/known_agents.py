@@ -1,0 +1,64 @@
+"""Which agents there are: here, where the controller workers' code is installed, and on a running cluster.
+
+Does not: import an agent; the names of the built-in ones stand in the text of their modules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from importlib.util import find_spec
+from pathlib import Path
+
+from broker.contract.events import AgentSpec
+from broker.coordination.membership import members
+from broker.runtime.errors import UsageError
+from broker.store.store import Store
+from broker.tools.plugins import entry_points
+
+ENTRY_POINTS = "deckhands.agents"
+EVERYWHERE = "CodeActAgent"
+"""Known to every controller worker, so nobody has to be asked about it."""
+
+
+def agents_here() -> frozenset[str]:
+    """Return the names of the agents that are installed here; empty: no controller worker is."""
+    found = find_spec("controller_worker.agents")
+    places = (found.submodule_search_locations or []) if found is not None else []
+    texts = [file.read_text("utf-8") for place in places for file in Path(place).glob("*.py")]
+    built_in = {name for text in texts for name in re.findall(r"^class (\w+Agent)\b", text, re.MULTILINE)}
+    return frozenset(built_in | set(entry_points(ENTRY_POINTS).names)) if built_in else frozenset()
+
+
+def require_agent_here(agent: AgentSpec) -> None:
+    """Refuse an agent that a controller worker of this machine would not know.
+
+    Raises:
+        UsageError: there is no such agent; names those that there are.
+    """
+    if known := agents_here():
+        _require(agent, known)
+
+
+async def require_agent(store: Store, agent: AgentSpec) -> None:
+    """Refuse an agent that none of the running controller workers knows.
+
+    Raises:
+        UsageError: controller workers are running, and none knows it; names those that they know.
+    """
+    if _asked_for(agent) == {EVERYWHERE}:
+        return
+    controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
+    if controllers and all("agents" in member.about for member in controllers):  # older ones do not say
+        _require(agent, {name for member in controllers for name in member.about["agents"].split(",")})
+
+
+def _require(agent: AgentSpec, known: Collection[str]) -> None:
+    for name in sorted(_asked_for(agent) - set(known)):
+        raise UsageError(
+            f"There is no agent named {ascii(name)[:100]}.", remedy=f"Known agents: {', '.join(sorted(known))}."
+        )
+
+
+def _asked_for(agent: AgentSpec) -> set[str]:
+    return {agent.name, agent.plan.executor} if agent.plan is not None else {agent.name}

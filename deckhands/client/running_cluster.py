@@ -1,0 +1,40 @@
+"""The way to a running cluster: the one that is named, or the one that `deckhands up` keeps on this machine."""
+
+from __future__ import annotations
+
+from broker.runtime.errors import StoreUnavailable
+from broker.store.store import Store, open_store
+from deckhands.client.errors import NoCluster
+from deckhands.home import Home
+from deckhands.settings import FaceSettings
+
+
+async def open_cluster(
+    url: str | None = None,
+    *,
+    shards: int | None = None,
+    patience_seconds: float | None = 30.0,
+    settings: FaceSettings | None = None,
+) -> Store:
+    """Open the store of a cluster; see `open_store` for the arguments.
+
+    Args:
+        url: None: the one that DECKHANDS_URL names, or that of the cluster running from the home directory.
+        shards: None: as the settings have it.
+        settings: None: those of this process.
+
+    Raises:
+        NoCluster: no URL is given or named, and no cluster is running here.
+        StoreError: it cannot be reached or used.
+    """
+    settings = settings or FaceSettings.from_env()
+    named = url or settings.url
+    found = named or Home(settings.home).cluster_url
+    if found is None:
+        raise NoCluster
+    try:
+        return await open_store(found, shards=shards or settings.shards, patience_seconds=patience_seconds)
+    except StoreUnavailable as error:
+        if named is None and isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
+            raise NoCluster from error
+        raise
