@@ -19,6 +19,8 @@ from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellO
 from broker.contract.observations import ErrorObservation
 from tests.integration.workspace_hosts import LIMIT_SECONDS, gone, main_pid, opened, processes
 from tests.polling import until
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.launch.host_launch import wait_until_dead
 from tool_worker.launch.session_programs import session_programs
 from tool_worker.tools.ipython import RunCell
 from tool_worker.workspace.open_workspace import OpenWorkspace
@@ -74,6 +76,21 @@ async def test_values_live_from_cell_to_cell(run: Notebook) -> None:
     assert await run.text("a = 20") == ""
     assert await run.text("print('sum'); a + 1") == "sum\n21"
     assert await run.text("import sys; print('warned', file=sys.stderr)") == "warned"
+
+
+async def test_after_the_death_of_its_host_a_cell_says_what_is_lost_and_leaves_no_files_behind(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap", **SETTINGS) as workspaces:
+        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        assert await run.text("a = 20") == ""
+        temporary = HostFolder(tmp_path, CONVERSATION).temporary
+        [left] = temporary.glob(".deckhands-ipython-*")
+        os.kill(main_pid(tmp_path, CONVERSATION), signal.SIGKILL)
+        assert await wait_until_dead(HostFolder(tmp_path, CONVERSATION), LIMIT_SECONDS)
+        text = await run.text("'a' in globals()")
+        told = "[This is a new ipython session. What an earlier one held, such as variables or open pages, is lost.]\n"
+        assert text == told + "False"
+        assert await run.text("1") == "1"
+        await until(lambda: not left.exists(), what="removal of what the first kernel left")
 
 
 async def test_an_error_is_read_without_colours(run: Notebook) -> None:
@@ -219,7 +236,7 @@ async def test_what_a_killed_session_program_left_goes_with_it(tmp_path: Path, t
         assert len(list(temporary.rglob("kernel-*"))) == 1
         assert len(list(temporary.rglob("tmp*"))) == 1
         kill_program(tmp_path / "node")
-        await until(lambda: not list(temporary.glob("*/ipython-*")), what="end of its files")
+        await until(lambda: not list(temporary.glob("*/.deckhands-ipython-*")), what="end of its files")
         await until(lambda: not psutil.pid_exists(int(pid)), what="end of its kernel")
 
 

@@ -71,9 +71,13 @@ async def test_a_program_that_eats_memory_ends_and_nothing_else(tmp_path: Path) 
         answer = await run("python3 -c 'b = bytearray(400 << 20); print(len(b))'", timeout=60, blocking=True)
         assert answer.exit_code == 137
         assert (await run("echo $A")).content == "kept"
-        for folder in ("/tmp", "~", "/dev/shm"):
-            answer = await run(f"head -c 400000000 /dev/zero > {folder}/big", timeout=60, blocking=True)
-            assert "No space left on device" in answer.content
+        answer = await run("head -c 400000000 /dev/zero > /dev/shm/big", timeout=60, blocking=True)
+        assert "No space left on device" in answer.content
+        for folder in ("/tmp", "~"):  # on the disk
+            answer = await run(
+                f"head -c 200000000 /dev/zero > {folder}/big; rm {folder}/big", timeout=60, blocking=True
+            )
+            assert (answer.content, answer.exit_code) == ("", 0)
         assert (await run("echo $A")).content == "kept"
         assert main_pid(tmp_path, "conversation") == host
 

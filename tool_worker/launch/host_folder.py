@@ -1,12 +1,13 @@
 """The files that one conversation's workspace has on this node, and the locks among them.
 
     <root>/<conversation>/workspace/       the workspace, unless it was given from elsewhere
+    <root>/<conversation>/home/, tmp/      the home and /tmp of its programs, if the sandbox gives it separate ones
     <root>/<conversation>/host/            seen by no program in the sandbox:
         binding.json     directory, sandbox and network, fixed when the workspace is first opened
         opening.lock     held while the host is started or ended
         alive.lock       held by the host and its sandbox as long as one of them lives
         pid-<n>.json     the process whose death ends all others of the workspace, as pid namespace <n> counts
-        socket, journal, host.log, egress.log; entrance, while a container is started
+        socket, journal, history (of edited files), host.log, egress.log; entrance, while a container is started
 
 Holds: locks are kernel locks on open files, so they end with their holder, however it ends.
 """
@@ -27,6 +28,7 @@ from tool_worker.launch.binding import Binding
 
 LOG_TAIL_BYTES = 2000
 BACKLOG = 64
+HOME, TEMPORARY = "home", "tmp"
 
 
 class HostFolder:
@@ -36,7 +38,10 @@ class HostFolder:
         self.conversation_id = conversation_id
         self.workspace = root / conversation_id / "workspace"
         self._folder = root / conversation_id / "host"
+        self.home = root / conversation_id / HOME
+        self.temporary = root / conversation_id / TEMPORARY
         self.journal = self._folder / "journal"
+        self.history = self._folder / "history"
         self.log = self._folder / "host.log"
         self.entrance = self._folder / "entrance"
         self.egress_log = self._folder / "egress.log"
@@ -61,6 +66,13 @@ class HostFolder:
         """Make the folder, closed to other users.  Idempotent."""
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
+
+    def create_home(self) -> None:
+        """Make the home and the temporary directory of a sandbox.  Idempotent."""
+        self.home.mkdir(mode=0o700, exist_ok=True)
+        if not self.temporary.exists():
+            self.temporary.mkdir(mode=0o700)
+            self.temporary.chmod(0o1777)  # as programs expect of a /tmp; the folder around it is closed to others
 
     def read_binding(self) -> Binding | None:
         """Return what the workspace was bound to, or None before it was first opened, or if a power cut took it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tool_worker.files.openat2_paths import Directory
@@ -14,6 +14,9 @@ from tool_worker.launch.host_folder import HostFolder
 from tool_worker.launch.session_programs import SessionPrograms
 from tool_worker.sandbox.none import temporary_directory
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
+
+KEPT = "all other files, and the history of undo_edit"
+KEPT_WITH_HOME = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,9 @@ class HostPlans:
             **self.environment,
             HOST_ID_VARIABLE: binding.host_id,
         }
+        if sandbox.keeps_home(enclosure):
+            folder.create_home()
+            enclosure = replace(enclosure, home=folder.home, temporary=folder.temporary)
         sessions = self.programs.in_containers if can.runs_images else self.programs.commands
         configuration = HostConfiguration(
             workspace=binding.mount_at,
@@ -87,5 +93,13 @@ class HostPlans:
             sessions={name: list(command) for name, command in sessions.items()},
             egress_port=EGRESS_PORT if binding.allow else 0,
             temporary=temporary,
+            lost=_lost(enclosure, temporary),
+            kept=KEPT_WITH_HOME if enclosure.home is not None else KEPT,
         )
         return enclosure, configuration
+
+
+def _lost(enclosure: Enclosure, temporary: str) -> str:
+    if temporary:
+        return f", and the temporary files in {temporary}"
+    return "" if enclosure.home is not None else ", and the files of the home and of /tmp"

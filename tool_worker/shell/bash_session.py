@@ -108,7 +108,9 @@ class BashSession:
     def announce_new_shell(self) -> None:
         """Let the next answer say that what an earlier shell knew is gone."""
         self._notice = (
-            f"[The previous shell has ended. This is a new one in {self._working_dir}; the old variables are lost.]\n"
+            f"[The previous shell has ended, and this is a new one in {self._working_dir}. Lost: shell variables and "
+            f"functions, the current directory and all programs that were running{self._configuration.lost}. "
+            f"Kept: {self._configuration.kept}.]\n"
         )
 
     def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:

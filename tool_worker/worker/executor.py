@@ -254,7 +254,7 @@ class Executor:
             host.run, action.id, request.tool, arguments, may_repeat=may_repeat, fingerprint=fingerprint
         )
         running = self._run_unless_answered(host, action.id, ask)
-        quota = self._quota if spec.path is None else None
+        quota = self._quota
         result = await (_within_quota(quota, host, action.id, running) if quota is not None else running)
         await attribution.act()
         failpoint("tool.after_result")
