@@ -24,6 +24,8 @@ from pathlib import Path, PurePosixPath
 
 from tool_worker.sandbox.sandbox import (
     HOST_ROOMS,
+    OWN_PACKAGES,
+    OWN_PROGRAMS,
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
@@ -86,8 +88,9 @@ class BubblewrapSandbox:
         """See `Sandbox.shell_environment`."""
         return {
             **PLAIN_TERMINAL,
+            **OWN_PACKAGES,
             # Ours comes last: a system without Python lends the host's, but does not let it hide its own.
-            "PATH": f"{SYSTEM_PATH}:{Path(interpreter()).parent}",
+            "PATH": f"{HOME}/{OWN_PROGRAMS}:{SYSTEM_PATH}:{Path(interpreter()).parent}",
             "HOME": HOME,
             "USER": "agent",
             "SHELL": "/bin/bash",

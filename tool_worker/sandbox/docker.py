@@ -24,6 +24,8 @@ from pathlib import Path
 from tool_worker.errors import SandboxUnavailable, WorkspaceRefused
 from tool_worker.sandbox.sandbox import (
     HOST_ROOMS,
+    OWN_PACKAGES,
+    OWN_PROGRAMS,
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
@@ -117,7 +119,14 @@ class DockerSandbox:
 
     def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:  # noqa: ARG002  (the protocol's)
         """See `Sandbox.shell_environment`."""
-        return {**PLAIN_TERMINAL, "PATH": SYSTEM_PATH, "HOME": HOME, "USER": "agent", "SHELL": "/bin/bash"}
+        return {
+            **PLAIN_TERMINAL,
+            **OWN_PACKAGES,
+            "PATH": f"{HOME}/{OWN_PROGRAMS}:{SYSTEM_PATH}",
+            "HOME": HOME,
+            "USER": "agent",
+            "SHELL": "/bin/bash",
+        }
 
     def keeps_home(self, enclosure: Enclosure) -> bool:
         """See `Sandbox.keeps_home`: only its own user could write there, or remove what it has written."""

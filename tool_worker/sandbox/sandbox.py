@@ -25,6 +25,11 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Keeps programs from waiting for a key in a pager and from drawing on a screen that nobody sees.
 PLAIN_TERMINAL = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "LANG": "C.UTF-8"}
 
+OWN_PROGRAMS = ".local/bin"
+"""Where pip puts the commands of packages, below the home."""
+# There is nothing that packages of the agent could break: the system's own directories are read-only.
+OWN_PACKAGES = {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
+
 TEMPORARY_LIMIT_BYTES = 2 * 2**30
 
 

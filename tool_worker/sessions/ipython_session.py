@@ -35,12 +35,16 @@ MAX_TEXT_BYTES = 1_000_000
 MAX_IMAGES = 10
 MAX_IMAGE_CHARS = 5 * 2**20
 RESTART = "%restart"
+LONGER = "A cell that needs longer takes a `timeout`."
 SHOW_PAGES = "--InteractiveShell.display_page=True"
 """What `name?` tells is output; a notebook would show it beside."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 SOURCES = ("text/markdown", "text/latex", "application/json", "text/html", "image/svg+xml")
 """Rich output that is text, the best to read first."""
 
+PREPARATION = (
+    f"__import__('runpy').run_path({str(Path(__file__).with_name('kernel_packages.py'))!r})['prepare'](get_ipython())"
+)
 _NO_TEXT = re.compile(r"<IPython\.core\.display\.\w+ object>|")
 
 
@@ -72,7 +76,8 @@ class Kernel:
             **ports,  # type: ignore[arg-type]  # of ipc they are endings of file names
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ipykernel_launcher", "-f", path, SHOW_PAGES),
+            # Not with the packages of the user, which may be any: they come when the kernel's own have been imported.
+            *(sys.executable, "-s", "-m", "ipykernel_launcher", "-f", path, SHOW_PAGES),
             cwd=cwd or None,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
@@ -131,13 +136,16 @@ class Kernel:
         await self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def run(self, code: str, output: Output) -> None:
+    async def run(self, code: str, output: Output, *, is_silent: bool = False) -> None:
         """Run a cell to its end, taking in what it shows.
+
+        Args:
+            is_silent: Whether it counts as no cell of the agent's.
 
         Raises:
             KernelDied: the kernel ended with it.
         """
-        request = self._client.execute(code, allow_stdin=False)
+        request = self._client.execute(code, silent=is_silent, allow_stdin=False)
         ended = asyncio.create_task(self._process.wait())
         try:
             while True:
@@ -244,6 +252,7 @@ class IPythonSession:
         if self._kernel is None or not self._kernel.is_alive:
             self._kernel = await Kernel.started(shell_dir)
             self._shell_dir = shell_dir
+            await self._kernel.run(PREPARATION, Output(), is_silent=True)
             if init_code:
                 await self._kernel.run(init_code, Output())
         elif shell_dir != self._shell_dir:  # the shell has moved since the last cell, and takes the kernel along
@@ -261,10 +270,11 @@ class IPythonSession:
                 if not done:
                     await self._end()
                     return (
-                        f"[Execution timed out ({seconds:g} seconds). The kernel was killed; its variables are lost.]"
+                        f"[Execution timed out ({seconds:g} seconds). The kernel was killed; its variables are lost. "
+                        f"{LONGER}]"
                     )
                 await cell
-                return f"[Execution timed out ({seconds:g} seconds).]"
+                return f"[Execution timed out ({seconds:g} seconds). Variables are kept. {LONGER}]"
             await cell
             return "[The cell was interrupted.]" if self._interrupted else ""
         finally:
