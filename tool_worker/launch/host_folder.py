@@ -7,6 +7,7 @@
         opening.lock     held while the host is started or ended
         alive.lock       held by the host and its sandbox as long as one of them lives
         pid-<n>.json     the process whose death ends all others of the workspace, as pid namespace <n> counts
+        gitconfig        of programs that no sandbox confines
         socket, journal, history (of edited files), host.log, egress.log; entrance, while a container is started
 
 Holds: locks are kernel locks on open files, so they end with their holder, however it ends.
@@ -18,8 +19,9 @@ import asyncio
 import fcntl
 import json
 import os
+import shutil
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -44,6 +46,7 @@ class HostFolder:
         self.history = self._folder / "history"
         self.log = self._folder / "host.log"
         self.entrance = self._folder / "entrance"
+        self.git_configuration = self._folder / "gitconfig"
         self.egress_log = self._folder / "egress.log"
         # Tool workers of one node may be in several containers, where the same number is somebody else's.
         self.pid = self._folder / f"pid-{Path('/proc/self/ns/pid').stat().st_ino}.json"
@@ -67,9 +70,20 @@ class HostFolder:
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
 
-    def create_home(self) -> None:
-        """Make the home and the temporary directory of a sandbox.  Idempotent."""
-        self.home.mkdir(mode=0o700, exist_ok=True)
+    def create_home(self, files: Mapping[str, str] | None = None) -> None:
+        """Make the home and the temporary directory of a sandbox, unless they are there.
+
+        Args:
+            files: What the home begins with, by path.
+        """
+        if not self.home.exists():
+            draft = self.home.with_name(".home.new")
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(mode=0o700)
+            for path, text in (files or {}).items():
+                (draft / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                (draft / path).write_text(text)
+            draft.rename(self.home)
         if not self.temporary.exists():
             self.temporary.mkdir(mode=0o700)
             self.temporary.chmod(0o1777)  # as programs expect of a /tmp; the folder around it is closed to others

@@ -10,11 +10,14 @@ from tool_worker.files.openat2_paths import Directory
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.launch.binding import Binding
 from tool_worker.launch.egress_gate import EGRESS_PORT, proxy_environment
+from tool_worker.launch.git_identity import GitIdentity
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.launch.session_programs import SessionPrograms
 from tool_worker.sandbox.none import temporary_directory
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
 
+GIT_CONFIGURATION = ".config/git/config"
+"""Below the home; what a user sets by `git config --global` counts more, and so does a repository."""
 KEPT = "all other files, and the history of undo_edit"
 KEPT_WITH_HOME = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
 
@@ -39,6 +42,7 @@ class HostPlans:
     programs: SessionPrograms
     limits: ResourceLimits
     has_control_groups: bool
+    git_identity: GitIdentity
 
     def plan(
         self, binding: Binding, folder: HostFolder, directory: Directory, sandbox: Sandbox
@@ -69,12 +73,13 @@ class HostPlans:
                 if can.confines_programs
                 else {"TMPDIR": temporary, **({"PATH": self.search_path} if self.search_path else {})}
             ),
+            **({} if can.confines_programs else self._git_variables(folder)),
             **(proxy_environment() if binding.allow else {}),
             **self.environment,
             HOST_ID_VARIABLE: binding.host_id,
         }
         if sandbox.keeps_home(enclosure):
-            folder.create_home()
+            folder.create_home({GIT_CONFIGURATION: self.git_identity.configuration()})
             enclosure = replace(enclosure, home=folder.home, temporary=folder.temporary)
         sessions = self.programs.in_containers if can.runs_images else self.programs.commands
         configuration = HostConfiguration(
@@ -97,6 +102,12 @@ class HostPlans:
             kept=KEPT_WITH_HOME if enclosure.home is not None else KEPT,
         )
         return enclosure, configuration
+
+    def _git_variables(self, folder: HostFolder) -> Mapping[str, str]:
+        """Put the identity below the machine's configuration, where there is no home of ours to put it into."""
+        system = "[include]\n\tpath = /etc/gitconfig\n"
+        folder.git_configuration.write_text(self.git_identity.configuration() + system)
+        return {"GIT_CONFIG_SYSTEM": str(folder.git_configuration)}
 
 
 def _lost(enclosure: Enclosure, temporary: str) -> str:
