@@ -23,6 +23,7 @@ from broker.contract.events import Action, ConfirmationStatus, ConversationCreat
 from broker.contract.observations import (
     ErrorObservation,
     OutcomeUnknownObservation,
+    SurveyObservation,
 )
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.coordination.action_streams import (
@@ -270,6 +271,8 @@ class Executor:
         ended = self._held.take_notice(delivery.conversation_id) if self._held is not None else ""
         notice = "\n".join(filter(None, (notice, ended)))
         changes: dict[str, Any] = {"unsandboxed": True} if unsandboxed else {}
+        if unsandboxed and isinstance(observation, SurveyObservation):
+            changes["scripts"] = ()  # a repository's scripts are not trusted
         if notice:
             changes["content"] = f"{observation.content}\n{notice}"
         return observation.model_copy(update=changes) if changes else observation
