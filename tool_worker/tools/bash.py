@@ -22,7 +22,7 @@ class RunCommand(Tool):
 
     def request(self, action: CmdRunAction) -> HostRequest | Observation:
         """See `Tool.request`."""
-        command = action.command.strip()
+        command = action.command if action.is_input else action.command.strip()
         if not action.is_input:
             commands = top_level_commands(command)
             if len(commands) > 1:

@@ -120,6 +120,10 @@ def test_the_prompt_names_the_workspace_and_says_when_there_is_no_network() -> N
     open_prompt = agent.system_prompt(WorkspaceSpec(network=True))
     assert "Your shell starts in the workspace. It is one shell" in open_prompt
     assert "no access to the network" not in open_prompt
+    lacks = "Commands run in a sandbox: no root and no sudo, and system directories are read-only."
+    assert lacks in closed
+    assert lacks in open_prompt
+    assert "sandbox" not in agent.system_prompt(WorkspaceSpec(network=True, sandbox="none"))
 
 
 def test_the_prompt_speaks_of_finishing_only_where_the_tool_is() -> None:
