@@ -22,6 +22,8 @@ from tests.polling import until
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.launch.host_launch import wait_until_dead
 from tool_worker.launch.session_programs import session_programs
+from tool_worker.sandbox.control_groups import ControlGroups
+from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.tools.ipython import RunCell
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
@@ -91,6 +93,16 @@ async def test_after_the_death_of_its_host_a_cell_says_what_is_lost_and_leaves_n
         assert text == told + "False"
         assert await run.text("1") == "1"
         await until(lambda: not left.exists(), what="removal of what the first kernel left")
+
+
+@pytest.mark.skipif(isinstance(ControlGroups.find(), str), reason="no control groups here")
+async def test_a_kernel_that_runs_out_of_memory_says_how_much_there_was(tmp_path: Path) -> None:
+    limits = ResourceLimits(memory_bytes=200 << 20)
+    async with opened(tmp_path, sandbox="bwrap", limits=limits, **SETTINGS) as workspaces:
+        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        assert await run.text("1") == "1"
+        observation = await run("b = bytearray(800 << 20)")
+        assert "All programs of this workspace together may use 200 MiB" in observation.content
 
 
 async def test_an_error_is_read_without_colours(run: Notebook) -> None:

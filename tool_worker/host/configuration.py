@@ -43,6 +43,7 @@ class HostConfiguration:
         egress_port: Where on the loopback a proxy is lent a socket; 0: the workspace has no way out.
         announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that in its place.
         temporary: A directory that the host makes when it starts and removes with all in it when it ends; empty: none.
+        memory: What to say of the memory limit when a program was killed; empty: there is no limit of ours.
         lost, kept: What ends with a host beside its programs, and what outlives it, for the notice of the next one.
     """
 
@@ -62,6 +63,7 @@ class HostConfiguration:
         sessions: dict[str, list[str]] | None = None,
         egress_port: int = 0,
         temporary: str = "",
+        memory: str = "",
         lost: str = "",
         kept: str = "all files",
     ) -> None:
@@ -78,6 +80,7 @@ class HostConfiguration:
         self.sessions = sessions or {}
         self.egress_port = egress_port
         self.temporary = temporary
+        self.memory = memory
         self.lost = lost
         self.kept = kept
 

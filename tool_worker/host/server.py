@@ -311,7 +311,7 @@ class Server:
         execution.waiting.append((client, request))
         self._executions[execution.action_id] = execution
         execution.session = program.ask(
-            {**arguments, "cwd": self._session.working_dir},
+            {**arguments, "cwd": self._session.working_dir, "memory": self._configuration.memory},
             lambda: self._record_begin(execution),
             lambda result: self._finish(execution, result),
         )

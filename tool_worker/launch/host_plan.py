@@ -18,6 +18,13 @@ from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLim
 
 GIT_CONFIGURATION = ".config/git/config"
 """Below the home; what a user sets by `git config --global` counts more, and so does a repository."""
+MEMORY_OF_ALL = (
+    "[A program was killed or refused memory. All programs of this workspace together may use {size}, files in "
+    "/dev/shm included; one that takes more is killed.]"
+)
+MEMORY_OF_EACH = (
+    "[A program was killed or refused memory. Each program may use {size}; one that asks for more is refused.]"
+)
 KEPT = "all other files, and the history of undo_edit"
 KEPT_WITH_HOME = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
 
@@ -98,10 +105,18 @@ class HostPlans:
             sessions={name: list(command) for name, command in sessions.items()},
             egress_port=EGRESS_PORT if binding.allow else 0,
             temporary=temporary,
+            memory=self._memory_notice(sandbox),
             lost=_lost(enclosure, temporary),
             kept=KEPT_WITH_HOME if enclosure.home is not None else KEPT,
         )
         return enclosure, configuration
+
+    def _memory_notice(self, sandbox: Sandbox) -> str:
+        can, limit = sandbox.capabilities, self.limits.memory_bytes
+        if limit is None or not can.confines_programs:
+            return ""
+        is_of_each = can.uses_control_groups and not self.has_control_groups
+        return (MEMORY_OF_EACH if is_of_each else MEMORY_OF_ALL).format(size=_size(limit))
 
     def _git_variables(self, folder: HostFolder) -> Mapping[str, str]:
         """Put the identity below the machine's configuration, where there is no home of ours to put it into."""
@@ -114,3 +129,7 @@ def _lost(enclosure: Enclosure, temporary: str) -> str:
     if temporary:
         return f", and the temporary files in {temporary}"
     return "" if enclosure.home is not None else ", and the files of the home and of /tmp"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"

@@ -100,6 +100,11 @@ class Kernel:
         return self._process.returncode is None
 
     @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended it, as the kernel of the machine does when memory runs out."""
+        return self._process.returncode == -signal.SIGKILL
+
+    @property
     def working_dir(self) -> str:
         """Where it is."""
         try:
@@ -229,8 +234,11 @@ class IPythonSession:
             kernel = await self._ready(shell_dir, arguments.get("kernel_init_code") or "")
             note = await self._run_within(kernel, code, output, seconds)
         except KernelDied:
+            was_killed = self._kernel is not None and self._kernel.was_killed
             await self._end()
             note = "[The kernel died, and its variables are lost. The next cell starts a new one.]"
+            memory = str(arguments.get("memory") or "")  # what to say of the limit
+            note += f"\n{memory}" * (was_killed and bool(memory))
         content = output.text.rstrip("\n") + (f"\n{note}" if note else "")
         if arguments.get("include_extra", True) and self._kernel is not None:
             content += f"\n[Jupyter current working directory: {self._kernel.working_dir}]"
