@@ -21,6 +21,7 @@ from broker.contract.events import (
     ModelReply,
     ModelToolCall,
     Observation,
+    Parent,
     TokenUsage,
     WorkspaceSpec,
     with_id,
@@ -103,6 +104,7 @@ class Core:
         headless: bool = True,
         surveys: bool = False,
         workspace: WorkspaceSpec = WORKSPACE,
+        parent: Parent | None = None,
     ) -> None:
         agent = (agent or AgentSpec()).model_copy(update={"enable_workspace_skills": surveys})
         self.now = START
@@ -118,6 +120,7 @@ class Core:
             workspace=workspace,
             limits=limits or Limits(),
             headless=headless,
+            parent=parent,
         )
         self.put(created, *([said(task)] if task is not None else []))
 

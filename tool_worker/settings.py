@@ -23,6 +23,7 @@ from broker.specs.allowed_hosts import host_rules
 from tool_worker.egress.addresses import AddressRules
 from tool_worker.files.file_tree import TreeLimits
 from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.launch.git_identity import GitIdentity
 from tool_worker.mcp.config import McpServerSpec, read_servers
 from tool_worker.opening.repository_roots import RepositoryRoots
 from tool_worker.sandbox.docker import Containers, is_image_name
@@ -70,6 +71,10 @@ class ToolVariables(BrokerSettings):
         str, Field(description="directories below which `git+file://` may clone, separated by commas; empty: none")
     ] = ""
     chromium: Annotated[str, Field(description="where Chromium is; empty: where it is usually installed")] = ""
+    git_user_name: Annotated[
+        str, Field(description="as whom git commits in workspaces where nothing else says it; empty: nobody")
+    ] = GitIdentity().name
+    git_user_email: Annotated[str, Field(description="the address of that name")] = GitIdentity().email
     workspace_ttl_seconds: Annotated[
         Seconds, Field(description="how long a workspace's processes outlive the last use")
     ] = 3_600.0
@@ -125,6 +130,7 @@ class ToolSettings:
         chromium: where Chromium is; empty: where it is usually installed.
         secret_key: returns what opens the secrets of conversations.
         named: the directories that conversations may name.
+        git_identity: as whom git commits in workspaces where nothing else says it.
         search_path: our own `PATH`, for shells without a sandbox.
     """
 
@@ -157,6 +163,7 @@ class ToolSettings:
     chromium: str
     secret_key: Callable[[], bytes | None]
     named: NamedDirectories
+    git_identity: GitIdentity
 
 
 def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
@@ -197,7 +204,15 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         chromium=variables.chromium,
         secret_key=partial(secret_key, variables),
         named=NamedDirectories(workspace_roots(split_paths(variables.workspace_roots)), private_paths(variables)),
+        git_identity=_git_identity(variables),
     )
+
+
+def _git_identity(variables: ToolVariables) -> GitIdentity:
+    try:
+        return GitIdentity(variables.git_user_name, variables.git_user_email)
+    except ValueError as error:
+        raise UsageError(f"DECKHANDS_GIT_USER_NAME or DECKHANDS_GIT_USER_EMAIL cannot be used: {error}.") from error
 
 
 def _containers(variables: ToolVariables) -> Containers:

@@ -255,12 +255,14 @@ class SurveyObservation(Observation):
     Attributes:
         content: a line for each file, see `broker.specs.skills`.
         is_complete: the command came to its end.
+        scripts: those of the repository's own scripts that are there, see `broker.specs.skills`.
     """
 
     kind: Literal["observation.survey"] = "observation.survey"
     is_shown_to_model: ClassVar[bool] = False
     is_shown_to_people: ClassVar[bool] = False
     is_complete: bool = False
+    scripts: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:

@@ -32,6 +32,10 @@ INSTRUCTION_FILES = {
 """Files in the top folder of a workspace, in small letters, and the name of the skill that each is."""
 FILE_MARK = "deckhands-skill:"
 """Begins a line of a survey: the path of a file and its text follow in base64."""
+SETUP_SCRIPT, HOOK_SCRIPT = ".openhands/setup.sh", ".openhands/pre-commit.sh"
+"""What a repository has run before an agent's first step, and before each commit (OpenHands 10.1)."""
+SCRIPT_MARK = "deckhands-script:"
+"""Begins a line of a survey that names one of them."""
 MAX_SKILL_BYTES = 64 * 1024
 MAX_SKILLS = 200
 MAX_TRIGGERS = 100

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 def is_own_action(state: State, action: Action) -> bool:
     """Say whether the controller wants this action for itself; no step, loop or confirmation is about it."""
-    return opening.is_opening(state, action) or survey.is_survey(state, action) or acceptance.is_check(state, action)
+    return (
+        opening.is_opening(state, action)
+        or survey.is_survey(state, action)
+        or survey.is_script(state, action)
+        or acceptance.is_check(state, action)
+    )
 
 
 def trace_of_action(state: State, action: Action) -> Trace | None:

@@ -86,13 +86,13 @@ async def test_a_node_that_was_given_up_and_comes_back_does_not_go_on_with_older
     log: EventLog, tmp_path: Path
 ) -> None:
     async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
-        await one.run("echo first > file")
+        await one.run("echo first > file; touch ~/old /tmp/old")
         async with node(log, tmp_path / "two", tmp_path / "place", every=1) as two:
             assert (await two.run("true", moves=1)).content == RESTORED.format(of_whom="")
             await two.run("echo second >> file", moves=1)
         told = await one.run("cat file", moves=2)
         assert told.content == RESTORED.format(of_whom="")
-        assert content(await one.run("cat file", moves=2)) == "first\nsecond"
+        assert content(await one.run("cat file; ls ~ /tmp", moves=2)) == "first\nsecond\n/home/agent:\n\n/tmp:"
 
 
 async def test_while_the_place_cannot_be_reached_nothing_is_given_up(log: EventLog, tmp_path: Path) -> None:

@@ -19,7 +19,11 @@ from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellO
 from broker.contract.observations import ErrorObservation
 from tests.integration.workspace_hosts import LIMIT_SECONDS, gone, main_pid, opened, processes
 from tests.polling import until
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.launch.host_launch import wait_until_dead
 from tool_worker.launch.session_programs import session_programs
+from tool_worker.sandbox.control_groups import ControlGroups
+from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.tools.ipython import RunCell
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
@@ -74,6 +78,31 @@ async def test_values_live_from_cell_to_cell(run: Notebook) -> None:
     assert await run.text("a = 20") == ""
     assert await run.text("print('sum'); a + 1") == "sum\n21"
     assert await run.text("import sys; print('warned', file=sys.stderr)") == "warned"
+
+
+async def test_after_the_death_of_its_host_a_cell_says_what_is_lost_and_leaves_no_files_behind(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap", **SETTINGS) as workspaces:
+        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        assert await run.text("a = 20") == ""
+        temporary = HostFolder(tmp_path, CONVERSATION).temporary
+        [left] = temporary.glob(".deckhands-ipython-*")
+        os.kill(main_pid(tmp_path, CONVERSATION), signal.SIGKILL)
+        assert await wait_until_dead(HostFolder(tmp_path, CONVERSATION), LIMIT_SECONDS)
+        text = await run.text("'a' in globals()")
+        told = "[This is a new ipython session. What an earlier one held, such as variables or open pages, is lost.]\n"
+        assert text == told + "False"
+        assert await run.text("1") == "1"
+        await until(lambda: not left.exists(), what="removal of what the first kernel left")
+
+
+@pytest.mark.skipif(isinstance(ControlGroups.find(), str), reason="no control groups here")
+async def test_a_kernel_that_runs_out_of_memory_says_how_much_there_was(tmp_path: Path) -> None:
+    limits = ResourceLimits(memory_bytes=200 << 20)
+    async with opened(tmp_path, sandbox="bwrap", limits=limits, **SETTINGS) as workspaces:
+        run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
+        assert await run.text("1") == "1"
+        observation = await run("b = bytearray(800 << 20)")
+        assert "All programs of this workspace together may use 200 MiB" in observation.content
 
 
 async def test_an_error_is_read_without_colours(run: Notebook) -> None:
@@ -139,7 +168,9 @@ async def test_a_cell_that_takes_too_long_is_interrupted_and_its_variables_live(
     late = await run.text("import time\nprint('begun', flush=True)\ntime.sleep(60)", timeout=1.0)
     assert late.startswith("begun\n")
     assert "KeyboardInterrupt" in late
-    assert late.endswith("[Execution timed out (1 seconds).]")
+    assert late.endswith(
+        "[Execution timed out (1 seconds). Variables are kept. A cell that needs longer takes a `timeout`.]"
+    )
     assert await run.text("kept") == "7"
 
 
@@ -148,14 +179,19 @@ async def test_a_cell_that_awaits_too_long_is_interrupted_and_its_variables_live
     late = await run.text("import asyncio\nprint('begun', flush=True)\nawait asyncio.sleep(60)", timeout=1.0)
     assert late.startswith("begun\n")
     assert "CancelledError" in late
-    assert late.endswith("[Execution timed out (1 seconds).]")
+    assert late.endswith(
+        "[Execution timed out (1 seconds). Variables are kept. A cell that needs longer takes a `timeout`.]"
+    )
     assert await run.text("kept") == "7"
 
 
 async def test_a_cell_that_ignores_interrupts_loses_its_kernel(run: Notebook) -> None:
     deaf = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(60)"
     late = await run.text(deaf, timeout=1.0)
-    assert late == "[Execution timed out (1 seconds). The kernel was killed; its variables are lost.]"
+    assert late == (
+        "[Execution timed out (1 seconds). The kernel was killed; its variables are lost. "
+        "A cell that needs longer takes a `timeout`.]"
+    )
     assert await run.text("2") == "2"
 
 
@@ -219,7 +255,7 @@ async def test_what_a_killed_session_program_left_goes_with_it(tmp_path: Path, t
         assert len(list(temporary.rglob("kernel-*"))) == 1
         assert len(list(temporary.rglob("tmp*"))) == 1
         kill_program(tmp_path / "node")
-        await until(lambda: not list(temporary.glob("*/ipython-*")), what="end of its files")
+        await until(lambda: not list(temporary.glob("*/.deckhands-ipython-*")), what="end of its files")
         await until(lambda: not psutil.pid_exists(int(pid)), what="end of its kernel")
 
 

@@ -15,6 +15,18 @@ from tool_worker.errors import HostRefused
 CUT = "\n[... Observation truncated due to length ...]\n"
 BELOW = "[Below is the output of the previous command.]\n"
 
+SCREENS = """
+import curses
+def main(screen):
+    for number in range(3):
+        screen.erase()
+        screen.border()
+        screen.addstr(1, 2, f"frame {number}")
+        screen.addstr(20, 500, "right")
+        screen.refresh()
+curses.wrapper(main)
+"""
+
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
@@ -198,6 +210,25 @@ async def test_a_running_program_gets_input(run: Terminal) -> None:
     answer = await run.type("C-d")
     assert (answer.exit_code, answer.suffix) == (0, "\n[The command completed with exit code 0. CTRL+D was sent.]")
     assert (await run.type("x")).content == "ERROR: No previous running command to interact with."
+
+
+async def test_input_is_typed_as_it_is_and_enter_alone_can_be_pressed(run: Terminal) -> None:
+    program = "import sys; print(list(iter(sys.stdin.readline, 'end\\n')))"
+    silence = {"no_change_timeout": 0.05}
+    await run(f'python3 -c "{program}"', **silence)
+    for text in ("    indented = 1  ", "\n", "for x in y:\n    f(x)\n\n", "answered\n", ""):
+        assert (await run.type(text, **silence)).state == "no_change_timeout"
+    typed = ["    indented = 1  \n", "\n", "for x in y:\n", "    f(x)\n", "\n", "answered\n"]
+    assert (await run.type("end", timeout=60, blocking=True)).content == str(typed)
+
+
+async def test_a_program_that_draws_screens_costs_few_characters(run: Terminal, workspace: Path) -> None:
+    (workspace / "screens.py").write_text(SCREENS)
+    drawn = await run("TERM=xterm python3 screens.py", timeout=60, blocking=True)
+    assert len(drawn.content) < 2_000
+    assert "frame 2" in drawn.content
+    assert "frame 0" not in drawn.content
+    assert "[the same line" in drawn.content
 
 
 async def test_input_that_nobody_read_is_not_run_as_a_command(run: Terminal, workspace: Path) -> None:

@@ -63,7 +63,8 @@ async def test_the_model_is_told_until_it_has_cleared_up(shell: Shell) -> None:
     told = await shell(f"head -c {LIMIT_BYTES} /dev/zero > large")
     assert told.content.endswith("actions that add more are stopped.]")
     assert (
-        f"This workspace holds {LIMIT_BYTES + 6:,} bytes in 2 files; the limit is {LIMIT_BYTES:,} bytes" in told.content
+        f"This workspace holds {LIMIT_BYTES + 6:,} bytes in 2 files, its home and /tmp included; the limit is "
+        f"{LIMIT_BYTES:,} bytes" in told.content
     )
     assert "This workspace holds" in (await shell("ls")).content
     assert "This workspace holds" not in (await shell("rm large")).content
@@ -99,6 +100,25 @@ async def test_a_directory_of_the_user_is_not_bounded(shell: Shell, tmp_path: Pa
     assert (await shell(f"head -c {2 * LIMIT_BYTES} /dev/zero > large", spec)).content == ""
 
 
+@pytest.mark.parametrize("path", ["~/large", "/tmp/large"])
+async def test_home_and_temporary_files_count_also_beside_a_directory_of_the_user(
+    memory_store: Store, tmp_path: Path, path: str
+) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id=CID))
+    (tmp_path / "mine").mkdir()
+    root = tmp_path / "node"
+    quota = Quota(root, TreeLimits(files=50, bytes=LIMIT_BYTES), first_look_seconds=0.05, pause_factor=0.0)
+    async with opened(root, sandbox="bwrap", named=NamedDirectories([tmp_path / "mine"])) as workspaces:
+        shell = Shell(log, Executor(log, workspaces, worker_id="tool-1", quota=quota))
+        spec = WorkspaceSpec(path=str(tmp_path / "mine"))
+        assert (await shell(f"head -c {2 * LIMIT_BYTES} /dev/zero > large", spec)).content == ""
+        grown = await shell(f"while :; do head -c 50000 /dev/zero >> {path}; done", spec)
+        assert grown.exit_code != 0
+        assert "This workspace holds" in grown.content
+        assert (await shell(f"rm {path}", spec)).content == ""
+
+
 async def left(store: Store, root: Path, conversation_id: str, *, is_closed: bool, path: Path | None = None) -> Path:
     """Leave a workspace behind, as a tool worker that has ended it does."""
     log = EventLog(store)
@@ -127,6 +147,11 @@ async def test_only_what_closed_conversations_have_left_is_removed(memory_store:
     working = await left(memory_store, root, "working", is_closed=True)
     (root / "unknown" / "workspace").mkdir(parents=True)
     (root / "closed" / "workspace" / "out").symlink_to(mine)
+    HostFolder(root, "closed").create_home()
+    module = HostFolder(root, "closed").home / "go" / "module"
+    module.mkdir(parents=True)
+    (module / "file").touch()
+    module.chmod(0o500)
     (root / "link").symlink_to(mine)
     (root / ".removed-half").mkdir()
     held = HostFolder(root, "working").take_alive_lock()

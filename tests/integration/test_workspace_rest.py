@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, alive, opened, processes
+from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, alive, main_pid, opened, processes
+from tool_worker.launch.binding import Binding
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.launch.host_launch import wait_until_dead
 from tool_worker.node.node_capacity import NodeCapacity
+from tool_worker.sandbox.none import temporary_directory
 
-NEW_SHELL = "[The previous shell has ended. This is a new one in {}; the old variables are lost.]\n"
+NEW_SHELL = (
+    "[The previous shell has ended, and this is a new one in {}. Lost: shell variables and functions, the current "
+    "directory and all programs that were running{}. Kept: {}.]\n"
+)
+KEPT = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
+KEPT_WITHOUT_SANDBOX = "all other files, and the history of undo_edit"
+
+
+def binding(root: Path) -> Binding:
+    found = HostFolder(root, "conversation").read_binding()
+    assert found is not None
+    return found
 
 
 def crowded(folder: Path, *, terminals: int, maximum: int = 100) -> NodeCapacity:
@@ -36,8 +51,32 @@ async def test_a_session_at_rest_ends_and_the_next_command_is_told(tmp_path: Pat
         again = await run("cat kept; echo ${A:-gone}")
         assert again.content == "1\ngone"
         path = (await host.connection.ping()).workspace
-        assert again.prefix == NEW_SHELL.format(path)
+        confined = sandbox == "bwrap"
+        lost = "" if confined else f", and the temporary files in {temporary_directory(binding(tmp_path).host_id)}"
+        assert again.prefix == NEW_SHELL.format(path, lost, KEPT if confined else KEPT_WITHOUT_SANDBOX)
         assert (await run("true")).prefix == ""
+
+
+@pytest.mark.parametrize("end", ["rest", "kill"])
+async def test_home_temporary_files_and_undo_history_outlive_the_host(tmp_path: Path, end: str) -> None:
+    async with opened(tmp_path, sandbox="bwrap", idle_seconds=1.0 if end == "rest" else 300.0) as workspaces:
+        host = await workspaces.open("conversation")
+        run = Terminal(host)
+        edit = {"path": "/workspace/file", "command": "create", "file_text": "one\n"}
+        assert not (await host.run(100, "edit", edit)).value["is_error"]
+        edit |= {"command": "str_replace", "old_str": "one", "new_str": "two"}
+        assert not (await host.run(101, "edit", edit)).value["is_error"]
+        assert (await run("echo home > ~/in-home; echo tmp > /tmp/in-tmp; echo shm > /dev/shm/x")).exit_code == 0
+        folder = HostFolder(tmp_path, "conversation")
+        if end == "kill":
+            os.kill(main_pid(tmp_path, "conversation"), signal.SIGKILL)
+        assert await wait_until_dead(folder, LIMIT_SECONDS)
+        assert (await run("cat ~/in-home /tmp/in-tmp")).content == "home\ntmp"
+        assert (await run("ls /dev/shm")).content == ""
+        undone = (await host.run(102, "edit", {"path": "/workspace/file", "command": "undo_edit"})).value
+        assert (undone["is_error"], undone["new_content"]) == (False, "one\n")
+        other = Terminal(await workspaces.open("another"))
+        assert (await other("ls -A /tmp; ls ~")).content == ""
 
 
 async def test_a_session_with_a_background_job_does_not_rest(tmp_path: Path) -> None:

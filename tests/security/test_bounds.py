@@ -70,10 +70,25 @@ async def test_a_program_that_eats_memory_ends_and_nothing_else(tmp_path: Path) 
         await run("A=kept")
         answer = await run("python3 -c 'b = bytearray(400 << 20); print(len(b))'", timeout=60, blocking=True)
         assert answer.exit_code == 137
-        assert (await run("echo $A")).content == "kept"
-        for folder in ("/tmp", "~", "/dev/shm"):
-            answer = await run(f"head -c 400000000 /dev/zero > {folder}/big", timeout=60, blocking=True)
-            assert "No space left on device" in answer.content
+        told = (
+            "[A program was killed or refused memory. All programs of this workspace together may use 150 MiB, "
+            "files in /dev/shm included; one that takes more is killed.]"
+        )
+        assert answer.suffix.endswith(f"\n{told}")
+        script = "python3 -c 'b = bytearray(400 << 20)'; echo survived"
+        (tmp_path / "conversation" / "workspace" / "eat.sh").write_text(script)
+        answer = await run("bash eat.sh 2>&1", timeout=60, blocking=True)
+        assert (answer.exit_code, told in answer.suffix) == (0, True)
+        assert told not in (await run("echo nobody was Killed here; bash -c 'exit 3'")).suffix
+        answer = await run("echo $A")
+        assert (answer.content, told in answer.suffix) == ("kept", False)
+        answer = await run("head -c 400000000 /dev/zero > /dev/shm/big", timeout=60, blocking=True)
+        assert "No space left on device" in answer.content
+        for folder in ("/tmp", "~"):  # on the disk
+            answer = await run(
+                f"head -c 200000000 /dev/zero > {folder}/big; rm {folder}/big", timeout=60, blocking=True
+            )
+            assert (answer.content, answer.exit_code) == ("", 0)
         assert (await run("echo $A")).content == "kept"
         assert main_pid(tmp_path, "conversation") == host
 
@@ -86,6 +101,9 @@ async def test_without_groups_each_program_is_bounded_by_itself(tmp_path: Path) 
         run = Terminal(await workspaces.open("conversation"))
         answer = await run("python3 -c 'b = bytearray(400 << 20); print(len(b))' 2>&1 | tail -1")
         assert answer.content == "MemoryError"
+        assert answer.suffix.endswith(
+            "\n[A program was killed or refused memory. Each program may use 150 MiB; one that asks for more is refused.]"
+        )
         assert (await run("python3 -c 'print(len(bytearray(50 << 20)))'")).content == str(50 << 20)
 
 

@@ -78,7 +78,7 @@ async def test_a_later_host_with_its_shell_and_its_programs_runs_none_of_it(pois
         await workspace.run(10, "edit", {"command": "view", "path": "/workspace/file"})
         await workspace.run(11, "code", {"question": "survey"})
         cell = await workspace.run(12, "ipython", {"code": "6 * 7", "include_extra": False, "timeout": 60})
-        assert cell.value["content"] == "42"
+        assert cell.value["content"].endswith("is lost.]\n42")
         assert ran(poisoned) == set()
 
 

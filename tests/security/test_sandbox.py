@@ -154,7 +154,10 @@ def test_a_sandbox_that_does_not_work_says_why(tmp_path: Path) -> None:
 
 async def test_the_environment_is_what_was_given(run: Terminal) -> None:
     names = (await run("env | cut -d= -f1 | sort | xargs")).content
-    assert names == "DECKHANDS_HOST_ID GIT_PAGER GIVEN HOME LANG MANPAGER PAGER PATH PWD SHELL SHLVL TERM USER _"
+    assert (
+        names
+        == "DECKHANDS_HOST_ID GIT_PAGER GIVEN HOME LANG MANPAGER PAGER PATH PIP_BREAK_SYSTEM_PACKAGES PWD SHELL SHLVL TERM USER _"
+    )
     assert (await run("cat /proc/1/environ")).content.endswith("Permission denied")
     assert (await run("cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep -c PYTEST")).content == "0"
 

@@ -37,6 +37,10 @@ def deleted(folder):
 held = []
 if kind == "deleted":
     held = deleted("/workspace")
+elif kind == "deleted_in_tmp":
+    held = deleted("/tmp")
+elif kind == "deleted_at_home":
+    held = deleted(os.path.expanduser("~"))
 elif kind == "forked":
     held = deleted("/workspace")
     os.fork()
@@ -47,7 +51,7 @@ elif kind == "mapped":
     libc.mmap(None, 4096, 1, 1, file.fileno(), 0)
     file.close()
 elif kind == "unlinked_in_memory":
-    held = [deleted("/tmp"), deleted("/dev/shm"), os.memfd_create("held")]
+    held = [deleted("/dev/shm"), os.memfd_create("held")]
     os.write(held[-1], bytes(count << 20))
 elif kind == "linked":
     open("/workspace/linked (deleted)", "wb").write(bytes(count << 20))
@@ -96,7 +100,7 @@ def is_holding(root: Path, name: str) -> bool:
 def held_in(root: Path, name: str) -> ResourceUsage:
     pid = main_pid(root, name)
     assert pid is not None
-    return workspace_usage(pid, root / name / "workspace").total
+    return workspace_usage(pid, [root / name / "workspace"]).total
 
 
 @pytest.mark.parametrize(
@@ -105,6 +109,8 @@ def held_in(root: Path, name: str) -> ResourceUsage:
         ("descriptors", 30, 250),
         ("named_oddly", 1, 3),
         ("deleted", 1, 3),
+        ("deleted_in_tmp", 1, 3),
+        ("deleted_at_home", 1, 3),
         ("forked", 1, 3),
         ("mapped", 1, 3),
         ("terminals", 3, 12),
@@ -149,10 +155,9 @@ async def test_files_without_a_name_in_memory_count_as_memory(tmp_path: Path) ->
         host = main_pid(tmp_path, "conversation")
         filling = "import os; f = os.memfd_create('x'); [os.write(f, bytes(1 << 20)) for _ in range(400)]"
         assert (await run(f'python3 -c "{filling}"', timeout=60, blocking=True)).exit_code == 137
-        for folder in ("/tmp", "/dev/shm"):
-            filling = f"import os; f = open('{folder}/x', 'wb'); os.unlink('{folder}/x'); f.write(bytes(400 << 20))"
-            answer = await run(f'python3 -c "{filling}" 2>&1 | tail -1', timeout=60, blocking=True)
-            assert "No space left on device" in answer.content
+        filling = "import os; f = open('/dev/shm/x', 'wb'); os.unlink('/dev/shm/x'); f.write(bytes(400 << 20))"
+        answer = await run(f'python3 -c "{filling}" 2>&1 | tail -1', timeout=60, blocking=True)
+        assert "No space left on device" in answer.content
         assert (await run("echo on")).content == "on"
         assert main_pid(tmp_path, "conversation") == host
 

@@ -26,22 +26,24 @@ from broker.specs.workspace_sources import GitSource, UploadedSource
 from tool_worker.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
 from tool_worker.files.staging import async_staging_in
+from tool_worker.launch.host_folder import HostFolder
 from tool_worker.opening.workspace_opener import BASE, WorkspaceOpener
 
 REMEMBERED_WORKSPACES = 500
 MOVES, SAVING = "moves", "saving.lock"
 
 RESTORED = (
-    "The files of this workspace were restored from the last checkpoint{of_whom}. Later changes, shell variables and "
-    "running programs are lost. The action was not run."
+    "The files of this workspace were restored from the last checkpoint{of_whom}. Later changes, the files of "
+    "the home and of /tmp, shell variables and running programs are lost. The action was not run."
 )
 REOPENED = (
     "The files of this workspace were lost, and there is no checkpoint of them. The workspace was set up again from "
-    "its original source. Later changes, shell variables and running programs are lost. The action was not run."
+    "its original source. Later changes, the files of the home and of /tmp, shell variables and running programs are "
+    "lost. The action was not run."
 )
 LOST = (
-    "The files of this workspace are lost, and there is no checkpoint of them. The workspace is empty now. "
-    "The action was not run."
+    "The files of this workspace are lost, and there is no checkpoint of them. The workspace, its home and "
+    "/tmp are empty now. The action was not run."
 )
 OUT_OF_REACH = "The files of this workspace cannot be restored now ({error}). The action was not run: try again."
 
@@ -114,6 +116,8 @@ class Checkpointing:
         if directory.exists():
             return _told_to(asked, told)
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        async with async_staging_in(directory.parent) as removed:
+            _move_what_is_beside(HostFolder(self._root, conversation_id), removed)
         directory.with_name(MOVES).write_text(str(moves))
         notice = await self._recovered(conversation_id, asked, told, source)
         # From here on it is a workspace like any other, empty as it may be.
@@ -135,6 +139,7 @@ class Checkpointing:
         directory = self._directory(conversation_id)
         async with async_staging_in(directory.parent) as removed:
             directory.rename(removed / directory.name)
+            _move_what_is_beside(HostFolder(self._root, conversation_id), removed)
             self._kept.pop(conversation_id, None)
 
     async def _recovered(
@@ -276,6 +281,13 @@ class Checkpointing:
         while len(self._kept) > REMEMBERED_WORKSPACES:
             self._kept.popitem(last=False)
         return kept
+
+
+def _move_what_is_beside(folder: HostFolder, removed: Path) -> None:
+    """Move away what belongs to a workspace that is not here any more."""
+    for path in (folder.home, folder.temporary, folder.history):
+        with suppress(FileNotFoundError):
+            path.rename(removed / path.name)
 
 
 def _saved(checkpoints: Checkpoints, conversation_id: str, directory: Path, files: SavedFiles) -> Checkpoint:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from tool_worker.editor.file_editor import FileEditor
+from tool_worker.editor.file_history import FileHistory
 from tool_worker.editor.file_lines import FileLines
 from tool_worker.editor.versioned_files import VersionedFiles
 
@@ -17,10 +18,11 @@ class FileTools:
 
     Args:
         workspace: Absolute path of the workspace.
+        history: Descriptor of the file that keeps earlier versions, see `FileHistory`; -1: none.
     """
 
-    def __init__(self, workspace: str) -> None:
-        files = VersionedFiles()
+    def __init__(self, workspace: str, *, history: int = -1) -> None:
+        files = VersionedFiles(history=FileHistory(descriptor=history))
         lines = FileLines(files)
         self._tools = {"edit": FileEditor(workspace, files).run, "read": lines.read, "write": lines.write}
 

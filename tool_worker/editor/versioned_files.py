@@ -2,7 +2,8 @@
 
 Holds: encoding, line breaks and mode of a file survive a change, and lines that were not changed keep their bytes; what
 was written can be read back; what was replaced can be restored, in the reverse order.
-Does not: notice that another program changed a file since: restoring a version overwrites such changes.
+A version is restored only to a file that still is what the edit made of it, so that no other program's changes are
+lost.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ class VersionedFiles:
 
     Args:
         max_file_bytes: Larger files are neither read nor written.
+        history: Keeps the versions; None: for as long as this object lives.
     """
 
-    def __init__(self, *, max_file_bytes: int = 10 * 2**20) -> None:
+    def __init__(self, *, max_file_bytes: int = 10 * 2**20, history: FileHistory | None = None) -> None:
         self._max_file_bytes = max_file_bytes
-        self._history = FileHistory()
+        self._history = history or FileHistory()
 
     def read(self, path: str) -> tuple[bytes, TextFile]:
         """Read a file: its bytes, and what they say.
@@ -46,7 +48,7 @@ class VersionedFiles:
         require_size(path, len(content), self._max_file_bytes)
         replace_file(path, content)
         # The created text and not the file's absence: in OpenHands, undoing a creation restores what was created.
-        self._history.push(os.path.realpath(path), content)
+        self._history.push(os.path.realpath(path), content, content)
 
     def change(self, path: str, old_content: bytes, file: TextFile, text: str) -> None:
         r"""Give a file another text.
@@ -76,22 +78,27 @@ class VersionedFiles:
             )
         require_size(path, len(content), self._max_file_bytes)
         replace_file(path, content)
-        self._history.push(os.path.realpath(path), old_content)
+        self._history.push(os.path.realpath(path), old_content, content)
 
     def restore(self, path: str) -> tuple[TextFile, TextFile]:
         """Bring back the newest version of a file: what it was before, and what it is now.
 
         Raises:
-            EditRefusedError: there is none.
+            EditRefusedError: there is none, or another program has changed the file since.
             FileRejectedError, FileAccessError: as for `read` and `change`.
         """
-        _, file = self.read(path)
+        present, file = self.read(path)
         target = os.path.realpath(path)
-        content = self._history.newest(target)
-        if content is None:
+        version = self._history.newest(target)
+        if version is None:
             raise EditRefusedError(f"No edit history found for {path}.")
-        earlier = TextFile.decode(content)
+        if not version.was_replaced_by(present):
+            raise EditRefusedError(
+                f"The last edit to {path} was not undone: a command or another program has changed the file since, and "
+                "undoing would lose that change. View the file, and take your edit back with `str_replace`."
+            )
+        earlier = TextFile.decode(version.content)
         assert earlier, "the history holds text only"
-        replace_file(path, content)
+        replace_file(path, version.content)
         self._history.drop_newest(target)
         return file, earlier

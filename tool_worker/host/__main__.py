@@ -24,6 +24,7 @@ def main() -> None:
     from tool_worker.host.children import OomScore
     from tool_worker.host.compiled import signal, socket
     from tool_worker.host.configuration import (
+        HISTORY_FD,
         JOURNAL_FD,
         LISTENER_FD,
         PID_FD,
@@ -49,6 +50,7 @@ def main() -> None:
     # Whatever else the tool worker was started with must not get to the programs of the workspace.
     os.closerange(PID_FD, MAX_FD)
     os.set_inheritable(JOURNAL_FD, False)
+    os.set_inheritable(HISTORY_FD, False)
     score = OomScore()
     if configuration.writable:
         restrict_writes(configuration.writable)

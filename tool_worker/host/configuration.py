@@ -16,9 +16,10 @@ from tool_worker.host.json_text import dumps, loads
 ALIVE_FD = 1
 LISTENER_FD = 3
 JOURNAL_FD = 4
-PID_FD = 5
-OPTIONS_FD = 6
-FILTER_FD = 7
+HISTORY_FD = 5
+PID_FD = 6
+OPTIONS_FD = 7
+FILTER_FD = 8
 
 DEFAULT_NO_CHANGE_TIMEOUT_SECONDS = 30.0
 DEFAULT_OUTPUT_LIMIT_BYTES = 256 * 1024
@@ -42,6 +43,8 @@ class HostConfiguration:
         egress_port: Where on the loopback a proxy is lent a socket; 0: the workspace has no way out.
         announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that in its place.
         temporary: A directory that the host makes when it starts and removes with all in it when it ends; empty: none.
+        memory: What to say of the memory limit when a program was killed; empty: there is no limit of ours.
+        lost, kept: What ends with a host beside its programs, and what outlives it, for the notice of the next one.
     """
 
     def __init__(
@@ -60,6 +63,9 @@ class HostConfiguration:
         sessions: dict[str, list[str]] | None = None,
         egress_port: int = 0,
         temporary: str = "",
+        memory: str = "",
+        lost: str = "",
+        kept: str = "all files",
     ) -> None:
         self.workspace = workspace
         self.identity = identity
@@ -74,6 +80,9 @@ class HostConfiguration:
         self.sessions = sessions or {}
         self.egress_port = egress_port
         self.temporary = temporary
+        self.memory = memory
+        self.lost = lost
+        self.kept = kept
 
     @property
     def programs(self) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ import sys
 
 _OUT_OF_THE_WAY = 64
 _MOST = 16
-_FILTER_FD = 7
+_FILTER_FD = 8
 """As in `configuration`."""
 _FILTER_LIMIT_BYTES = 1 << 16
 _INSTRUCTION_BYTES = 8

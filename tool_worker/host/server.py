@@ -15,7 +15,7 @@ import os
 from tool_worker.host import protocol
 from tool_worker.host.children import Children, OomScore
 from tool_worker.host.compiled import accepted, signal, socket
-from tool_worker.host.configuration import HostConfiguration
+from tool_worker.host.configuration import HISTORY_FD, HostConfiguration
 from tool_worker.host.descendants import kill_descendants, live_descendants
 from tool_worker.host.egress import Egress
 from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, bounded
@@ -85,7 +85,8 @@ class Server:
         self._executions: dict[int, Execution] = {}
         self._queue: list[Execution] = []
         self._programs: dict[str, SessionProgram] = {}
-        if not journal.is_empty:
+        self._follows_another = not journal.is_empty
+        if self._follows_another:
             self._session.announce_new_shell()
         self._unattached = loop.timer(loop.stop)
         self._idle = loop.timer(self._end_if_resting)
@@ -302,7 +303,7 @@ class Server:
             from tool_worker.host.session_program import SessionProgram
 
             self._programs[tool] = SessionProgram(
-                self._loop, self._children, self._configuration, name=tool, command=self._configuration.programs[tool]
+                self._loop, self._children, self._configuration, name=tool, follows_another=self._follows_another
             )
         program = self._programs[tool]
         if program.is_full:
@@ -310,7 +311,7 @@ class Server:
         execution.waiting.append((client, request))
         self._executions[execution.action_id] = execution
         execution.session = program.ask(
-            {**arguments, "cwd": self._session.working_dir},
+            {**arguments, "cwd": self._session.working_dir, "memory": self._configuration.memory},
             lambda: self._record_begin(execution),
             lambda result: self._finish(execution, result),
         )
@@ -321,7 +322,7 @@ class Server:
         if self._files is None:
             from tool_worker.editor.file_tools import FileTools
 
-            self._files = FileTools(self._configuration.workspace)
+            self._files = FileTools(self._configuration.workspace, history=HISTORY_FD)
         result = self._files.run(tool, {**arguments, "cwd": self._session.working_dir})
         body = self._record_result(action_id, result)
         self._reply_result(client, request, body, is_replayed=False)

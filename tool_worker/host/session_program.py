@@ -35,6 +35,7 @@ QUEUE_LIMIT = 64
 GRACE_SECONDS = 15.0
 """How long a program may run beyond the limit of its call, to end the call in good order."""
 INTERRUPT_GRACE_SECONDS = 3.0
+NEW_SESSION = "[This is a new {} session. What an earlier one held, such as variables or open pages, is lost.]\n"
 
 _MAX_FD = 1 << 20
 
@@ -61,18 +62,25 @@ class SessionProgram:
     """One program, started when it is needed.
 
     Args:
-        name: For people.
-        command: Its command line; a name without a slash is looked for in the `PATH` of the shell.
+        name: Its tool's; the first word of its command line, if it has no slash, is looked for in the `PATH` of the
+            shell.
+        follows_another: Whether the workspace had a host before, whose program the model may remember.
     """
 
     def __init__(
-        self, loop: Loop, children: Children, configuration: HostConfiguration, *, name: str, command: list[str]
+        self,
+        loop: Loop,
+        children: Children,
+        configuration: HostConfiguration,
+        *,
+        name: str,
+        follows_another: bool,
     ) -> None:
         self._loop = loop
         self._children = children
         self._configuration = configuration
         self._name = name
-        self._command = command
+        self._command = configuration.programs[name]
         self._pid = 0
         self._folder = ""
         self._connection: socket.socket | None = None
@@ -82,7 +90,7 @@ class SessionProgram:
         self._call: SessionCall | None = None
         self._queue: deque[SessionCall] = deque()
         self._limit = loop.timer(self._too_late)
-        self._notice = ""
+        self._notice = NEW_SESSION.format(name) if follows_another and name in configuration.sessions else ""
 
     @property
     def is_full(self) -> bool:
@@ -134,8 +142,13 @@ class SessionProgram:
     def _start(self) -> bool:
         ours, theirs = socket.socketpair()
         temporary = self._configuration.environment.get("TMPDIR", "/tmp")  # noqa: S108  (the sandbox's own)
-        folder = os.path.join(temporary, f"{self._name}-{os.urandom(4).hex()}")
+        whose = self._configuration.environment.get("DECKHANDS_HOST_ID", "")[:8]  # others may share the directory
+        prefix = f".deckhands-{self._name}-{whose}-"
+        folder = os.path.join(temporary, f"{prefix}{os.urandom(4).hex()}")
         try:
+            # Those of hosts that have ended: nobody removed them if the host was killed.
+            for left in [entry for entry in os.listdir(temporary) if entry.startswith(prefix)]:
+                _remove(os.path.join(temporary, left))
             os.mkdir(folder, 0o700)
             self._folder = folder
             self._pid = self._children.fork()

@@ -1,12 +1,14 @@
 """The files that one conversation's workspace has on this node, and the locks among them.
 
     <root>/<conversation>/workspace/       the workspace, unless it was given from elsewhere
+    <root>/<conversation>/home/, tmp/      the home and /tmp of its programs, if the sandbox gives it separate ones
     <root>/<conversation>/host/            seen by no program in the sandbox:
         binding.json     directory, sandbox and network, fixed when the workspace is first opened
         opening.lock     held while the host is started or ended
         alive.lock       held by the host and its sandbox as long as one of them lives
         pid-<n>.json     the process whose death ends all others of the workspace, as pid namespace <n> counts
-        socket, journal, host.log, egress.log; entrance, while a container is started
+        gitconfig        of programs that no sandbox confines
+        socket, journal, history (of edited files), host.log, egress.log; entrance, while a container is started
 
 Holds: locks are kernel locks on open files, so they end with their holder, however it ends.
 """
@@ -17,8 +19,9 @@ import asyncio
 import fcntl
 import json
 import os
+import shutil
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +30,7 @@ from tool_worker.launch.binding import Binding
 
 LOG_TAIL_BYTES = 2000
 BACKLOG = 64
+HOME, TEMPORARY = "home", "tmp"
 
 
 class HostFolder:
@@ -36,9 +40,13 @@ class HostFolder:
         self.conversation_id = conversation_id
         self.workspace = root / conversation_id / "workspace"
         self._folder = root / conversation_id / "host"
+        self.home = root / conversation_id / HOME
+        self.temporary = root / conversation_id / TEMPORARY
         self.journal = self._folder / "journal"
+        self.history = self._folder / "history"
         self.log = self._folder / "host.log"
         self.entrance = self._folder / "entrance"
+        self.git_configuration = self._folder / "gitconfig"
         self.egress_log = self._folder / "egress.log"
         # Tool workers of one node may be in several containers, where the same number is somebody else's.
         self.pid = self._folder / f"pid-{Path('/proc/self/ns/pid').stat().st_ino}.json"
@@ -61,6 +69,24 @@ class HostFolder:
         """Make the folder, closed to other users.  Idempotent."""
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
+
+    def create_home(self, files: Mapping[str, str] | None = None) -> None:
+        """Make the home and the temporary directory of a sandbox, unless they are there.
+
+        Args:
+            files: What the home begins with, by path.
+        """
+        if not self.home.exists():
+            draft = self.home.with_name(".home.new")
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(mode=0o700)
+            for path, text in (files or {}).items():
+                (draft / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                (draft / path).write_text(text)
+            draft.rename(self.home)
+        if not self.temporary.exists():
+            self.temporary.mkdir(mode=0o700)
+            self.temporary.chmod(0o1777)  # as programs expect of a /tmp; the folder around it is closed to others
 
     def read_binding(self) -> Binding | None:
         """Return what the workspace was bound to, or None before it was first opened, or if a power cut took it."""

@@ -22,6 +22,7 @@ from tool_worker.errors import HostLost, WorkspaceUnavailable
 from tool_worker.host.configuration import (
     ALIVE_FD,
     FILTER_FD,
+    HISTORY_FD,
     JOURNAL_FD,
     LISTENER_FD,
     OPTIONS_FD,
@@ -72,6 +73,7 @@ def start_host(
             2: opened(closing, folder.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
             LISTENER_FD: listener.fileno(),
             JOURNAL_FD: opened(closing, folder.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND),
+            HISTORY_FD: opened(closing, folder.history, os.O_RDWR | os.O_CREAT | os.O_APPEND),
             PID_FD: opened(closing, folder.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
             FILTER_FD: in_memory(closing, calls_refused),
             OPTIONS_FD: in_memory(closing, b"".join(option.encode() + b"\0" for option in options)),

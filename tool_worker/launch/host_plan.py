@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tool_worker.files.openat2_paths import Directory
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.launch.binding import Binding
 from tool_worker.launch.egress_gate import EGRESS_PORT, proxy_environment
+from tool_worker.launch.git_identity import GitIdentity
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.launch.session_programs import SessionPrograms
 from tool_worker.sandbox.none import temporary_directory
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
+
+GIT_CONFIGURATION = ".config/git/config"
+"""Below the home; what a user sets by `git config --global` counts more, and so does a repository."""
+MEMORY_OF_ALL = (
+    "[A program was killed or refused memory. All programs of this workspace together may use {size}, files in "
+    "/dev/shm included; one that takes more is killed.]"
+)
+MEMORY_OF_EACH = (
+    "[A program was killed or refused memory. Each program may use {size}; one that asks for more is refused.]"
+)
+KEPT = "all other files, and the history of undo_edit"
+KEPT_WITH_HOME = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,7 @@ class HostPlans:
     programs: SessionPrograms
     limits: ResourceLimits
     has_control_groups: bool
+    git_identity: GitIdentity
 
     def plan(
         self, binding: Binding, folder: HostFolder, directory: Directory, sandbox: Sandbox
@@ -66,10 +80,14 @@ class HostPlans:
                 if can.confines_programs
                 else {"TMPDIR": temporary, **({"PATH": self.search_path} if self.search_path else {})}
             ),
+            **({} if can.confines_programs else self._git_variables(folder)),
             **(proxy_environment() if binding.allow else {}),
             **self.environment,
             HOST_ID_VARIABLE: binding.host_id,
         }
+        if sandbox.keeps_home(enclosure):
+            folder.create_home({GIT_CONFIGURATION: self.git_identity.configuration()})
+            enclosure = replace(enclosure, home=folder.home, temporary=folder.temporary)
         sessions = self.programs.in_containers if can.runs_images else self.programs.commands
         configuration = HostConfiguration(
             workspace=binding.mount_at,
@@ -87,5 +105,31 @@ class HostPlans:
             sessions={name: list(command) for name, command in sessions.items()},
             egress_port=EGRESS_PORT if binding.allow else 0,
             temporary=temporary,
+            memory=self._memory_notice(sandbox),
+            lost=_lost(enclosure, temporary),
+            kept=KEPT_WITH_HOME if enclosure.home is not None else KEPT,
         )
         return enclosure, configuration
+
+    def _memory_notice(self, sandbox: Sandbox) -> str:
+        can, limit = sandbox.capabilities, self.limits.memory_bytes
+        if limit is None or not can.confines_programs:
+            return ""
+        is_of_each = can.uses_control_groups and not self.has_control_groups
+        return (MEMORY_OF_EACH if is_of_each else MEMORY_OF_ALL).format(size=_size(limit))
+
+    def _git_variables(self, folder: HostFolder) -> Mapping[str, str]:
+        """Put the identity below the machine's configuration, where there is no home of ours to put it into."""
+        system = "[include]\n\tpath = /etc/gitconfig\n"
+        folder.git_configuration.write_text(self.git_identity.configuration() + system)
+        return {"GIT_CONFIG_SYSTEM": str(folder.git_configuration)}
+
+
+def _lost(enclosure: Enclosure, temporary: str) -> str:
+    if temporary:
+        return f", and the temporary files in {temporary}"
+    return "" if enclosure.home is not None else ", and the files of the home and of /tmp"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"

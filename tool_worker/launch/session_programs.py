@@ -51,7 +51,7 @@ def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str =
     if not chosen:
         return SessionPrograms()
     started = f"{DockerSandbox.code_root}/tool_worker/sessions/image_start.py"
-    in_containers = {pool: ["python3", "-P", started, pool] for pool in chosen}
+    in_containers = {pool: ["python3", "-s", "-P", started, pool] for pool in chosen}
     if sandbox in CAPABILITIES and CAPABILITIES[sandbox].runs_images:
         return SessionPrograms(in_containers=in_containers)
     commands: dict[str, Sequence[str]] = {}
@@ -69,7 +69,7 @@ def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str =
             executable = _chromium(chromium)
             arguments.append(str(executable))
             read_only.append(executable.parent)
-        commands[pool] = [sys.executable, "-P", str(FOLDER / program.file), *arguments]
+        commands[pool] = [sys.executable, "-s", "-P", str(FOLDER / program.file), *arguments]
     return SessionPrograms(commands, tuple(read_only), in_containers)
 
 

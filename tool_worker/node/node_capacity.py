@@ -100,11 +100,11 @@ def _greedy(living: list[HostFolder], held: Callable[[HostFolder], int]) -> list
 
 
 def _terminals(folder: HostFolder) -> int:
-    return workspace_usage(pid, folder.directory).total.terminals if (pid := folder.main_pid()) else 0
+    return workspace_usage(pid, ()).total.terminals if (pid := folder.main_pid()) else 0
 
 
 def _watchers(folder: HostFolder) -> int:
-    return workspace_usage(pid, folder.directory).total.watchers if (pid := folder.main_pid()) else 0
+    return workspace_usage(pid, ()).total.watchers if (pid := folder.main_pid()) else 0
 
 
 def _memory(folder: HostFolder) -> int:

@@ -1,4 +1,4 @@
-"""How much a workspace may hold, looked after while it is worked in.
+"""How much a workspace may hold, its home and its temporary files included, looked after while it is worked in.
 
 Holds: looking takes at most a tenth of the time, however large a workspace is; what grows beyond the limit while an
 action runs is stopped at the next look; clearing up is not.
@@ -15,14 +15,16 @@ from pathlib import Path
 
 from tool_worker.errors import WorkspaceTooLarge
 from tool_worker.files.file_tree import MAX_PATH_BYTES, TreeLimits, measure
+from tool_worker.launch.host_folder import HostFolder
 
 FIRST_LOOK_SECONDS = 5.0
 PAUSE_FACTOR = 10.0
 REMEMBERED_WORKSPACES = 1_000
 
 OVER = (
-    "[This workspace holds {size:,} bytes in {files:,} files; the limit is {limits.bytes:,} bytes in {limits.files:,} "
-    "files. Delete what you do not need now: the excess is not saved, and actions that add more are stopped.]"
+    "[This workspace holds {size:,} bytes in {files:,} files, its home and /tmp included; the limit is "
+    "{limits.bytes:,} bytes in {limits.files:,} files. Delete what you do not need now: the excess is not saved, and "
+    "actions that add more are stopped.]"
 )
 TOO_DEEP = (
     f"[This workspace has paths longer than {MAX_PATH_BYTES:,} bytes. Delete them now: while they exist, nothing "
@@ -86,8 +88,7 @@ class Quota:
     async def _measure(self, conversation_id: str) -> _Measurement:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        directory = self._root / conversation_id / "workspace"
-        files, size, is_too_deep = await asyncio.to_thread(self._measured, directory)
+        files, size, is_too_deep = await asyncio.to_thread(self._measured, conversation_id)
         ended = loop.time()
         look = _Measurement(files, size, is_too_deep, ended, ended - began)
         self._measurements[conversation_id] = look
@@ -96,13 +97,18 @@ class Quota:
             self._measurements.popitem(last=False)
         return look
 
-    def _measured(self, directory: Path) -> tuple[int, int, bool]:
-        try:
-            files, size = measure(directory, _NO_LIMITS)  # all: what has passed the limit is watched for growth
-        except WorkspaceTooLarge:
-            return 0, 0, True
-        except OSError:
-            return 0, 0, False
+    def _measured(self, conversation_id: str) -> tuple[int, int, bool]:
+        folder = HostFolder(self._root, conversation_id)
+        files = size = 0
+        for directory in (folder.workspace, folder.home, folder.temporary):
+            try:
+                # All of it: what has passed the limit is watched for growth.
+                more_files, more_bytes = measure(directory, _NO_LIMITS)
+            except WorkspaceTooLarge:
+                return 0, 0, True
+            except OSError:
+                continue  # it is not there
+            files, size = files + more_files, size + more_bytes
         return files, size, False
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class ResourceUsage:
     """An amount of each; as a bound, and of what is held.
 
     Attributes:
-        unlinked_bytes: that deleted files which are still open take on the disk of the workspace.
+        unlinked_bytes: that deleted files which are still open take on the disks of the workspace and of its home.
         terminals: pseudo-terminals.
         watchers: inotify instances, of which a user has 128 on many machines.
         descriptors: of open files. Beyond the bound they are counted, and not looked at.
@@ -88,16 +88,18 @@ class WorkspaceUsage:
             self._amounts[thing[0]] -= amount if self._counts[thing] == 0 else 0
 
 
-def workspace_usage(main_pid: int, workspace: Path, descriptors_limit: int = DESCRIPTORS_LIMIT) -> WorkspaceUsage:
+def workspace_usage(
+    main_pid: int, directories: Iterable[Path], descriptors_limit: int = DESCRIPTORS_LIMIT
+) -> WorkspaceUsage:
     """Look at all processes descendants a host.
 
     Args:
-        workspace: deleted files count that are on its disk.
+        directories: deleted files count that are on the disk of one of them.
     """
-    try:
-        device = workspace.stat().st_dev
-    except OSError:
-        device = -1
+    devices = set()
+    for directory in directories:
+        with suppress(OSError):
+            devices.add(directory.stat().st_dev)
     holders, left = [], descriptors_limit
     for pid in descendants(main_pid):
         with suppress(OSError):  # it has ended
@@ -106,8 +108,8 @@ def workspace_usage(main_pid: int, workspace: Path, descriptors_limit: int = DES
             things: _Things = {(_DESCRIPTORS, pid): len(names)}
             for name in names if left >= 0 else ():
                 with suppress(OSError):
-                    things.update(_thing(pid, name, device))
-            things.update(_mapped(pid, device))
+                    things.update(_thing(pid, name, devices))
+            things.update(_mapped(pid, devices))
             holders.append(ProgramUsage(pid, start_tick(pid), things))
     return WorkspaceUsage(holders)
 
@@ -134,7 +136,7 @@ def start_tick(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
 
 
-def _thing(pid: int, name: str, device: int) -> _Things:
+def _thing(pid: int, name: str, devices: set[int]) -> _Things:
     path = f"/proc/{pid}/fd/{name}"
     target = os.readlink(path)  # noqa: PTH115  (a path object for each would cost more than the look)
     if target == _WATCHER:
@@ -143,20 +145,20 @@ def _thing(pid: int, name: str, device: int) -> _Things:
         lines = Path(f"/proc/{pid}/fdinfo/{name}").read_text().splitlines()
         return {(_TERMINAL, line.split()[1]): 1 for line in lines if line.startswith("tty-index:")}
     if target.endswith(_DELETED) or "/pts/" in target or target.removeprefix("/").isdecimal():
-        return _by_status(os.stat(path), device)  # noqa: PTH116
+        return _by_status(os.stat(path), devices)  # noqa: PTH116
     return {}
 
 
-def _by_status(found: os.stat_result, device: int) -> _Things:
-    if stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_dev == device:
-        return {(_UNLINKED, found.st_ino): found.st_blocks * 512}
+def _by_status(found: os.stat_result, devices: set[int]) -> _Things:
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_dev in devices:
+        return {(_UNLINKED, (found.st_dev, found.st_ino)): found.st_blocks * 512}
     if stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) in _SLAVE_MAJORS:
         index = (os.major(found.st_rdev) - _SLAVE_MAJORS.start) * 256 + os.minor(found.st_rdev)
         return {(_TERMINAL, str(index)): 1}
     return {}
 
 
-def _mapped(pid: int, device: int) -> _Things:
+def _mapped(pid: int, devices: set[int]) -> _Things:
     """Return the deleted files that a process has mapped; only root may look behind a mapping."""
     things: _Things = {}
     # Not by `splitlines`: the kernel writes a line feed in a name as something else, but no other end of a line.
@@ -164,5 +166,5 @@ def _mapped(pid: int, device: int) -> _Things:
         if line.endswith(_DELETED.encode()):
             first, last = (int(part, 16) for part in line.split(maxsplit=1)[0].split(b"-"))
             with suppress(OSError):
-                things.update(_by_status(Path(f"/proc/{pid}/map_files/{first:x}-{last:x}").stat(), device))
+                things.update(_by_status(Path(f"/proc/{pid}/map_files/{first:x}-{last:x}").stat(), devices))
     return things

@@ -80,11 +80,11 @@ class UsageBounds:
             folder = HostFolder(self._root, entry.name)
             with suppress(OSError):  # it is being removed
                 if (main_pid := folder.main_pid()) is not None and folder.is_alive:
-                    notices[entry.name] = self._bounded(main_pid, folder.directory)
+                    notices[entry.name] = self._bounded(main_pid, (folder.directory, folder.home))
         return {name: notice for name, notice in notices.items() if notice}
 
-    def _bounded(self, main_pid: int, workspace: Path) -> str:
-        found = workspace_usage(main_pid, workspace, self._bound.descriptors)
+    def _bounded(self, main_pid: int, directories: tuple[Path, ...]) -> str:
+        found = workspace_usage(main_pid, directories, self._bound.descriptors)
         total, count = found.total, 0
         while (holder := found.largest_consumer(self._bound)) is not None:
             found.drop(holder)

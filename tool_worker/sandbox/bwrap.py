@@ -1,7 +1,8 @@
 """The bubblewrap sandbox: separate namespaces for users, processes, files, IPC, host name and network.
 
 Holds:
-    - What can be written is the workspace and three bounded, temporary file systems (/tmp, the home, /dev/shm).
+    - What can be written is the workspace, its home and its /tmp (its own directories, or bounded file systems in
+      memory), and /dev/shm in memory.
     - All processes end with the first one, which is the host, and none of them can end, stop or trace it.
     - No program in it has a capability or can gain one, and its environment is what it is given.
     - System calls that change the machine are refused (see `seccomp`), and a host adds the kernel's own list of what
@@ -23,6 +24,8 @@ from pathlib import Path, PurePosixPath
 
 from tool_worker.sandbox.sandbox import (
     HOST_ROOMS,
+    OWN_PACKAGES,
+    OWN_PROGRAMS,
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
@@ -85,12 +88,17 @@ class BubblewrapSandbox:
         """See `Sandbox.shell_environment`."""
         return {
             **PLAIN_TERMINAL,
+            **OWN_PACKAGES,
             # Ours comes last: a system without Python lends the host's, but does not let it hide its own.
-            "PATH": f"{SYSTEM_PATH}:{Path(interpreter()).parent}",
+            "PATH": f"{HOME}/{OWN_PROGRAMS}:{SYSTEM_PATH}:{Path(interpreter()).parent}",
             "HOME": HOME,
             "USER": "agent",
             "SHELL": "/bin/bash",
         }
+
+    def keeps_home(self, enclosure: Enclosure) -> bool:  # noqa: ARG002  (the protocol's)
+        """See `Sandbox.keeps_home`."""
+        return True
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.writable`."""
@@ -104,7 +112,7 @@ class BubblewrapSandbox:
             *_namespaces(executable, enclosure),
             *_system(),
             *self._etc(enclosure),
-            *_temporary(executable, enclosure.temporary_bytes),
+            *_temporary(executable, enclosure),
             *_binds(enclosure),
             *("--remount-ro", "/", "--chdir", enclosure.mount_at),
         ]
@@ -173,10 +181,11 @@ def _system() -> Iterator[str]:
     yield from ("--dev", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp")  # noqa: S108
 
 
-def _temporary(executable: str, limit_bytes: int) -> Iterator[str]:
-    size = ["--size", str(limit_bytes)] if "--size" in _options(executable) else []
-    for path in (*TEMPORARY, "/dev/shm"):  # noqa: S108  (a mount inside the sandbox)
-        yield from (*size, "--tmpfs", path)
+def _temporary(executable: str, enclosure: Enclosure) -> Iterator[str]:
+    size = ["--size", str(enclosure.temporary_bytes)] if "--size" in _options(executable) else []
+    kept = (enclosure.temporary, enclosure.home, None)
+    for path, source in zip((*TEMPORARY, "/dev/shm"), kept, strict=True):  # noqa: S108  (a mount inside the sandbox)
+        yield from (*size, "--tmpfs", path) if source is None else ("--bind", str(source), path)
     yield from ("--remount-ro", "/dev")
 
 

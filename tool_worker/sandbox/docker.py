@@ -24,6 +24,8 @@ from pathlib import Path
 from tool_worker.errors import SandboxUnavailable, WorkspaceRefused
 from tool_worker.sandbox.sandbox import (
     HOST_ROOMS,
+    OWN_PACKAGES,
+    OWN_PROGRAMS,
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
     SYSTEM_PATH,
@@ -117,7 +119,19 @@ class DockerSandbox:
 
     def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:  # noqa: ARG002  (the protocol's)
         """See `Sandbox.shell_environment`."""
-        return {**PLAIN_TERMINAL, "PATH": SYSTEM_PATH, "HOME": HOME, "USER": "agent", "SHELL": "/bin/bash"}
+        return {
+            **PLAIN_TERMINAL,
+            **OWN_PACKAGES,
+            "PATH": f"{HOME}/{OWN_PROGRAMS}:{SYSTEM_PATH}",
+            "HOME": HOME,
+            "USER": "agent",
+            "SHELL": "/bin/bash",
+        }
+
+    def keeps_home(self, enclosure: Enclosure) -> bool:
+        """See `Sandbox.keeps_home`: only its own user could write there, or remove what it has written."""
+        owner = enclosure.workspace.stat().st_uid
+        return os.geteuid() in (0, owner)
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.writable`."""
@@ -190,7 +204,14 @@ class DockerSandbox:
             yield from ("--cpus", f"{self._containers.cpus:g}")
         yield from ("--tmpfs", "/sys:ro")  # the machine's devices, and in it those of its groups
         size = f"rw,exec,nosuid,nodev,size={enclosure.temporary_bytes}"
-        yield from ("--tmpfs", f"/tmp:{size},mode=1777", "--tmpfs", f"{HOME}:{size},uid={user},gid={group},mode=700")  # noqa: S108
+        kept = {"/tmp": enclosure.temporary, HOME: enclosure.home}  # noqa: S108  (inside the container)
+        modes = {"/tmp": "mode=1777", HOME: f"uid={user},gid={group},mode=700"}  # noqa: S108
+        for path, source in kept.items():
+            if source is None:
+                yield from ("--tmpfs", f"{path}:{size},{modes[path]}")
+            else:
+                _give(source, user, group)
+                yield from _mount(source, path, is_writable=True)
         yield from ("--shm-size", str(enclosure.temporary_bytes))
         for name in enclosure.environment_names:
             yield from ("--env", name)
@@ -233,11 +254,19 @@ def _owner(enclosure: Enclosure) -> tuple[int, int]:
             f"{directory} belongs to root, and no program in a container may run as root.",
             remedy="Give it to another user.",
         )
+    _give(directory, ROOTS_STAND_IN, ROOTS_STAND_IN)
+    return ROOTS_STAND_IN, ROOTS_STAND_IN
+
+
+def _give(directory: Path, user: int, group: int) -> None:
+    """Give a directory of ours, and what is in it, to a user, unless it is theirs."""
+    found = directory.stat()
+    if (found.st_uid, found.st_gid) == (user, group) or os.geteuid() != 0:
+        return
     for folder, _, files in os.walk(directory):
         for name in files:
-            os.chown(Path(folder, name), ROOTS_STAND_IN, ROOTS_STAND_IN, follow_symlinks=False)
-        os.chown(folder, ROOTS_STAND_IN, ROOTS_STAND_IN, follow_symlinks=False)
-    return ROOTS_STAND_IN, ROOTS_STAND_IN
+            os.chown(Path(folder, name), user, group, follow_symlinks=False)
+        os.chown(folder, user, group, follow_symlinks=False)
 
 
 def _reason(error: Exception) -> str:

@@ -61,6 +61,10 @@ class NoSandbox:
             "SHELL": "/bin/bash",
         }
 
+    def keeps_home(self, enclosure: Enclosure) -> bool:  # noqa: ARG002  (the protocol's)
+        """See `Sandbox.keeps_home`."""
+        return False
+
     def writable(self, enclosure: Enclosure) -> Sequence[str]:  # noqa: ARG002  (the protocol's)
         """See `Sandbox.writable`."""
         return ()

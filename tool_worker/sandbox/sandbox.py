@@ -25,6 +25,11 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Keeps programs from waiting for a key in a pager and from drawing on a screen that nobody sees.
 PLAIN_TERMINAL = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": "cat", "LANG": "C.UTF-8"}
 
+OWN_PROGRAMS = ".local/bin"
+"""Where pip puts the commands of packages, below the home."""
+# There is nothing that packages of the agent could break: the system's own directories are read-only.
+OWN_PACKAGES = {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
+
 TEMPORARY_LIMIT_BYTES = 2 * 2**30
 
 
@@ -79,7 +84,8 @@ class Enclosure:
         mount_at: the path at which it finds the workspace.
         has_network: whether it shares the machine's network; otherwise it has a private loopback and nothing else.
         read_only: further directories and files that it may read.
-        temporary_bytes: bound of each of its temporary directories.
+        temporary_bytes: bound of each of its directories in memory.
+        home, temporary: the directories that are its home and its /tmp; None: directories in memory.
         is_own: whether the workspace is a directory of ours, and not of the user's.
         image, labels, limits, entrance: of a container: which one, its marks, its bounds, and the socket at which its
             host gets its descriptors.
@@ -92,6 +98,8 @@ class Enclosure:
     has_network: bool = False
     read_only: tuple[Path, ...] = ()
     temporary_bytes: int = TEMPORARY_LIMIT_BYTES
+    home: Path | None = None
+    temporary: Path | None = None
     is_own: bool = False
     image: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -169,6 +177,10 @@ class Sandbox(Protocol):
 
     def shell_environment(self, enclosure: Enclosure) -> Mapping[str, str]:
         """Return the environment that a shell in it starts with."""
+        ...
+
+    def keeps_home(self, enclosure: Enclosure) -> bool:
+        """Say whether the home and the temporary directory of an enclosure can be directories, and not memory."""
         ...
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:

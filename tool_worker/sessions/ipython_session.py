@@ -35,12 +35,16 @@ MAX_TEXT_BYTES = 1_000_000
 MAX_IMAGES = 10
 MAX_IMAGE_CHARS = 5 * 2**20
 RESTART = "%restart"
+LONGER = "A cell that needs longer takes a `timeout`."
 SHOW_PAGES = "--InteractiveShell.display_page=True"
 """What `name?` tells is output; a notebook would show it beside."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 SOURCES = ("text/markdown", "text/latex", "application/json", "text/html", "image/svg+xml")
 """Rich output that is text, the best to read first."""
 
+PREPARATION = (
+    f"__import__('runpy').run_path({str(Path(__file__).with_name('kernel_packages.py'))!r})['prepare'](get_ipython())"
+)
 _NO_TEXT = re.compile(r"<IPython\.core\.display\.\w+ object>|")
 
 
@@ -72,7 +76,8 @@ class Kernel:
             **ports,  # type: ignore[arg-type]  # of ipc they are endings of file names
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ipykernel_launcher", "-f", path, SHOW_PAGES),
+            # Not with the packages of the user, which may be any: they come when the kernel's own have been imported.
+            *(sys.executable, "-s", "-m", "ipykernel_launcher", "-f", path, SHOW_PAGES),
             cwd=cwd or None,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
@@ -93,6 +98,11 @@ class Kernel:
     def is_alive(self) -> bool:
         """Whether its process lives."""
         return self._process.returncode is None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended it, as the kernel of the machine does when memory runs out."""
+        return self._process.returncode == -signal.SIGKILL
 
     @property
     def working_dir(self) -> str:
@@ -131,13 +141,16 @@ class Kernel:
         await self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def run(self, code: str, output: Output) -> None:
+    async def run(self, code: str, output: Output, *, is_silent: bool = False) -> None:
         """Run a cell to its end, taking in what it shows.
+
+        Args:
+            is_silent: Whether it counts as no cell of the agent's.
 
         Raises:
             KernelDied: the kernel ended with it.
         """
-        request = self._client.execute(code, allow_stdin=False)
+        request = self._client.execute(code, silent=is_silent, allow_stdin=False)
         ended = asyncio.create_task(self._process.wait())
         try:
             while True:
@@ -221,8 +234,11 @@ class IPythonSession:
             kernel = await self._ready(shell_dir, arguments.get("kernel_init_code") or "")
             note = await self._run_within(kernel, code, output, seconds)
         except KernelDied:
+            was_killed = self._kernel is not None and self._kernel.was_killed
             await self._end()
             note = "[The kernel died, and its variables are lost. The next cell starts a new one.]"
+            memory = str(arguments.get("memory") or "")  # what to say of the limit
+            note += f"\n{memory}" * (was_killed and bool(memory))
         content = output.text.rstrip("\n") + (f"\n{note}" if note else "")
         if arguments.get("include_extra", True) and self._kernel is not None:
             content += f"\n[Jupyter current working directory: {self._kernel.working_dir}]"
@@ -244,6 +260,7 @@ class IPythonSession:
         if self._kernel is None or not self._kernel.is_alive:
             self._kernel = await Kernel.started(shell_dir)
             self._shell_dir = shell_dir
+            await self._kernel.run(PREPARATION, Output(), is_silent=True)
             if init_code:
                 await self._kernel.run(init_code, Output())
         elif shell_dir != self._shell_dir:  # the shell has moved since the last cell, and takes the kernel along
@@ -261,10 +278,11 @@ class IPythonSession:
                 if not done:
                     await self._end()
                     return (
-                        f"[Execution timed out ({seconds:g} seconds). The kernel was killed; its variables are lost.]"
+                        f"[Execution timed out ({seconds:g} seconds). The kernel was killed; its variables are lost. "
+                        f"{LONGER}]"
                     )
                 await cell
-                return f"[Execution timed out ({seconds:g} seconds).]"
+                return f"[Execution timed out ({seconds:g} seconds). Variables are kept. {LONGER}]"
             await cell
             return "[The cell was interrupted.]" if self._interrupted else ""
         finally:

@@ -13,8 +13,8 @@ class BashCall:
     """One call.
 
     Args:
-        command: What to run, or, with `is_input`, what to type for the running program; `C-c` and its like are keys.
-            Empty: just wait for more output.
+        command: What to run, or, with `is_input`, what to type for the running program, with Enter at its end; a line
+            break is Enter alone, and `C-c` and its like are keys. Empty: just wait for more output.
         timeout: Seconds until the call is answered at the latest; None: no limit.
         blocking: Whether silence is no reason to answer.
         no_change_timeout: Seconds of silence after which the call is answered.
@@ -38,7 +38,8 @@ class BashCall:
         is_static: object = False,
         env: object = None,
     ) -> None:
-        self.command = _text("command", command).strip()
+        # Differs: the original strips input too, and a program that reads Python loses its indentation.
+        self.command = _text("command", command) if is_input else _text("command", command).strip()
         if len(self.command.encode("utf-8", "replace")) > COMMAND_LIMIT_BYTES:
             raise BashCallError(f"`command` may have {COMMAND_LIMIT_BYTES} bytes")
         self.is_input = bool(is_input)
@@ -51,8 +52,9 @@ class BashCall:
     @property
     def key(self) -> str | None:
         """The key of an input like `C-c`."""
-        is_key = self.is_input and len(self.command) == 3 and self.command.startswith("C-")
-        return self.command[2].upper() if is_key else None
+        typed = self.command.strip()
+        is_key = self.is_input and len(typed) == 3 and typed.startswith("C-")
+        return typed[2].upper() if is_key else None
 
 
 def _text(name: str, value: object) -> str:

@@ -42,6 +42,13 @@ HARD_TIMEOUT = "hard_timeout"
 CANCELLED = "cancelled"
 REFUSED = "refused"
 
+KILLED = 128 + 9
+MEMORY_WORDS = (
+    *("Killed  ", "Killed\n"),  # bash fills up behind the word, or ends the line with it
+    *("MemoryError", "Cannot allocate memory", "bad_alloc", "JavaScript heap out of memory"),
+)
+MEMORY_WORDS_CHARS = 4000
+
 NOTHING_TO_READ = "ERROR: No previous running command to retrieve logs from."
 NOTHING_TO_TYPE_FOR = "ERROR: No previous running command to interact with."
 BELOW = "[Below is the output of the previous command.]\n"
@@ -108,7 +115,9 @@ class BashSession:
     def announce_new_shell(self) -> None:
         """Let the next answer say that what an earlier shell knew is gone."""
         self._notice = (
-            f"[The previous shell has ended. This is a new one in {self._working_dir}; the old variables are lost.]\n"
+            f"[The previous shell has ended, and this is a new one in {self._working_dir}. Lost: shell variables and "
+            f"functions, the current directory and all programs that were running{self._configuration.lost}. "
+            f"Kept: {self._configuration.kept}.]\n"
         )
 
     def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:
@@ -269,6 +278,8 @@ class BashSession:
         prefix, self._notice = self._notice, ""
         self._limits.set(None)
         assert finish is not None
+        if state == COMPLETED and (facts.get("exit_code") == KILLED or _names_memory(content)):
+            suffix += f"\n{self._configuration.memory}" * bool(self._configuration.memory)
         # Exit code -1 stands for a command that is still running.
         metadata = {"exit_code": -1, "pid": -1, **facts, "prefix": prefix, "suffix": suffix}
         finish({"content": content, "state": state, "omitted_bytes": omitted_bytes, "metadata": metadata})
@@ -283,6 +294,12 @@ class BashSession:
 
     def _new_shell(self) -> Shell:
         return Shell(self._loop, self._children, self._configuration, self._working_dir, self._events)
+
+
+def _names_memory(content: str) -> bool:
+    """Say whether the output ends with a program that got no memory, though the command itself may have succeeded."""
+    end = content[-MEMORY_WORDS_CHARS:] + "\n"
+    return any(word in end for word in MEMORY_WORDS)
 
 
 def _username() -> str:

@@ -144,8 +144,8 @@ class Shell:
         self._hang_check.set(self._loop.now() + HANG_CHECK_SECONDS)
 
     def type_text(self, text: str) -> bool:
-        """Type a line for the running program; false if the terminal would cut it."""
-        line = text.encode("utf-8", "replace") + b"\n"
+        """Type lines for the running program, the last with Enter too; false if the terminal would cut one."""
+        line = text.removesuffix("\n").encode("utf-8", "replace") + b"\n"
         is_by_line = termios.tcgetattr(self._slave)[3] & termios.ICANON
         if is_by_line and max(map(len, line.split(b"\n"))) > INPUT_LINE_LIMIT_BYTES:
             return False

@@ -1,13 +1,14 @@
 r"""Terminal output as plain text: what a person would have seen, without colours, spinners and cursor moves.
 
 Holds: a text takes time in proportion to its length, whatever bytes it is made of, and has no control characters but
-`\n` and `\t`.
-Does not: emulate a screen. A full-screen program comes out as its text in the order in which it was written.
+`\n` and `\t`. A program that redraws its screen comes out as its last screen, see `screen`.
 """
 
 from __future__ import annotations
 
 import re
+
+from tool_worker.shell.screen import NEEDS_SCREEN, Screen, TooCostly, without_padding
 
 _ERASE_RIGHT = "\x01"
 _ERASE_LINE = "\x02"
@@ -35,6 +36,11 @@ def plain_text(raw: bytes) -> str:
     text = raw.decode("utf-8", "replace")
     if not _UNWANTED.search(text):
         return text
+    if NEEDS_SCREEN.search(text):
+        try:
+            return _UNWANTED.sub("", Screen().play(text))
+        except TooCostly:
+            text = "\n".join(map(without_padding, text.split("\n")))
     text = _MARKS.sub("", text)
     text = _MOVE.sub(_mark, text)
     text = _ESCAPE.sub("", text)

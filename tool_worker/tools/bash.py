@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.contract.actions import CmdRunAction
-from broker.contract.events import Observation
+from broker.contract.events import EventSource, Observation
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, ErrorObservation
 from tool_worker.tools.shell_syntax import top_level_commands
 from tool_worker.tools.tool import HostRequest, Tool
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
+FAILED_BEFORE = "[`{command}` was run before your first step and did not succeed:]\n"
 
 
 class RunCommand(Tool):
@@ -21,7 +22,7 @@ class RunCommand(Tool):
 
     def request(self, action: CmdRunAction) -> HostRequest | Observation:
         """See `Tool.request`."""
-        command = action.command.strip()
+        command = action.command if action.is_input else action.command.strip()
         if not action.is_input:
             commands = top_level_commands(command)
             if len(commands) > 1:
@@ -45,9 +46,14 @@ class RunCommand(Tool):
 
     def observe(self, action: CmdRunAction, result: Mapping[str, Any]) -> Observation:
         """See `Tool.observe`."""
+        metadata = CmdOutputMetadata.model_validate(result["metadata"])
+        content = result["content"]
+        has_failed = action.hidden and metadata.exit_code != 0
+        if has_failed and action.source is EventSource.ENVIRONMENT:
+            content = FAILED_BEFORE.format(command=action.command) + content
         return CmdOutputObservation(
-            content=result["content"],
+            content=content,
             command=action.command,
-            metadata=CmdOutputMetadata.model_validate(result["metadata"]),
-            hidden=action.hidden,
+            metadata=metadata,
+            hidden=action.hidden and not has_failed,
         )

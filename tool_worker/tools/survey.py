@@ -12,7 +12,16 @@ from typing import Any
 from broker.contract.actions import SurveyAction
 from broker.contract.events import Observation
 from broker.contract.observations import SurveyObservation
-from broker.specs.skills import FILE_MARK, INSTRUCTION_FILES, MAX_SKILL_BYTES, MAX_SKILLS, SKILL_FOLDERS
+from broker.specs.skills import (
+    FILE_MARK,
+    HOOK_SCRIPT,
+    INSTRUCTION_FILES,
+    MAX_SKILL_BYTES,
+    MAX_SKILLS,
+    SCRIPT_MARK,
+    SETUP_SCRIPT,
+    SKILL_FOLDERS,
+)
 from tool_worker.tools.tool import HostRequest, Tool
 
 TIMEOUT_SECONDS = 20.0
@@ -29,7 +38,8 @@ def command() -> str:
         "while IFS= read -r f; do "
         f"printf '{FILE_MARK} %s %s\\n' "
         '"$(printf %s "${f#./}" | base64 | tr -d "\\n")" '
-        f'"$(head -c {MAX_SKILL_BYTES} "$f" | base64 | tr -d "\\n")"; done; done'
+        f'"$(head -c {MAX_SKILL_BYTES} "$f" | base64 | tr -d "\\n")"; done; done; '
+        f"for f in {SETUP_SCRIPT} {HOOK_SCRIPT}; do if [ -f $f ]; then echo {SCRIPT_MARK} $f; fi; done"
     )
 
 
@@ -52,4 +62,10 @@ class SurveyWorkspace(Tool):
 
     def observe(self, action: SurveyAction, result: Mapping[str, Any]) -> Observation:  # noqa: ARG002
         """See `Tool.observe`."""
-        return SurveyObservation(content=result["content"], is_complete=result["metadata"].get("exit_code") == 0)
+        lines = result["content"].splitlines(keepends=True)
+        scripts = [line.removeprefix(SCRIPT_MARK).strip() for line in lines if line.startswith(SCRIPT_MARK)]
+        return SurveyObservation(
+            content="".join(line for line in lines if not line.startswith(SCRIPT_MARK)),
+            is_complete=result["metadata"].get("exit_code") == 0,
+            scripts=tuple(name for name in (SETUP_SCRIPT, HOOK_SCRIPT) if name in scripts),
+        )

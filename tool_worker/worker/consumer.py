@@ -81,6 +81,7 @@ class ToolConsumer:
             gate=settings.gate,
             containers=settings.containers,
             named=settings.named,
+            git_identity=settings.git_identity,
         )
         store = await open_store(
             settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None

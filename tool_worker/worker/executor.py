@@ -23,6 +23,7 @@ from broker.contract.events import Action, ConfirmationStatus, ConversationCreat
 from broker.contract.observations import (
     ErrorObservation,
     OutcomeUnknownObservation,
+    SurveyObservation,
 )
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.coordination.action_streams import (
@@ -256,7 +257,7 @@ class Executor:
             host.run, action.id, request.tool, arguments, may_repeat=may_repeat, fingerprint=fingerprint
         )
         running = self._run_unless_answered(host, action.id, ask)
-        quota = self._quota if spec.path is None else None
+        quota = self._quota
         result = await (_within_quota(quota, host, action.id, running) if quota is not None else running)
         await attribution.act()
         failpoint("tool.after_result")
@@ -272,6 +273,8 @@ class Executor:
         ended = self._held.take_notice(delivery.conversation_id) if self._held is not None else ""
         notice = "\n".join(filter(None, (notice, ended)))
         changes: dict[str, Any] = {"unsandboxed": True} if unsandboxed else {}
+        if unsandboxed and isinstance(observation, SurveyObservation):
+            changes["scripts"] = ()  # a repository's scripts are not trusted
         if notice:
             changes["content"] = f"{observation.content}\n{notice}"
         return observation.model_copy(update=changes) if changes else observation

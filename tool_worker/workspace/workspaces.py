@@ -25,6 +25,7 @@ from tool_worker.errors import HostLost, WorkspaceUnavailable
 from tool_worker.files.openat2_paths import Directory
 from tool_worker.launch.binding import MOUNT_AT, Binding
 from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.launch.git_identity import GitIdentity
 from tool_worker.launch.host_connection import HostConnection
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.launch.host_launch import (
@@ -92,6 +93,7 @@ class Workspaces:
         containers: What they may be, for the sandbox `docker`.
         capacity: What is left of the machine. When it is short, sessions end before another starts.
         named: The directories that conversations may name.
+        git_identity: As whom git commits where nothing says otherwise.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Workspaces:
         containers: Containers | None = None,
         capacity: NodeCapacity | None = None,
         named: NamedDirectories | None = None,
+        git_identity: GitIdentity | None = None,
     ) -> None:
         self._root = root.absolute()
         self._bindings = Bindings(self._root, named or NamedDirectories())
@@ -128,6 +131,7 @@ class Workspaces:
             programs=programs or SessionPrograms(),
             limits=self._limits,
             has_control_groups=self._groups is not None,
+            git_identity=git_identity or GitIdentity(),
         )
         self._attached: dict[str, _Attached] = {}
         self._sandboxes = VerifiedSandboxes(sandbox, self._root, containers or Containers())

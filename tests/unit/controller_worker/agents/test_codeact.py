@@ -10,6 +10,7 @@ from broker.contract.actions import AgentDelegateAction, CondensationRequestActi
 from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.events import ActionSecurityRisk, AgentSpec, ModelReply, WorkspaceSpec
 from broker.contract.file_events import STR_REPLACE_EDITOR
+from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.observations import ErrorObservation
 from broker.contract.task_list import TASK_TRACKER
 from broker.runtime.errors import UsageError
@@ -119,6 +120,10 @@ def test_the_prompt_names_the_workspace_and_says_when_there_is_no_network() -> N
     open_prompt = agent.system_prompt(WorkspaceSpec(network=True))
     assert "Your shell starts in the workspace. It is one shell" in open_prompt
     assert "no access to the network" not in open_prompt
+    lacks = "Commands run in a sandbox: no root and no sudo, and system directories are read-only."
+    assert lacks in closed
+    assert lacks in open_prompt
+    assert "sandbox" not in agent.system_prompt(WorkspaceSpec(network=True, sandbox="none"))
 
 
 def test_the_prompt_speaks_of_finishing_only_where_the_tool_is() -> None:
@@ -158,4 +163,31 @@ def test_cells_are_offered_where_they_are_switched_on() -> None:
     (event,) = agent.events_of(ModelReply(id=7, tool_calls=(call,)))
     assert event.kind == "action.run_ipython"
     (refused,) = CodeActAgent(AgentSpec()).events_of(ModelReply(id=7, tool_calls=(call,)))
+    assert isinstance(refused, ErrorObservation)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [
+        ({}, None),
+        ({"timeout": 600}, 600.0),
+        ({"timeout": "0.5"}, 0.5),
+        ({"security_risk": "LOW", "timeout": None}, None),
+    ],
+)
+def test_a_cell_may_say_how_long_it_takes(arguments: dict[str, object], seconds: float | None) -> None:
+    agent = CodeActAgent(AgentSpec(enable_jupyter=True))
+    written = json.dumps({"code": "1 + 1", **arguments})
+    call = bash().model_copy(update={"name": "execute_ipython_cell", "arguments": written})
+    (event,) = agent.events_of(ModelReply(id=7, tool_calls=(call,)))
+    assert isinstance(event, IPythonRunCellAction)
+    assert (event.code, event.timeout) == ("1 + 1", seconds)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "soon", [1], 1e999])
+def test_a_time_that_a_cell_cannot_have_is_refused(timeout: object) -> None:
+    agent = CodeActAgent(AgentSpec(enable_jupyter=True))
+    written = json.dumps({"code": "1", "timeout": timeout})
+    call = bash().model_copy(update={"name": "execute_ipython_cell", "arguments": written})
+    (refused,) = agent.events_of(ModelReply(id=7, tool_calls=(call,)))
     assert isinstance(refused, ErrorObservation)

@@ -8,19 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.actions import SurveyAction
-from broker.contract.events import AgentSpec, Observation
+from broker.contract.actions import CmdRunAction, SurveyAction
+from broker.contract.events import AgentSpec, EventSource, Observation, Parent, WorkspaceSpec
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, SurveyObservation
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
+from broker.contract.workspace_events import WorkspaceOpenedObservation
 from broker.specs.agent_state import AgentState
 from broker.specs.skills import NO_SKILLS
 from broker.specs.specs import Skill
-from controller_worker.concerns.survey import MAX_ATTEMPTS, skills_from, skills_read
-from controller_worker.core.effects import AwaitTools, CallModel
+from broker.specs.workspace_sources import GitSource
+from controller_worker.concerns.survey import INSTALL_HOOK, MAX_ATTEMPTS, skills_from, skills_read
+from controller_worker.core.effects import AwaitTools, CallModel, Effect
 from controller_worker.core.recall import MAX_WORDS
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
-from tests.controller_parts import Core, messages_of
+from tests.controller_parts import Core, finish, messages_of
+from tool_worker.tools.bash import RunCommand
 from tool_worker.tools.survey import SurveyWorkspace
+from tool_worker.tools.tool import HostRequest
 
 
 def surveyed(folder: Path) -> Observation:
@@ -247,3 +251,136 @@ def test_recalls_are_not_shown_where_they_are_switched_off() -> None:
     memory = ConversationMemory(PromptOptions(shows_recalls=False))
     memory.add(recall)
     assert memory.messages() == []
+
+
+SETUP, HOOK = ".openhands/setup.sh", ".openhands/pre-commit.sh"
+OWN = WorkspaceSpec(source=GitSource(url="https://example.org/shop.git"))
+
+
+@pytest.mark.parametrize("names", [(), (SETUP,), (HOOK,), (SETUP, HOOK)])
+def test_the_survey_names_the_scripts_of_a_repository(workspace: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (workspace / name).write_text("echo never run by the survey >&2; exit 1")
+    (workspace / ".openhands" / "other.sh").touch()
+    answer = surveyed(workspace)
+    assert isinstance(answer, SurveyObservation)
+    assert answer.scripts == names
+    assert "deckhands-script" not in answer.content
+    assert answer.sentence == "Found 5 files with instructions"
+
+
+def answered(core: Core, *scripts: str) -> Effect:
+    """Let the survey find these scripts."""
+    action_id = core.state.survey.action_id
+    return core.observe(action_id, SurveyObservation(is_complete=True, scripts=scripts, cause=action_id))
+
+
+def ran(core: Core, exit_code: int) -> Effect:
+    action = core.event(core.state.survey.action_id)
+    assert isinstance(action, CmdRunAction)
+    request = RunCommand().request(action)
+    assert isinstance(request, HostRequest)
+    result = {"content": "said by the script", "metadata": {"exit_code": exit_code}}
+    answer = RunCommand().observe(action, result)
+    return core.observe(action.id, answer.model_copy(update={"cause": action.id}))
+
+
+def test_a_setup_script_is_run_hidden_and_once_before_the_first_step() -> None:
+    core = asked()
+    waits = answered(core, SETUP)
+    assert isinstance(waits, AwaitTools)
+    (action_id,) = waits.action_ids
+    action = core.event(action_id)
+    assert isinstance(action, CmdRunAction)
+    assert (action.command, action.source) == ("source .openhands/setup.sh", EventSource.ENVIRONMENT)
+    assert (action.hidden, action.blocking, action.timeout, action.is_static) == (True, True, 600.0, False)
+    assert core.dispatched[-1] == action_id
+    assert ran(core, 0) == CallModel(1, 1)
+    assert "setup.sh" not in "".join(str(message.content) for message in messages_of(core.events))
+    core.reply(finish("done"))
+    core.say("Another task.")
+    assert isinstance(core.run(), CallModel)
+    assert len([event for event in core.events if isinstance(event, CmdRunAction)]) == 1
+
+
+def test_the_model_reads_how_a_setup_script_failed() -> None:
+    core = asked()
+    answered(core, SETUP)
+    assert ran(core, 3) == CallModel(1, 1)
+    text = "".join(str(message.content) for message in messages_of(core.events))
+    assert "[`source .openhands/setup.sh` was run before your first step and did not succeed:]" in text
+    assert "said by the script" in text
+    assert "exit code 3" in text
+
+
+def test_a_hook_is_installed_in_a_clone_and_not_in_a_directory_of_a_person() -> None:
+    core = Core("task", surveys=True, workspace=OWN)
+    core.run()
+    core.observe(4, WorkspaceOpenedObservation(content="open", cause=4))
+    waits = answered(core, SETUP, HOOK)
+    assert isinstance(waits, AwaitTools)
+    waits = ran(core, 1)
+    assert isinstance(waits, AwaitTools)
+    action = core.event(waits.action_ids[0])
+    assert isinstance(action, CmdRunAction)
+    assert "pre-commit" in action.command
+    assert action.is_static
+    assert ran(core, 0) == CallModel(1, 1)
+    core = asked()
+    assert answered(core, HOOK) == CallModel(1, 1)
+
+
+def test_what_became_of_a_script_unknown_is_not_run_again() -> None:
+    core = asked()
+    answered(core, SETUP)
+    action_id = core.state.survey.action_id
+    assert core.observe(action_id, OutcomeUnknownObservation(content="lost", cause=action_id)) == CallModel(1, 1)
+
+
+def test_nobody_waits_for_a_script_when_work_is_to_stop() -> None:
+    core = asked()
+    answered(core, SETUP)
+    core.ask("stopped")
+    assert not isinstance(core.run(), AwaitTools)
+
+
+@pytest.mark.parametrize("spec", [{"enable_cmd": False}])
+def test_an_agent_without_a_shell_needs_no_setup(spec: dict[str, object]) -> None:
+    core = asked(**spec)
+    assert answered(core, SETUP) == CallModel(1, 1)
+
+
+def test_a_delegate_does_not_set_up_the_workspace_of_its_parent_again() -> None:
+    parent = Parent(conversation_id="parent", delegate_id=5, level=1)
+    core = Core("task", surveys=True, parent=parent)
+    core.run()
+    assert answered(core, SETUP) == CallModel(1, 1)
+
+
+def hooked(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_the_hook_runs_the_script_of_the_repository_and_keeps_the_one_that_was_there(tmp_path: Path) -> None:
+    assert hooked(tmp_path, "git init -q . && mkdir -p .openhands .git/hooks").returncode == 0
+    (tmp_path / ".git/hooks/pre-commit").write_text("#!/bin/sh\necho earlier >> ran\n")
+    (tmp_path / ".git/hooks/pre-commit").chmod(0o755)
+    (tmp_path / HOOK).write_text("echo script >> ran; test ! -e bad")
+    for _ in range(2):  # a second time changes nothing
+        assert hooked(tmp_path, INSTALL_HOOK).stderr == ""
+    commit = "git -c user.name=a -c user.email=a@b commit -qm x --allow-empty"
+    assert hooked(tmp_path, commit).returncode == 0
+    assert (tmp_path / "ran").read_text() == "earlier\nscript\n"
+    (tmp_path / "bad").touch()
+    assert hooked(tmp_path, commit).returncode != 0
+
+
+def test_a_hook_is_written_through_no_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    folder = tmp_path / "clone"
+    (folder / ".openhands").mkdir(parents=True)
+    (folder / HOOK).touch()
+    (folder / ".git").symlink_to(outside)
+    hooked(folder, INSTALL_HOOK)
+    assert list(outside.iterdir()) == []

@@ -89,7 +89,7 @@ FULL = State(
         completion_tokens=321,
     ),
     opening=Opening(3, 1, is_open=True, has_failed=True),
-    survey=Survey(4, 2, 5, is_over=True),
+    survey=Survey(4, 2, 5, is_over=True, scripts=("setup.sh",)),
     plan=Plan(39, "1. Look", is_edited=True),
     acceptance=Acceptance(
         check_id=41, refusals=1, is_refused=True, is_checked=True, is_accepted=True, is_by_critic=True, corrections=2
@@ -192,7 +192,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
                 "last_cost_usd longest_reply_tokens inherited_usd prompt_tokens completion_tokens"
             ),
             "opening": "action_id attempts is_open has_failed",
-            "survey": "action_id attempts answer_id is_over",
+            "survey": "action_id attempts answer_id is_over scripts",
             "plan": "action_id text is_edited",
             "acceptance": "check_id refusals is_refused is_checked is_accepted is_by_critic corrections",
             "notes": "pending",

@@ -229,6 +229,20 @@ class TestUndo:
             assert path.read_text() == "version 2"
             assert error(editor, "undo_edit", path) == f"No edit history found for {path}."
 
+    def test_does_not_undo_over_what_another_program_wrote_since(self, editor: FileEditor, tmp_path: Path) -> None:
+        path = tmp_path / "a.txt"
+        path.write_text("one\n")
+        run(editor, "str_replace", path, old_str="one", new_str="two")
+        path.write_text("two\nand a line of a formatter\n")
+        assert error(editor, "undo_edit", path) == (
+            f"The last edit to {path} was not undone: a command or another program has changed the file since, and "
+            "undoing would lose that change. View the file, and take your edit back with `str_replace`."
+        )
+        assert path.read_text() == "two\nand a line of a formatter\n"
+        path.write_text("two\n")
+        run(editor, "undo_edit", path)
+        assert path.read_text() == "one\n"
+
     def test_knows_a_file_by_each_of_its_names(self, editor: FileEditor, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("one")
         (tmp_path / "link").symlink_to("a.txt")

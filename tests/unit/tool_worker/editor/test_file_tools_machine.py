@@ -108,12 +108,14 @@ class FileToolsMachine(RuleBasedStateMachine):
         self._directory = Path(self._temporary.name) / "files"
         self._directory.mkdir()
         (self._directory.parent / "link").symlink_to(self._directory)
-        self._tools = FileTools(str(self._directory))
+        self._history = os.open(self._directory.parent / "history", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._tools = FileTools(str(self._directory), history=self._history)
         self._files: dict[str, bytes] = {}
         self._modes: dict[str, int] = {}
-        self._versions: dict[str, list[bytes]] = {}
+        self._versions: dict[str, list[tuple[bytes, bytes]]] = {}
 
     def teardown(self) -> None:
+        os.close(self._history)
         self._temporary.cleanup()
 
     @initialize(lines=LINES, code=CODES, line_break=BREAKS)
@@ -130,6 +132,12 @@ class FileToolsMachine(RuleBasedStateMachine):
         (self._directory / name).chmod(UNUSUAL_MODE)
         self._files[name] = content
         self._modes[name] = UNUSUAL_MODE
+
+    @rule(is_cut=st.booleans())
+    def the_host_ends(self, is_cut: bool) -> None:
+        if is_cut:
+            os.write(self._history, b"push 5 100 abc\nhalf a record")
+        self._tools = FileTools(str(self._directory), history=self._history)
 
     @rule(name=NAMES)
     def another_program_removes(self, name: str) -> None:
@@ -182,10 +190,10 @@ class FileToolsMachine(RuleBasedStateMachine):
     def undo_edit(self, name: str, by_link: bool) -> None:
         result = self._edit("undo_edit", name, by_link)
         versions = self._versions.get(name, [])
-        is_possible = name in self._files and bool(versions)
+        is_possible = bool(versions) and self._files.get(name) == versions[-1][1]
         assert result["is_error"] is not is_possible
         if is_possible:
-            self._files[name] = versions.pop()
+            self._files[name] = versions.pop()[0]
 
     @rule(name=NAMES, count=st.integers(5, 12))
     def insert_often(self, name: str, count: int) -> None:
@@ -245,7 +253,7 @@ class FileToolsMachine(RuleBasedStateMachine):
         assert result["is_error"] is (content is None), result
         if known is None or content is None:
             return
-        self._remember(name, self._files[name])
+        self._remember(name, self._files[name], content)
         self._files[name] = content
         if "new_content" in result:
             assert (result["old_content"], result["new_content"]) == (known.text, text)
@@ -253,11 +261,11 @@ class FileToolsMachine(RuleBasedStateMachine):
     def _created(self, name: str, content: bytes) -> None:
         self._files[name] = content
         self._modes[name] = 0o666 & ~_umask()
-        self._remember(name, content)
+        self._remember(name, content, content)
 
-    def _remember(self, name: str, content: bytes) -> None:
+    def _remember(self, name: str, content: bytes, written: bytes) -> None:
         versions = self._versions.setdefault(name, [])
-        versions.append(content)
+        versions.append((content, written))
         del versions[:-VERSIONS]
 
     @staticmethod

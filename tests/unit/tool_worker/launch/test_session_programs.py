@@ -20,7 +20,7 @@ def test_a_worker_that_serves_no_such_pool_shows_its_sandboxes_nothing() -> None
 
 def test_a_program_runs_on_our_own_python() -> None:
     programs = session_programs(["bash", "ipython"])
-    interpreter, _, program = programs.commands["ipython"]
+    interpreter, *_, program = programs.commands["ipython"]
     assert interpreter == sys.executable
     assert Path(program).is_file()
     assert Path(sys.prefix) in programs.read_only

@@ -32,6 +32,18 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
         (b"frame 1\x1b[2K\x1b[1Gframe 2\n", "frame 2\n"),
         (b"N\x08NA\x08AM\x08ME\x08E", "NAME"),
         (b"abc\x08\x08\x08\x08X", "Xbc"),
+        (b"make\n\x1b[H\x1b[2Jframe 1\nold\x1b[H\x1b[2Jframe 2\n", "make\nframe 2"),
+        (b"pull a\npull b\n\x1b[2A\rdone a\x1b[K\n\x1b[1B", "done a\npull b"),
+        (b"shell\n\x1b[?1049h\x1b[2;3Hmenu\x1b[?1049lback\n", "shell\n\n  menu\nback"),
+        (b"\x1b[H\x1b(0lqk\x1b(B\x1b[3;1Hend", "┌─┐\n\nend"),
+        (b"\x1b[H" + b"left" + b" " * 900 + b"right" + b" " * 91, "left        right"),
+        (b"\x1b[H" + b"-" * 1000, "-" * 40),
+        (
+            b"\x1b[H" + (b"|" + b" " * 998 + b"|\n") * 900 + b"\x1b[901;1Hend",
+            "|        |\n[the same line 899 more times]\nend",
+        ),
+        (b"\x1b[5;5Hx" + b"\x1b[2;1Habc\x1b[1;1Hdef\x1b[1P\x1b[1D\x1b[X\x1b[0J", "de"),
+        (b"\x1b[Habcdef\x1b[1;3H\x1b[2@XY\x1b[1;1H\x1b[1Lnew", "new\nabXYcdef"),
     ],
 )
 def test_what_a_person_would_have_seen(raw: bytes, text: str) -> None:
@@ -41,14 +53,26 @@ def test_what_a_person_would_have_seen(raw: bytes, text: str) -> None:
 @given(
     st.binary(max_size=300)
     | st.lists(st.sampled_from([b"\x1b", b"[", b"]", b"2K", b"\r", b"\b", b"\n", b"x", b"\xc3"])).map(b"".join)
+    | st.lists(
+        st.tuples(st.integers(0, 1200), st.integers(0, 1200), st.sampled_from("ABCDEFGHJKLMPX@defm`")).map(
+            lambda part: f"ab\x1b[{part[0]};{part[1]}{part[2]}\t\n".encode()
+        ),
+        max_size=30,
+    ).map(b"".join)
 )
 def test_no_control_character_is_left(raw: bytes) -> None:
     assert not CONTROL.search(plain_text(raw))
 
 
-@pytest.mark.parametrize(
-    "unit", [b"\x1b]", b"\x1bP", b"\x1b[", b"\r", b"x\b", b"\x1b[2K", b"x\x1b[K", b"\r\x1b[1G", b"\x1b"]
-)
+WORST = [b"\x1b]", b"\x1bP", b"\x1b[", b"\r", b"x\b", b"\x1b[2K", b"x\x1b[K", b"\r\x1b[1G", b"\x1b"]
+WORST_ON_SCREEN = [
+    *(b"\x1b[H\x1b[2J", b"\x1b[999Cx\n\x1b[H", b"\x1b[1000;1000Hx\x1b[1K", b"\x1b[1000L", b"\x1b[1000M\x1b[999B"),
+    *(b"\x1b[1J\x1b[999B", b"x\x1b[A\n", b"\x1b[9999999999999999999B", b"\x1b7\x1b8\x1bM", b"\t\x1b[B"),
+    *(b"\x1b[1;1;1;1H", b"\x1b[?1049h\x1b[999d", b"\x1b[@x\x1b[P\x1b[J"),
+]
+
+
+@pytest.mark.parametrize("unit", [*WORST, *WORST_ON_SCREEN])
 def test_time_grows_with_the_length_only(unit: bytes) -> None:
     # 256 KiB of the worst; anything quadratic would take minutes and run into the limit of the test.
     plain_text(unit * (256 * 1024 // len(unit)))

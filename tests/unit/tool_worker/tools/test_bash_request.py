@@ -18,6 +18,8 @@ from tool_worker.tools.tool import HostRequest
         (CmdRunAction(command="git status", is_static=True, cwd="/x"), {"is_static": True, "cwd": "/x"}),
         (CmdRunAction(command="C-c", is_input=True), {"command": "C-c", "is_input": True}),
         (CmdRunAction(command="yes\nno", is_input=True), {"command": "yes\nno", "is_input": True}),
+        (CmdRunAction(command="  if x:\n", is_input=True), {"command": "  if x:\n", "is_input": True}),
+        (CmdRunAction(command="\n", is_input=True), {"command": "\n", "is_input": True}),
     ],
 )
 def test_every_field_of_the_action_reaches_the_shell(action: CmdRunAction, expected: dict[str, object]) -> None:

@@ -1,0 +1,61 @@
+"""As whom an agent commits: nobody has to say it, and whatever says it more closely counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.runtime.errors import UsageError
+from broker.specs.specs import WorkspaceSpec
+from tests.integration.workspace_hosts import Terminal, opened
+from tool_worker.launch.git_identity import GitIdentity
+from tool_worker.settings import tool_settings
+from tool_worker.workspace.named_directories import NamedDirectories
+
+COMMIT = (
+    "git init -q . 2>/dev/null; echo x >> f; git add f && git commit -qm first && git log -1 --format='%an <%ae>, %cn'"
+)
+
+
+@pytest.mark.parametrize("sandbox", ["bwrap", "none"])
+async def test_the_first_commit_needs_no_settings(
+    tmp_path: Path, sandbox: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = GitIdentity('Build "bot" \\ #1; x', "bot@example.com")
+    (tmp_path / "person").mkdir()
+    environment = {"HOME": str(tmp_path / "person")} if sandbox == "none" else {}
+    async with opened(tmp_path / "node", sandbox=sandbox, git_identity=identity, environment=environment) as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        made = await run(COMMIT)
+        assert (made.content, made.exit_code) == ('Build "bot" \\ #1; x <bot@example.com>, Build "bot" \\ #1; x', 0)
+        await run("git config --global user.name Person")
+        assert (await run(COMMIT)).content == "Person <bot@example.com>, Person"
+        await run("git config user.name Project; git config user.email project@example.com")
+        assert (await run(COMMIT)).content == "Project <project@example.com>, Project"
+        assert (await run("git -c user.name=Once commit -q --amend -m x; git log -1 --format=%cn")).content == "Once"
+
+
+async def test_without_a_setting_it_is_ours_and_a_named_directory_keeps_its_own(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([mine])) as workspaces:
+        run = Terminal(await workspaces.open("conversation"))
+        assert (await run(COMMIT)).content == "deckhands <deckhands@localhost>, deckhands"
+        named = Terminal(await workspaces.open("named", WorkspaceSpec(path=str(mine))))
+        await named("git init -q .; git config user.name Mine")
+        assert (await named(COMMIT)).content == "Mine <deckhands@localhost>, Mine"
+
+
+def test_the_identity_is_a_setting() -> None:
+    assert tool_settings({}).git_identity == GitIdentity()
+    settings = tool_settings({"DECKHANDS_GIT_USER_NAME": "Bot", "DECKHANDS_GIT_USER_EMAIL": "bot@example.com"})
+    assert settings.git_identity == GitIdentity("Bot", "bot@example.com")
+
+
+@pytest.mark.parametrize("text", ["a\n[core]\nfsmonitor=touch x", "a\0", "a\x1b[31m", "x" * 1000])
+def test_what_could_be_another_setting_of_git_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="DECKHANDS_GIT_USER_"):
+        tool_settings({"DECKHANDS_GIT_USER_NAME": text})
+    with pytest.raises(UsageError, match="DECKHANDS_GIT_USER_"):
+        tool_settings({"DECKHANDS_GIT_USER_EMAIL": text})
