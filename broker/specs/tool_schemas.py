@@ -15,7 +15,7 @@ EXECUTE_BASH = ToolSpec(
     name="execute_bash",
     description=(
         "Run a command in the conversation's bash session. The session keeps its directory, variables and background "
-        "programs. One command per call: join several with `&&` or `;`. "
+        "programs. Several lines run in order, as a script does. "
         "A command that is silent for a while comes back with exit code -1 and is still running: send an empty "
         "command to see more, text with is_input to answer it, or `C-c` with is_input to interrupt it. Start servers "
         "and other long jobs in the background with their output in a file. Very long output loses its middle."

@@ -15,7 +15,6 @@ from controller_worker.agents.path_patterns import extended_regex
 from controller_worker.core.stuck_detector import SLEEPS
 from controller_worker.messages.fn_call_text import read_calls
 from controller_worker.security.shell_analyzer import shell_risk
-from tool_worker.tools.shell_syntax import top_level_commands
 
 
 @pytest.mark.parametrize("text", ["\n" * 400_000, " \n" * 200_000, "; " * 200_000, ";" + " " * 400_000])
@@ -35,11 +34,6 @@ def test_blank_lines_of_a_command_that_may_sleep(text: str) -> None:
 )
 def test_the_risk_of_a_command(command: str, risk: ActionSecurityRisk) -> None:
     assert shell_risk(command, "/workspace") == risk
-
-
-def test_the_commands_of_a_text() -> None:
-    text = "ls|" * 33_000 + "ls\nls"
-    assert top_level_commands(text) == [text]  # taken for one: bash itself takes it apart
 
 
 @pytest.mark.parametrize("text", ["<function=" * 100_000, "<function=a" * 90_000 + ">"])

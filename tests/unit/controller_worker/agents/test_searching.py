@@ -16,7 +16,6 @@ from broker.contract.file_events import FileReadAction
 from broker.contract.observations import ErrorObservation
 from broker.specs.tool_specs import ToolOffer
 from controller_worker.agents.looking import ReadOnlyAgent
-from tool_worker.tools.shell_syntax import top_level_commands
 
 HOSTILE = [
     "-delete",
@@ -107,7 +106,6 @@ def test_a_pattern_is_one_word_whatever_it_holds(project: Path, name: str, hosti
     for arguments in ({"pattern": hostile}, {"pattern": "x", "path": hostile}):
         action = called(name, **arguments)
         assert isinstance(action, CmdRunAction)
-        assert top_level_commands(action.command) == [action.command]
         before = sorted(project.rglob("*"))
         subprocess.run(["bash", "-c", action.command], cwd=project, capture_output=True, check=False)
         assert sorted(project.rglob("*")) == before
