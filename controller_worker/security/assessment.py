@@ -61,7 +61,8 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
         case CmdRunAction():
             return shell_risk(action.command, workspace)
         case CodeSearchAction():
-            return ActionSecurityRisk.LOW
+            path = action.arguments.get("path") or "."
+            return reading_risk(path, workspace) if isinstance(path, str) else ActionSecurityRisk.LOW
         case FileReadAction():
             return reading_risk(action.path, workspace)
         case FileEditAction() | FileWriteAction():
