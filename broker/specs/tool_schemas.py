@@ -18,7 +18,7 @@ EXECUTE_BASH = ToolSpec(
         "programs. Several lines run in order, as a script does. "
         "A command that is silent for a while comes back with exit code -1 and is still running: send an empty "
         "command to see more, text with is_input to answer it, or `C-c` with is_input to interrupt it. Start servers "
-        "and other long jobs in the background with their output in a file. Very long output loses its middle."
+        "and other long jobs with is_background. Very long output loses its middle; a file that is named has all of it."
     ),
     parameters={
         "type": "object",
@@ -35,6 +35,20 @@ EXECUTE_BASH = ToolSpec(
             "timeout": {
                 "type": "number",
                 "description": "Seconds after which the call returns even if the command still runs.",
+            },
+            "is_background": {
+                "type": "boolean",
+                "description": "true: return at once. The answer names the job's terminal: an empty command there "
+                "shows new output, with timeout it waits for the end.",
+            },
+            "terminal": {
+                "type": "string",
+                "description": "Another shell, by any name; its first command opens it. Default `main`.",
+            },
+            "control": {
+                "type": "string",
+                "enum": ["list", "kill", "reset"],
+                "description": "Without a command: list terminals and jobs, or kill or reset `terminal`.",
             },
             "security_risk": SECURITY_RISK,
         },

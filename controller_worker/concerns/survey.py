@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import SurveyAction
 from broker.contract.events import Action, Observation
 from broker.contract.observations import OutcomeUnknownObservation, SurveyObservation
+from broker.contract.workspace_events import SurveyAction
 from broker.specs.agent_state import AgentState
 from broker.specs.skills import FILE_MARK, NO_SKILLS, SkillFiles, SkillReader, skills_of
 from controller_worker.core.concern import Concern

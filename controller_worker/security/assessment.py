@@ -58,6 +58,8 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
         case CmdRunAction(is_input=True, command=command):
             # Whatever else is typed means what the running program takes it for.
             return ActionSecurityRisk.LOW if command.strip() in KEYS or not command.strip() else ActionSecurityRisk.HIGH
+        case CmdRunAction(control="list" | "kill" | "reset"):
+            return ActionSecurityRisk.LOW
         case CmdRunAction():
             return shell_risk(action.command, workspace)
         case CodeSearchAction():

@@ -12,7 +12,10 @@ from tool_worker.launch.host_folder import HostFolder
 from tool_worker.launch.host_launch import wait_until_dead
 from tool_worker.node.node_capacity import NodeCapacity
 
-NEW_SHELL = "[The previous shell has ended. This is a new one in {}; the old variables are lost.]\n"
+NEW_SHELL = (
+    "[The previous shell has ended. This is a new one in {}; the old variables, other terminals and background jobs are "
+    "gone.]\n"
+)
 
 
 def crowded(folder: Path, *, terminals: int, maximum: int = 100) -> NodeCapacity:

@@ -76,6 +76,11 @@ class HostConfiguration:
         self.temporary = temporary
 
     @property
+    def temporary_directory(self) -> str:
+        """Where programs of the workspace put temporary files."""
+        return self.environment.get("TMPDIR") or "/tmp"  # noqa: S108  (the sandbox's own)
+
+    @property
     def programs(self) -> dict[str, list[str]]:
         """Every tool that a program carries out: our own, and what `sessions` names."""
         code = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "search", "code_program.py")

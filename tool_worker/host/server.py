@@ -23,12 +23,13 @@ from tool_worker.host.json_text import dumps
 from tool_worker.host.loop import BufferedWriter, Loop
 from tool_worker.host.protocol import Refused, action_id_of, fingerprint_in
 from tool_worker.shell.bash_call import BashCall, BashCallError
-from tool_worker.shell.bash_session import BashSession
+from tool_worker.shell.terminals import Terminals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
     from tool_worker.editor.file_tools import FileTools
     from tool_worker.host.session_program import SessionCall, SessionProgram
+    from tool_worker.shell.bash_session import BashSession
 
 CLIENT_LIMIT = 64
 UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
@@ -78,7 +79,7 @@ class Server:
         self._listener = listener
         self._journal = journal
         self._children = Children(loop, score)
-        self._session = BashSession(loop, self._children, configuration)
+        self._terminals = Terminals(loop, self._children, configuration)
         self._files: FileTools | None = None
         self._egress = Egress(configuration.egress_port)
         self._clients: set[Client] = set()
@@ -86,7 +87,7 @@ class Server:
         self._queue: list[Execution] = []
         self._programs: dict[str, SessionProgram] = {}
         if not journal.is_empty:
-            self._session.announce_new_shell()
+            self._terminals.main.announce_new_shell()
         self._unattached = loop.timer(loop.stop)
         self._idle = loop.timer(self._end_if_resting)
         self._next = loop.timer(self._begin_next)
@@ -95,7 +96,7 @@ class Server:
 
     def end(self) -> None:
         """Kill everything the host has started and wait until it is gone, for two seconds at most."""
-        self._session.close()
+        self._terminals.close()
         for program in self._programs.values():
             program.close()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -157,10 +158,14 @@ class Server:
             self._idle.set(self._loop.now() + self._configuration.idle_seconds)
 
     def _is_resting(self) -> bool:
-        """Say whether nothing runs in the workspace but the shell that waits for a command."""
-        return not self._executions and all(
-            below.pid == self._session.shell_pid for below in live_descendants(os.getpid())
-        )
+        """Say whether nothing runs in the workspace but shells that wait for a command.
+
+        The program that searches code rests too: it remembers nothing that it could not read again.
+        """
+        resting = self._terminals.resting_pids
+        if "code" in self._programs:
+            resting.add(self._programs["code"].resting_pid)
+        return not self._executions and all(below.pid in resting for below in live_descendants(os.getpid()))
 
     def _retire(self, *, may_kill: bool) -> bool:
         is_closing = self._is_resting() or (may_kill and not self._executions)
@@ -220,7 +225,7 @@ class Server:
             "workspace": self._configuration.workspace,
             "running": sorted(self._executions),
             "newest": self._journal.newest,
-            "is_shell_busy": self._session.has_running_command,
+            "is_shell_busy": self._terminals.main.has_running_command,
             "has_egress": self._egress.proxy is not None,
         }
 
@@ -310,7 +315,7 @@ class Server:
         execution.waiting.append((client, request))
         self._executions[execution.action_id] = execution
         execution.session = program.ask(
-            {**arguments, "cwd": self._session.working_dir},
+            {**arguments, "cwd": self._terminals.main.working_dir},
             lambda: self._record_begin(execution),
             lambda result: self._finish(execution, result),
         )
@@ -322,27 +327,22 @@ class Server:
             from tool_worker.editor.file_tools import FileTools
 
             self._files = FileTools(self._configuration.workspace)
-        result = self._files.run(tool, {**arguments, "cwd": self._session.working_dir})
+        result = self._files.run(tool, {**arguments, "cwd": self._terminals.main.working_dir})
         body = self._record_result(action_id, result)
         self._reply_result(client, request, body, is_replayed=False)
 
     def _begin_next(self) -> None:
-        """Begin waiting commands; the shell runs one at a time, a static command has a separate shell."""
+        """Begin waiting commands; a terminal runs one at a time, a static command has a separate shell."""
         for execution in list(self._queue):
             assert execution.call is not None
-            if not execution.call.is_static and self._session.is_busy:
+            if not self._terminals.is_free(execution.call):
                 continue
             self._queue.remove(execution)
             self._launch(execution, execution.call)
 
     def _launch(self, execution: Execution, call: BashCall) -> None:
-        if not self._record_begin(execution):
-            return
-        session = self._session
-        if call.is_static:
-            session = BashSession(self._loop, self._children, self._configuration, cwd=call.cwd)
-        execution.session = session
-        session.start(call, lambda result: self._finish(execution, result))
+        if self._record_begin(execution):
+            execution.session = self._terminals.begin(call, lambda result: self._finish(execution, result))
 
     def _record_begin(self, execution: Execution) -> bool:
         """Journal the start; if that fails, answer those who wait that nothing was begun."""
@@ -360,8 +360,6 @@ class Server:
         self._forget(execution)
         for client, request in execution.waiting:
             self._reply_result(client, request, body, is_replayed=False)
-        if execution.call is not None and execution.call.is_static and isinstance(execution.session, BashSession):
-            execution.session.close()
         self._next.set(self._loop.now())
 
     def _forget(self, execution: Execution) -> None:
@@ -370,7 +368,7 @@ class Server:
 
     def _interrupt(self, action_id: int | None) -> bool:
         if action_id is None:
-            return self._session.interrupt()
+            return self._terminals.main.interrupt()
         execution = self._executions.get(action_id)
         if execution is None:
             return False

@@ -85,6 +85,11 @@ class SessionProgram:
         self._notice = ""
 
     @property
+    def resting_pid(self) -> int:
+        """The program, while it has no call to carry out; 0: it has one, or there is none."""
+        return 0 if self._call is not None else self._pid
+
+    @property
     def is_full(self) -> bool:
         """Whether no further call can wait."""
         return len(self._queue) >= QUEUE_LIMIT
@@ -133,8 +138,7 @@ class SessionProgram:
 
     def _start(self) -> bool:
         ours, theirs = socket.socketpair()
-        temporary = self._configuration.environment.get("TMPDIR", "/tmp")  # noqa: S108  (the sandbox's own)
-        folder = os.path.join(temporary, f"{self._name}-{os.urandom(4).hex()}")
+        folder = os.path.join(self._configuration.temporary_directory, f"{self._name}-{os.urandom(4).hex()}")
         try:
             os.mkdir(folder, 0o700)
             self._folder = folder

@@ -63,10 +63,12 @@ def found_lines(arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SEC
     return _answer(work, limit_seconds)
 
 
-def found_files(arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SECONDS) -> str:
+def found_files(
+    arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SECONDS, *, max_entries: int = MAX_ENTRIES
+) -> str:
     """Find files by a pattern of their paths; arguments are `pattern` and maybe `path`. Raises: as `found_lines`."""
     _text(arguments, "pattern")
-    tree = _Tree(arguments, cwd, "pattern")
+    tree = _Tree(arguments, cwd, "pattern", max_entries)
 
     def work(write: Write) -> None:
         paths = list(tree.files())
@@ -93,8 +95,9 @@ def _answer(work: Callable[[Write], None], limit_seconds: float) -> str:
 class _Tree:
     """The files below a path whose names fit a pattern."""
 
-    def __init__(self, arguments: Arguments, cwd: str, patterned: str) -> None:
+    def __init__(self, arguments: Arguments, cwd: str, patterned: str, max_entries: int = MAX_ENTRIES) -> None:
         self.note = ""
+        self._max_entries = max_entries
         self._shown = _text(arguments, "path", ".")
         self._start = os.path.join(cwd, self._shown)
         if not os.path.exists(self._start):
@@ -135,8 +138,9 @@ class _Tree:
                 continue
             for entry in entries:
                 count += 1
-                if count > MAX_ENTRIES:
-                    self.note = f"\n[Only {MAX_ENTRIES} files and directories were looked at. Name a smaller `path`.]"
+                if count > self._max_entries:
+                    looked_at = f"{self._max_entries} files and directories"
+                    self.note = f"\n[Only {looked_at} were looked at. Name a smaller `path`.]"
                     return
                 if entry.name.startswith("."):
                     continue

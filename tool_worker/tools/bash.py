@@ -29,6 +29,10 @@ class RunCommand(Tool):
                 "blocking": action.blocking,
                 "cwd": action.cwd,
                 "is_static": action.is_static,
+                # Hosts that were started before there were terminals know none of these.
+                **({"terminal": action.terminal} if action.terminal else {}),
+                **({"is_background": True} if action.is_background else {}),
+                **({"control": action.control} if action.control else {}),
             },
         )
 

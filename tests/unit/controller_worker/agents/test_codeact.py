@@ -99,7 +99,7 @@ def test_searches_can_be_switched_off() -> None:
 @pytest.mark.parametrize(
     ("tool", "required", "optional"),
     [
-        (EXECUTE_BASH, ["command", "security_risk"], ["is_input", "timeout"]),
+        (EXECUTE_BASH, ["command", "security_risk"], ["is_input", "timeout", "is_background", "terminal", "control"]),
         (THINK, ["thought"], []),
         (FINISH, ["message"], []),
         (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.actions import SurveyAction
 from broker.contract.events import AgentSpec, Observation
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, SurveyObservation
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
+from broker.contract.workspace_events import SurveyAction
 from broker.specs.agent_state import AgentState
 from broker.specs.skills import NO_SKILLS
 from broker.specs.specs import Skill

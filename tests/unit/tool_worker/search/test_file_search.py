@@ -8,7 +8,6 @@ from time import monotonic
 
 import pytest
 
-from tool_worker.search import file_search
 from tool_worker.search.file_search import SearchError, found_files, found_lines
 
 
@@ -158,11 +157,8 @@ def test_fifos_links_and_unreadable_files_hold_nothing_up(tmp_path: Path) -> Non
     assert grep(tmp_path, pattern="root", path="zero") == "No line matches."
 
 
-def test_of_a_huge_tree_only_a_part_is_looked_at_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_search, "MAX_ENTRIES", 10)
+def test_of_a_huge_tree_only_a_part_is_looked_at_and_that_is_said(tmp_path: Path) -> None:
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text("x")
-    text = "\n".join(glob(tmp_path, pattern="*.txt"))
+    text = found_files({"pattern": "*.txt"}, str(tmp_path), max_entries=10)
     assert "[Only 10 files and directories were looked at. Name a smaller `path`.]" in text
