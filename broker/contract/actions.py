@@ -24,7 +24,7 @@ from broker.contract.observations import AgentThinkObservation
 from broker.contract.paragraphs import Paragraph
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import handles_requests
-from broker.specs.tool_arguments import required_text, risk_in, seconds_in
+from broker.specs.tool_arguments import optional_name, required_text, risk_in, seconds_in
 from broker.specs.tool_schemas import (
     DELEGATE,
     EXECUTE_BASH,
@@ -121,8 +121,8 @@ class CmdRunAction(RiskyAction):
     cwd: str | None = None
     hidden: bool = False
     # Left out of the log where they are not used, as they were before there were any.
-    terminal: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]{1,32}$")
-    is_background: Literal[True] | None = None
+    terminal: str | None = None
+    is_background: bool | None = None
     control: Literal["list", "kill", "reset"] | None = None
 
     @classmethod
@@ -135,7 +135,7 @@ class CmdRunAction(RiskyAction):
             required_text(arguments, "command", EXECUTE_BASH.name)
         return cls(
             command="" if control else arguments["command"],
-            terminal=arguments.get("terminal") or None,
+            terminal=optional_name(arguments, "terminal", EXECUTE_BASH.name),
             is_background=True if arguments.get("is_background") in (True, "true") else None,
             control=control,
             # Differs: true itself counts too, because a model that writes it does not mean a new command.

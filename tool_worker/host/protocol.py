@@ -40,6 +40,7 @@ Tools and their `arguments`:
               omitted_bytes, metadata (exit_code, pid, username, hostname, working_dir, py_interpreter_path, prefix,
               suffix)
     edit    see `FileEditor.run`
+    patch   see `Patching.apply`; `cwd` is added
     read, write
             see `FileLines.read` and `FileLines.write`; `cwd` (where the shell is) is added
     code    question, arguments, timeout; see `code_questions`

@@ -18,9 +18,10 @@ from tool_worker.host.compiled import accepted, signal, socket
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.descendants import kill_descendants, live_descendants
 from tool_worker.host.egress import Egress
+from tool_worker.host.executions import Client, Execution
 from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, bounded
 from tool_worker.host.json_text import dumps
-from tool_worker.host.loop import BufferedWriter, Loop
+from tool_worker.host.loop import Loop
 from tool_worker.host.protocol import Refused, action_id_of, fingerprint_in
 from tool_worker.shell.bash_call import BashCall, BashCallError
 from tool_worker.shell.terminals import Terminals
@@ -28,39 +29,14 @@ from tool_worker.shell.terminals import Terminals
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
     from tool_worker.editor.file_tools import FileTools
-    from tool_worker.host.session_program import SessionCall, SessionProgram
-    from tool_worker.shell.bash_session import BashSession
+    from tool_worker.host.session_program import SessionProgram
 
 CLIENT_LIMIT = 64
 UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
 QUEUE_LIMIT = 256
 JOURNAL_LIMIT_BYTES = 512 * 2**20
 END_LIMIT_SECONDS = 2.0
-
-
-class Client:
-    """One attached tool worker."""
-
-    def __init__(self, loop: Loop, connection: socket.socket) -> None:
-        self.connection = connection
-        self.lines = protocol.Lines()
-        self.writer = BufferedWriter(loop, connection.fileno())
-        self.is_open = True
-
-
-class Execution:
-    """An action that has been asked for and has not ended: who waits for it, and the session that runs it.
-
-    Attributes:
-        call: of a command; None: a session program carries it out.
-    """
-
-    def __init__(self, action_id: int, fingerprint: str, call: BashCall | None) -> None:
-        self.action_id = action_id
-        self.fingerprint = fingerprint
-        self.call = call
-        self.session: BashSession | SessionCall | None = None
-        self.waiting: list[tuple[Client, object]] = []
+CHECK_SECONDS = 10.0
 
 
 class Server:
@@ -276,7 +252,7 @@ class Server:
         if not isinstance(arguments, dict):
             raise Refused("bad_arguments", "`arguments` is not an object")
         fingerprint = fingerprint_in(message)
-        if tool in ("edit", "read", "write"):
+        if tool in ("edit", "patch", "read", "write"):
             self._record_start(action_id, fingerprint)
             self._use_files(client, request, action_id, tool, arguments)
         elif isinstance(tool, str) and tool in self._configuration.programs:
@@ -303,13 +279,7 @@ class Server:
     def _ask_program(
         self, client: Client, request: object, execution: Execution, tool: str, arguments: dict[str, object]
     ) -> None:
-        if tool not in self._programs:
-            from tool_worker.host.session_program import SessionProgram
-
-            self._programs[tool] = SessionProgram(
-                self._loop, self._children, self._configuration, name=tool, command=self._configuration.programs[tool]
-            )
-        program = self._programs[tool]
+        program = self._program(tool)
         if program.is_full:
             raise Refused("too_many_actions", f"too many calls wait for {tool}", is_retryable=True)
         execution.waiting.append((client, request))
@@ -320,6 +290,15 @@ class Server:
             lambda result: self._finish(execution, result),
         )
 
+    def _program(self, tool: str) -> SessionProgram:
+        if tool not in self._programs:
+            from tool_worker.host.session_program import SessionProgram
+
+            self._programs[tool] = SessionProgram(
+                self._loop, self._children, self._configuration, name=tool, command=self._configuration.programs[tool]
+            )
+        return self._programs[tool]
+
     def _use_files(
         self, client: Client, request: object, action_id: int, tool: str, arguments: dict[str, object]
     ) -> None:
@@ -328,8 +307,19 @@ class Server:
 
             self._files = FileTools(self._configuration.workspace)
         result = self._files.run(tool, {**arguments, "cwd": self._terminals.main.working_dir})
-        body = self._record_result(action_id, result)
-        self._reply_result(client, request, body, is_replayed=False)
+        paths = self._files.to_check(result)
+        program = self._program("code") if paths else None
+        if program is None or program.is_full:
+            self._reply_result(client, request, self._record_result(action_id, result), is_replayed=False)
+            return
+        execution = Execution(action_id, self._journal.fingerprint(action_id), None)
+        execution.waiting.append((client, request))
+        self._executions[action_id] = execution
+        execution.session = program.ask(
+            {"question": "check", "arguments": {"paths": paths}, "timeout": CHECK_SECONDS},
+            lambda: True,
+            lambda found: self._finish(execution, with_problems(result, found)),
+        )
 
     def _begin_next(self) -> None:
         """Begin waiting commands; a terminal runs one at a time, a static command has a separate shell."""
@@ -393,3 +383,8 @@ class Server:
         body = dumps(bounded(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
         self._journal.record_result(action_id, body)
         return body
+
+
+def with_problems(result: dict[str, object], found: dict[str, object]) -> dict[str, object]:
+    """Return the result of an edit with what a check of its files has found; a check that failed says nothing."""
+    return result if found.get("is_error") else {**result, "content": f"{result['content']}{found.get('content', '')}"}

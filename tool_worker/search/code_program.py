@@ -2,8 +2,8 @@
 
 It is a separate program because reading a large workspace takes seconds, and the shell has to answer meanwhile.
 
-Holds: it changes nothing and runs nothing. The map is of what is below its working directory and nothing else; `grep`
-and `glob` look wherever their path leads.
+Holds: it changes nothing and runs nothing of the workspace. The map is of what is below its working directory and
+nothing else; `grep` and `glob` look wherever their path leads.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if __name__ == "__main__":  # started by its path, with nothing but the standard
 
 from tool_worker.search.code_map import CodeMap
 from tool_worker.search.code_questions import QuestionError, answered
+from tool_worker.search.file_check import problems_in
 from tool_worker.search.file_search import SearchError, found_files, found_lines
 
 SESSION_FD = 3
@@ -34,6 +35,9 @@ def result_of(code: CodeMap, arguments: dict[str, object]) -> Result:
     try:
         if question in FILE_SEARCHES:
             return {"content": FILE_SEARCHES[question](asked, str(arguments.get("cwd") or code.root))}
+        if question == "check":
+            paths = asked.get("paths")
+            return {"content": problems_in([str(path) for path in paths] if isinstance(paths, list) else [])}
         code.refresh()
         return {"content": answered(code, question, asked)}
     except (QuestionError, SearchError) as error:

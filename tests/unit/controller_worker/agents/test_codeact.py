@@ -105,7 +105,7 @@ def test_searches_can_be_switched_off() -> None:
         (
             STR_REPLACE_EDITOR,
             ["command", "path", "security_risk"],
-            ["file_text", "old_str", "new_str", "insert_line", "view_range"],
+            ["file_text", "old_str", "new_str", "insert_line", "view_range", "edits", "replace_all", "overwrite"],
         ),
     ],
     ids=lambda value: getattr(value, "name", ""),
