@@ -28,14 +28,18 @@ STR_REPLACE_EDITOR = ToolSpec(
         "View, create and edit text files. `view` shows a file with line numbers, or a directory two levels deep. "
         "`create` makes a new file and its directories. `str_replace` replaces `old_str`, which must occur "
         "exactly once, white space included, by `new_str`. `insert` puts `new_str` after line `insert_line`. "
-        "`undo_edit` takes the last edit of the file back. Long output is cut."
+        "`undo_edit` takes the last edit of the file back. A notebook is shown by its numbered cells, a PDF by the "
+        "text of its pages. Long output is cut."
     ),
     parameters={
         "type": "object",
         "properties": {
             "command": {
                 "type": "string",
-                "enum": ["view", "create", "str_replace", "insert", "undo_edit"],
+                "enum": [
+                    *("view", "create", "str_replace", "insert", "undo_edit"),
+                    *("replace_cell", "insert_cell", "delete_cell"),
+                ],
                 "description": "What to do.",
             },
             "path": {"type": "string", "description": "Absolute path of the file or directory."},
@@ -57,8 +61,13 @@ STR_REPLACE_EDITOR = ToolSpec(
             "view_range": {
                 "type": "array",
                 "items": {"type": "integer"},
-                "description": "For `view` of a file: first and last line, from 1; -1 as last: to the end.",
+                "description": "For `view`: first and last line (cell, page), from 1; -1 as last: to the end.",
             },
+            "cell": {
+                "type": "integer",
+                "description": "For `…_cell`: the cell's number; a new one comes after it. Its text is in `new_str`.",
+            },
+            "cell_type": {"type": "string", "enum": ["code", "markdown"], "description": "For `…_cell`."},
             "security_risk": SECURITY_RISK,
         },
         "required": ["command", "path", "security_risk"],

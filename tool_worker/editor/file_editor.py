@@ -27,8 +27,14 @@ from tool_worker.editor.text_diff import unified_diff
 from tool_worker.editor.text_file import TextFile, with_plain_breaks
 from tool_worker.editor.versioned_files import VersionedFiles
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tool_worker.editor.notebook import Notebook
+
 SNIPPET_CONTEXT_LINES = 4
 SNIPPETS_LIMIT = 10
+CELL_COMMANDS = ("replace_cell", "insert_cell", "delete_cell")
+NOTEBOOK_ENDING = ".ipynb"
 DOCUMENT_SUFFIXES = (".docx", ".xlsx", ".pptx", ".pdf", ".mp3", ".wav", ".m4a", ".flac")
 
 _CLIPPED_NOTICE = (
@@ -67,6 +73,7 @@ class FileEditor:
             "str_replace": self._str_replace,
             "insert": self._insert,
             "undo_edit": self._undo_edit,
+            **dict.fromkeys(CELL_COMMANDS, self._change_cell),
         }
 
     def run(self, arguments: dict[str, object]) -> dict[str, object]:
@@ -154,6 +161,10 @@ class FileEditor:
             return {**_result(f"The picture {path} is shown.", path), "image_url": picture_url(path)}
         content, file = self._files.read(path)
         self._seen.note(path, content)
+        if path.endswith(NOTEBOOK_ENDING):
+            notebook = _notebook(file.text, path)
+            if notebook is not None:
+                return _result(notebook.shown(view_range, self._max_output_chars), path)
         lines = _split(file.text)
         first, last, note = (1, len(lines), "") if view_range is None else line_range(view_range, len(lines))
         return _result(self._number(lines, first, last, path) + note, path)
@@ -223,6 +234,16 @@ class FileEditor:
             new_content=text,
         )
 
+    def _change_cell(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
+        from tool_worker.editor.notebook import Notebook  # it brings the whole of `json`
+
+        content, file = self._files.read(path)
+        self._seen.require_current(path, content)
+        text, cell = Notebook(file.text, path).changed(str(arguments["command"]), arguments)
+        self._change(path, content, file, text)
+        shown = Notebook(text, path).shown([cell, cell] if cell else None, self._max_output_chars)
+        return _result(f"The notebook has been edited. {shown}", path, old_content=file.text, new_content=text)
+
     def _undo_edit(self, path: str, _arguments: dict[str, object]) -> dict[str, object]:
         file, earlier = self._files.restore(path)
         self._seen.note_change(path, self._files.read(path)[0])
@@ -266,6 +287,16 @@ class FileEditor:
         if len(body) > self._max_output_chars:
             body = body[: self._max_output_chars] + _CLIPPED_NOTICE
         return f"Here's the result of running `cat -n` on {description}:\n{body}\n"
+
+
+def _notebook(text: str, path: str) -> Notebook | None:
+    """Return the notebook in a text; None if there is none, and it is shown as it is."""
+    from tool_worker.editor.notebook import Notebook
+
+    try:
+        return Notebook(text, path)
+    except EditRefusedError:
+        return None
 
 
 def _split(text: str) -> list[str]:

@@ -42,6 +42,7 @@ class HostConfiguration:
         egress_port: Where on the loopback a proxy is lent a socket; 0: the workspace has no way out.
         announces_pid: Whether to write its process id to `PID_FD`; a sandbox may do that in its place.
         temporary: A directory that the host makes when it starts and removes with all in it when it ends; empty: none.
+        packages: The folder of the packages that read documents; empty: where Python looks.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class HostConfiguration:
         sessions: dict[str, list[str]] | None = None,
         egress_port: int = 0,
         temporary: str = "",
+        packages: str = "",
     ) -> None:
         self.workspace = workspace
         self.identity = identity
@@ -74,6 +76,7 @@ class HostConfiguration:
         self.sessions = sessions or {}
         self.egress_port = egress_port
         self.temporary = temporary
+        self.packages = packages
 
     @property
     def temporary_directory(self) -> str:
@@ -84,7 +87,7 @@ class HostConfiguration:
     def programs(self) -> dict[str, list[str]]:
         """Every tool that a program carries out: our own, and what `sessions` names."""
         code = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "search", "code_program.py")
-        return {"code": [sys.executable, "-I", "-S", code], **self.sessions}
+        return {"code": [sys.executable, "-I", "-S", code, self.packages], **self.sessions}
 
     def encode(self) -> bytes:
         """Return what `decode` reads."""

@@ -11,7 +11,7 @@ from tool_worker.host.configuration import HostConfiguration
 from tool_worker.launch.binding import Binding
 from tool_worker.launch.egress_gate import EGRESS_PORT, proxy_environment
 from tool_worker.launch.host_folder import HostFolder
-from tool_worker.launch.session_programs import SessionPrograms
+from tool_worker.launch.session_programs import SessionPrograms, document_packages, document_readers
 from tool_worker.sandbox.none import temporary_directory
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
 
@@ -50,7 +50,7 @@ class HostPlans:
             Path(binding.path),
             binding.mount_at,
             has_network=binding.has_network,
-            read_only=() if can.runs_images else self.programs.read_only,
+            read_only=() if can.runs_images else (*self.programs.read_only, *document_readers()),
             temporary_bytes=self.limits.temporary_bytes,
             is_own=not binding.is_named(folder.workspace),
             image=binding.image,
@@ -87,5 +87,6 @@ class HostPlans:
             sessions={name: list(command) for name, command in sessions.items()},
             egress_port=EGRESS_PORT if binding.allow else 0,
             temporary=temporary,
+            packages="" if can.runs_images else document_packages(),
         )
         return enclosure, configuration

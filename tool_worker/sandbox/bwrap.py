@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from tool_worker.sandbox.sandbox import (
+    DOCUMENT_PROGRAM,
     HOST_ROOMS,
     PACKAGE_ROOT,
     PLAIN_TERMINAL,
@@ -187,7 +188,7 @@ def _binds(enclosure: Enclosure) -> Iterator[str]:
     binds = [
         (PurePosixPath(enclosure.mount_at), "--bind", enclosure.workspace),
         (code / "__init__.py", "--ro-bind", host / "__init__.py"),
-        *((code / room, "--ro-bind", host / room) for room in HOST_ROOMS),
+        *((code / name, "--ro-bind", host / name) for name in (*HOST_ROOMS, DOCUMENT_PROGRAM)),
     ]
     readable = (*interpreter_prefixes(), *enclosure.read_only)
     binds += [(PurePosixPath(path), "--ro-bind", path) for path in readable if not path.is_relative_to("/usr")]

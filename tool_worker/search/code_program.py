@@ -18,6 +18,7 @@ if __name__ == "__main__":  # started by its path, with nothing but the standard
 
 from tool_worker.search.code_map import CodeMap
 from tool_worker.search.code_questions import QuestionError, answered
+from tool_worker.search.document_reading import pages_of
 from tool_worker.search.file_check import problems_in
 from tool_worker.search.file_search import SearchError, found_files, found_lines
 
@@ -35,6 +36,8 @@ def result_of(code: CodeMap, arguments: dict[str, object]) -> Result:
     try:
         if question in FILE_SEARCHES:
             return {"content": FILE_SEARCHES[question](asked, str(arguments.get("cwd") or code.root))}
+        if question == "document":
+            return {"content": pages_of(asked, sys.argv[1] if len(sys.argv) > 1 else "")}
         if question == "check":
             paths = asked.get("paths")
             return {"content": problems_in([str(path) for path in paths] if isinstance(paths, list) else [])}

@@ -23,6 +23,8 @@ from tool_worker.tools.tool import HostRequest, Tool
 MAX_KEPT_CHARS = 200_000
 """Of a larger file an edit's observation keeps the diff only."""
 
+DOCUMENT_SECONDS = 60.0
+
 EDIT_FIELDS = ("file_text", "old_str", "new_str", "insert_line")
 LATER_EDIT_FIELDS = ("replace_all", "overwrite", "cell", "cell_type")
 """What hosts that were started before do not know."""
@@ -38,6 +40,9 @@ class ReadFile(Tool):
         if not _is_view(action):
             return HostRequest("read", {"path": action.path, "start": action.start, "end": action.end})
         view_range = list(action.view_range) if action.view_range is not None else None
+        if action.path.lower().endswith(".pdf"):
+            asked = {"path": action.path, "view_range": view_range}
+            return HostRequest("code", {"question": "document", "arguments": asked, "timeout": DOCUMENT_SECONDS})
         return HostRequest("edit", {"command": "view", "path": action.path, "view_range": view_range})
 
     def observe(self, action: FileReadAction, result: Mapping[str, Any]) -> Observation:

@@ -105,7 +105,18 @@ def test_searches_can_be_switched_off() -> None:
         (
             STR_REPLACE_EDITOR,
             ["command", "path", "security_risk"],
-            ["file_text", "old_str", "new_str", "insert_line", "view_range", "edits", "replace_all", "overwrite"],
+            [
+                "file_text",
+                "old_str",
+                "new_str",
+                "insert_line",
+                "view_range",
+                "edits",
+                "replace_all",
+                "overwrite",
+                "cell",
+                "cell_type",
+            ],
         ),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -121,7 +132,8 @@ def test_the_choices_of_the_tools() -> None:
     assert bash_properties["is_input"]["enum"] == ["true", "false"]
     assert bash_properties["security_risk"]["enum"] == ["LOW", "MEDIUM", "HIGH"]
     editor_commands = STR_REPLACE_EDITOR.parameters["properties"]["command"]["enum"]
-    assert editor_commands == ["view", "create", "str_replace", "insert", "undo_edit"]
+    assert editor_commands[:5] == ["view", "create", "str_replace", "insert", "undo_edit"]
+    assert editor_commands[5:] == ["replace_cell", "insert_cell", "delete_cell"]
 
 
 def test_the_prompt_names_the_workspace_and_says_when_there_is_no_network() -> None:
