@@ -58,17 +58,16 @@ def _question(name: str, description: str, parameters: dict[str, Any]) -> ToolSp
 GREP = _question(
     name="grep",
     description=(
-        "Search file contents with a regular expression (Python's syntax, line by line, case ignored). Shows matching "
-        "lines with their numbers, files changed last first. Skips hidden files and installed packages; says what it "
-        "leaves out."
+        "Search file contents by line with a regular expression (Python's syntax). Shows matching lines with their "
+        "numbers, files changed last first. Skips hidden files and installed packages."
     ),
     parameters={
         "type": "object",
         "properties": {
             "pattern": {"type": "string", "description": "The regular expression."},
-            "path": {"type": "string", "description": "The file or directory to search. Default: the current one."},
+            "path": {"type": "string", "description": "File or directory. Default: the current one."},
             "include": {"type": "string", "description": "Which files, such as `*.py` or `*.{ts,tsx}`."},
-            "context": {"type": "integer", "description": "Lines to show around each match, up to 10. Default 0."},
+            "context": {"type": "integer", "description": "Lines around each match, up to 10."},
             "case_sensitive": {"type": "boolean", "description": "Default false."},
         },
         "required": ["pattern"],
@@ -82,7 +81,7 @@ GLOB = _question(
         "type": "object",
         "properties": {
             "pattern": {"type": "string", "description": "The pattern."},
-            "path": {"type": "string", "description": "The directory to search. Default: the current one."},
+            "path": {"type": "string", "description": "The directory. Default: the current one."},
         },
         "required": ["pattern"],
     },

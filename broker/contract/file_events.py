@@ -28,8 +28,8 @@ STR_REPLACE_EDITOR = ToolSpec(
         "View, create and edit text files. `view` shows a file with line numbers, or a directory two levels deep. "
         "`create` makes a new file and its directories. `str_replace` replaces `old_str`, which must occur "
         "exactly once, white space included, by `new_str`. `insert` puts `new_str` after line `insert_line`. "
-        "`undo_edit` takes the last edit of the file back. A notebook is shown by its numbered cells, a PDF by the "
-        "text of its pages. Long output is cut."
+        "`undo_edit` takes the last edit of the file back. Notebooks are shown by cells, PDFs by pages. Long "
+        "output is cut."
     ),
     parameters={
         "type": "object",
@@ -51,23 +51,20 @@ STR_REPLACE_EDITOR = ToolSpec(
                 "items": {
                     "type": "object",
                     "properties": {"old_str": {"type": "string"}, "new_str": {"type": "string"}},
-                    "required": ["old_str", "new_str"],
                 },
-                "description": "For `str_replace`: several replacements at once, in order; all or none are made.",
+                "description": "For `str_replace`: several replacements, all or none.",
             },
-            "replace_all": {"type": "boolean", "description": "For `str_replace`: replace every occurrence."},
-            "overwrite": {"type": "boolean", "description": "For `create`: replace a file that is there."},
+            "replace_all": {"type": "boolean", "description": "For `str_replace`: every occurrence."},
+            "overwrite": {"type": "boolean", "description": "For `create`: replace an existing file."},
             "insert_line": {"type": "integer", "description": "For `insert`: the line after which to insert; 0: top."},
             "view_range": {
                 "type": "array",
                 "items": {"type": "integer"},
                 "description": "For `view`: first and last line (cell, page), from 1; -1 as last: to the end.",
             },
-            "cell": {
-                "type": "integer",
-                "description": "For `…_cell`: the cell's number; a new one comes after it. Its text is in `new_str`.",
-            },
-            "cell_type": {"type": "string", "enum": ["code", "markdown"], "description": "For `…_cell`."},
+            # What these are for is said where a notebook is shown: few prompts need to know.
+            "cell": {"type": "integer"},
+            "cell_type": {"type": "string"},
             "security_risk": SECURITY_RISK,
         },
         "required": ["command", "path", "security_risk"],

@@ -38,17 +38,16 @@ EXECUTE_BASH = ToolSpec(
             },
             "is_background": {
                 "type": "boolean",
-                "description": "true: return at once. The answer names the job's terminal: an empty command there "
-                "shows new output, with timeout it waits for the end.",
+                "description": "true: return at once. The answer names the job's terminal.",
             },
             "terminal": {
                 "type": "string",
-                "description": "Another shell, by any name; its first command opens it. Default `main`.",
+                "description": "Another shell, by any name, or a job's. Default `main`.",
             },
             "control": {
                 "type": "string",
                 "enum": ["list", "kill", "reset"],
-                "description": "Without a command: list terminals and jobs, or kill or reset `terminal`.",
+                "description": "Instead of a command: list terminals and jobs, or end or restart `terminal`.",
             },
             "security_risk": SECURITY_RISK,
         },

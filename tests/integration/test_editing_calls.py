@@ -224,3 +224,25 @@ async def test_a_patch_that_is_costly_to_place_is_refused(hands: ModelHands, fol
     old = "-x\n" * 1000 + "-y\n"
     refused = await hands("apply_patch", patch=f"*** Begin Patch\n*** Update File: a.txt\n{old}*** End Patch")
     assert "Too many places look like it" in refused.content
+
+
+async def test_what_changes_something_is_done_once_however_often_it_is_asked_for(
+    workspaces: Workspaces, folder: Path
+) -> None:
+    workspace = await workspaces.open("conversation")
+    patch = "*** Begin Patch\n*** Update File: a.txt\n+x\n*** End Patch"
+    (folder / "a.txt").write_text("")
+    job = {"command": "echo run >> runs; sleep 1006", "is_background": True}
+    first = await workspace.run(1, "patch", {"patch": patch})
+    await workspace.run(2, "bash", job)
+    again = await workspace.run(1, "patch", {"patch": patch})
+    assert again.is_replayed
+    assert again.value == first.value
+    assert (await workspace.run(2, "bash", job)).is_replayed
+    assert (folder / "a.txt").read_text() == "x\n"
+    await workspaces.close("conversation")
+    workspace = await workspaces.open("conversation")
+    assert (await workspace.run(1, "patch", {"patch": patch})).is_replayed
+    assert (await workspace.run(2, "bash", job)).is_replayed
+    assert (folder / "a.txt").read_text() == "x\n"
+    assert (folder / "runs").read_text() == "run\n"

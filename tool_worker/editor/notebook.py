@@ -15,6 +15,10 @@ from tool_worker.editor.text_file import with_plain_breaks
 
 SHOWN_OUTPUT_CHARS = 1000
 SHOWN_OUTPUTS = 10
+HOW_TO_EDIT = (
+    "Edit them with the commands `replace_cell`, `insert_cell` (after `cell`; 0: first) and `delete_cell`; their "
+    "parameters are `cell`, `new_str`, and maybe `cell_type` (code, markdown)."
+)
 CELL_TYPES = ("code", "markdown", "raw")
 
 Cell = dict[str, object]
@@ -51,9 +55,9 @@ class Notebook:
         """
         count = len(self._cells)
         if not count:
-            return f"The notebook {self._path} has no cells.\n"
+            return f"The notebook {self._path} has no cells. {HOW_TO_EDIT}\n"
         first, last, note = (1, count, "") if view_range is None else line_range(view_range, count)
-        text = f"The notebook {self._path}, {count} cells:\n"
+        text = f"The notebook {self._path}, {count} cells. {HOW_TO_EDIT}\n"
         for number in range(first, last + 1):
             cell = f"[{number}] {self._cells[number - 1].get('cell_type')}\n{_shown(self._cells[number - 1])}\n"
             if len(text) + len(cell) > limit_chars:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.editor_parts import error, run
 from tool_worker.editor.file_editor import FileEditor
+from tool_worker.editor.notebook import HOW_TO_EDIT
 
 OUTPUTS = [
     {"output_type": "stream", "name": "stdout", "text": ["1\n", "2\n"]},
@@ -43,13 +44,13 @@ def cells_of(path: Path) -> list[dict[str, Any]]:
 def test_cells_are_numbered_and_outputs_cut(editor: FileEditor, path: Path) -> None:
     text = run(editor, "view", path)["content"]
     assert text.startswith(
-        f"The notebook {path}, 3 cells:\n[1] markdown\n# Title\n[2] code\nx = 1\nprint(x)\n--> 1\n2\n"
+        f"The notebook {path}, 3 cells. {HOW_TO_EDIT}\n[1] markdown\n# Title\n[2] code\nx = 1\nprint(x)\n--> 1\n2\n"
     )
     assert "[4000 more characters] [image/png]" in text
     assert "--> ValueError: no\n" in text
     assert "AAAA" not in text
     assert "long" not in text
-    assert run(editor, "view", path, view_range=[3, -1])["content"] == f"The notebook {path}, 3 cells:\n[3] code\ny\n"
+    assert run(editor, "view", path, view_range=[3, -1])["content"].endswith(f"{HOW_TO_EDIT}\n[3] code\ny\n")
     assert "should be within the range" in error(editor, "view", path, view_range=[4, 5])
 
 
