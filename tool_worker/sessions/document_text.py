@@ -23,11 +23,12 @@ def main() -> None:
     if packages:
         sys.path.append(packages)
     try:
-        print(_pages(path, first, last))  # noqa: T201  (it is what this program is for)
+        text = _pages(path, first, last)
     except ImportError:
-        print("ERROR: nothing here reads PDF files.")  # noqa: T201
+        text = "ERROR: nothing here reads PDF files."
     except Exception as error:  # noqa: BLE001  (the edge of the program; the library raises many kinds)
-        print(f"ERROR: it cannot be read: {type(error).__name__}: {str(error)[:300]}")  # noqa: T201
+        text = f"ERROR: it cannot be read: {type(error).__name__}: {str(error)[:300]}"
+    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
 
 
 def _pages(path: str, first: int, last: int) -> str:
