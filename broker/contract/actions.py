@@ -24,7 +24,7 @@ from broker.contract.observations import AgentThinkObservation
 from broker.contract.paragraphs import Paragraph
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import handles_requests
-from broker.specs.tool_arguments import required_text, risk_in, said_in, seconds_in
+from broker.specs.tool_arguments import optional_name, required_text, risk_in, said_in, seconds_in
 from broker.specs.tool_schemas import (
     DELEGATE,
     EXECUTE_BASH,
@@ -32,7 +32,7 @@ from broker.specs.tool_schemas import (
     REQUEST_CONDENSATION,
     THINK,
 )
-from broker.specs.tool_specs import OutcomePolicy, ToolSpec
+from broker.specs.tool_specs import ToolSpec
 
 THOUGHT_LOGGED = "Your thought has been logged."
 WAYS_OUT = {
@@ -107,7 +107,13 @@ class SystemMessageAction(Action):
 
 
 class CmdRunAction(RiskyAction):
-    """Run a command in the conversation's shell, or type into the program running there."""
+    """Run a command in the conversation's shell, or type into the program running there.
+
+    Attributes:
+        terminal: another shell, by name; None: the conversation's own.
+        is_background: answer soon, and let the command run; without a terminal it gets one.
+        control: instead of a command: `list` the terminals, `kill` or `reset` one.
+    """
 
     kind: Literal["action.run"] = "action.run"
     tool_spec: ClassVar[ToolSpec] = EXECUTE_BASH
@@ -120,14 +126,24 @@ class CmdRunAction(RiskyAction):
     is_static: bool = False
     cwd: str | None = None
     hidden: bool = False
+    # Left out of the log where they are not used, as they were before there were any.
+    terminal: str | None = None
+    is_background: bool | None = None
+    control: Literal["list", "kill", "reset"] | None = None
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
         """See `Action.from_call`."""
         timeout = seconds_in(arguments, "timeout")
         is_input = arguments.get("is_input")
+        control = arguments.get("control") or None
+        if control is None or "command" in arguments:
+            required_text(arguments, "command", EXECUTE_BASH.name)
         return cls(
-            command=required_text(arguments, "command", EXECUTE_BASH.name),
+            command="" if control else arguments["command"],
+            terminal=optional_name(arguments, "terminal", EXECUTE_BASH.name),
+            is_background=True if arguments.get("is_background") in (True, "true") else None,
+            control=control,
             # Differs: true itself counts too, because a model that writes it does not mean a new command.
             is_input=is_input is True or is_input == "true",
             timeout=timeout,
@@ -138,12 +154,19 @@ class CmdRunAction(RiskyAction):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.thought), Paragraph(self.command, "cyan", "< " if self.is_input else "$ "))
+        return (Paragraph(self.thought), Paragraph(self._shown, "cyan", "< " if self.is_input else "$ "))
 
     @property
     def asked(self) -> tuple[Paragraph, ...]:
         """See `Action.asked`."""
-        return (Paragraph(self.command, "cyan", "  < " if self.is_input else "  $ "),)
+        return (Paragraph(self._shown, "cyan", "  < " if self.is_input else "  $ "),)
+
+    @property
+    def _shown(self) -> str:
+        """The command, with where and how it runs if that is not the conversation's own shell."""
+        what = f"({self.control} terminals)" if self.control == "list" else f"({self.control})" * bool(self.control)
+        where = f"[{self.terminal}] " if self.terminal else ""
+        return f"{where}{self.command}{what}{' &' * bool(self.is_background)}"
 
 
 class OfferedToolAction(RiskyAction):
@@ -295,17 +318,6 @@ class AgentDelegateAction(Action):
             background=arguments.get("background", False),
             join=arguments.get("join", "all"),
         )
-
-
-class SurveyAction(Action):
-    """Read what the workspace tells agents: AGENTS.md, skills and the like. It changes nothing."""
-
-    kind: Literal["action.survey"] = "action.survey"
-    runnable: ClassVar[bool] = True
-    outcome: ClassVar[OutcomePolicy] = OutcomePolicy.IDEMPOTENT
-    is_decided: ClassVar[bool] = True
-    is_shown_to_model: ClassVar[bool] = False
-    is_shown_to_people: ClassVar[bool] = False
 
 
 class ChangeAgentStateAction(Action):

@@ -31,7 +31,8 @@ BROWSER = ToolSpec(
         "upload_file(bid, file): one path or a list, in the workspace\n"
         "new_tab(), tab_close(), tab_focus(index)\n"
         "answer_dialogs(accept, text=''): from now on accept or dismiss the dialogs of a page; "
-        "by default they are dismissed"
+        "by default they are dismissed\n"
+        "console(): show all console messages; errors and failed requests are shown anyway"
     ),
     parameters={
         "type": "object",

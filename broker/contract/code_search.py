@@ -1,7 +1,7 @@
-"""A question about the workspace's code, its answer, and the tools that ask it (OpenHands 9.3: names and parameters).
+"""A question about the workspace's code, its answer, and the tools that ask it (OpenHands 9.2, 9.3: names, parameters).
 
 Differs: the original runs the tools as cells in the agent's kernel, where they can do anything; here they are questions
-to a program that only reads.
+to a program that only reads. `grep` shows the lines and not only the files, because each of them would be read next.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import JsonObject, Observation
-from broker.specs.tool_arguments import refuse_unknown, require
+from broker.specs.tool_arguments import RISK, refuse_unknown, require
 from broker.specs.tool_specs import OutcomePolicy, ToolSpec
 
 
@@ -21,7 +21,7 @@ class CodeSearchAction(RiskyAction):
     """Ask about the workspace's code: what it consists of, and what depends on what. It changes nothing.
 
     Attributes:
-        question: `search_code_snippets`, `get_entity_contents` or `explore_tree_structure`.
+        question: `grep`, `glob`, `search_code_snippets`, `get_entity_contents` or `explore_tree_structure`.
     """
 
     kind: Literal["action.search_code"] = "action.search_code"
@@ -46,12 +46,46 @@ def _question(name: str, description: str, parameters: dict[str, Any]) -> ToolSp
     """Return a tool that asks the question of its name."""
 
     def convert(arguments: Mapping[str, Any]) -> CodeSearchAction:
+        # Models that estimate the risk of other tools do it here too.
+        arguments = {key: value for key, value in arguments.items() if key != RISK}
         require(arguments, parameters["required"], name)
         refuse_unknown(arguments, parameters["properties"], name)
-        return CodeSearchAction(question=name, arguments=dict(arguments))
+        return CodeSearchAction(question=name, arguments=arguments)
 
     return ToolSpec(name, description, parameters, convert)
 
+
+GREP = _question(
+    name="grep",
+    description=(
+        "Search file contents by line with a regular expression (Python's syntax). Shows matching lines with their "
+        "numbers, files changed last first. Skips hidden files and installed packages."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "pattern": {"type": "string", "description": "The regular expression."},
+            "path": {"type": "string", "description": "File or directory. Default: the current one."},
+            "include": {"type": "string", "description": "Which files, such as `*.py` or `*.{ts,tsx}`."},
+            "context": {"type": "integer", "description": "Lines around each match, up to 10."},
+            "case_sensitive": {"type": "boolean", "description": "Default false."},
+        },
+        "required": ["pattern"],
+    },
+)
+
+GLOB = _question(
+    name="glob",
+    description="Find files by path pattern, such as `**/*.py` or `src/*.ts`; those changed last first, at most 100.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "pattern": {"type": "string", "description": "The pattern."},
+            "path": {"type": "string", "description": "The directory. Default: the current one."},
+        },
+        "required": ["pattern"],
+    },
+)
 
 _NAMES = "Directories and files are named by their path, such as `shop/till.py`; classes and functions by that and "
 _NAMES += "their name, such as `shop/till.py:Till.open`. A part of a name is enough where only one thing has it."

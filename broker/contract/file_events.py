@@ -7,46 +7,86 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, Observation, WorkspaceUse
 from broker.contract.paragraphs import Paragraph
+from broker.specs.specs import Part
 from broker.specs.tool_arguments import RISK, refuse_unknown, required_text, risk_in
 from broker.specs.tool_schemas import SECURITY_RISK
 from broker.specs.tool_specs import OutcomePolicy, ToolSpec
 
-EDITOR_ARGUMENTS = frozenset({"file_text", "old_str", "new_str", "insert_line"})
+EDITOR_ARGUMENTS = frozenset(
+    {"file_text", "old_str", "new_str", "insert_line", "edits", "replace_all", "overwrite", "cell", "cell_type"}
+)
 
 STR_REPLACE_EDITOR = ToolSpec(
     name="str_replace_editor",
     description=(
         "View, create and edit text files. `view` shows a file with line numbers, or a directory two levels deep. "
-        "`create` makes a new file and refuses if there is one. `str_replace` replaces `old_str`, which must occur "
+        "`create` makes a new file and its directories. `str_replace` replaces `old_str`, which must occur "
         "exactly once, white space included, by `new_str`. `insert` puts `new_str` after line `insert_line`. "
-        "`undo_edit` takes the last edit of the file back. Long output is cut."
+        "`undo_edit` takes the last edit of the file back. Notebooks are shown by cells, PDFs by pages. Long "
+        "output is cut."
     ),
     parameters={
         "type": "object",
         "properties": {
             "command": {
                 "type": "string",
-                "enum": ["view", "create", "str_replace", "insert", "undo_edit"],
+                "enum": [
+                    *("view", "create", "str_replace", "insert", "undo_edit"),
+                    *("replace_cell", "insert_cell", "delete_cell"),
+                ],
                 "description": "What to do.",
             },
             "path": {"type": "string", "description": "Absolute path of the file or directory."},
             "file_text": {"type": "string", "description": "For `create`: the content of the new file."},
             "old_str": {"type": "string", "description": "For `str_replace`: the text to replace."},
             "new_str": {"type": "string", "description": "For `str_replace` and `insert`: the new text."},
+            "edits": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"old_str": {"type": "string"}, "new_str": {"type": "string"}},
+                },
+                "description": "For `str_replace`: several replacements, all or none.",
+            },
+            "replace_all": {"type": "boolean", "description": "For `str_replace`: every occurrence."},
+            "overwrite": {"type": "boolean", "description": "For `create`: replace an existing file."},
             "insert_line": {"type": "integer", "description": "For `insert`: the line after which to insert; 0: top."},
             "view_range": {
                 "type": "array",
                 "items": {"type": "integer"},
-                "description": "For `view` of a file: first and last line, from 1; -1 as last: to the end.",
+                "description": "For `view`: first and last line (cell, page), from 1; -1 as last: to the end.",
             },
+            # What these are for is said where a notebook is shown: few prompts need to know.
+            "cell": {"type": "integer"},
+            "cell_type": {"type": "string"},
             "security_risk": SECURITY_RISK,
         },
         "required": ["command", "path", "security_risk"],
+    },
+)
+
+
+APPLY_PATCH = ToolSpec(
+    name="apply_patch",
+    description=(
+        "Change several files at once; all changes are made or none. `patch` is a unified diff, or has this form:\n"
+        "*** Begin Patch\n*** Update File: src/a.py\n@@ class A:\n     kept line\n-old line\n+new line\n"
+        "*** Add File: src/b.py\n+its lines\n*** Delete File: src/c.py\n*** End Patch\n"
+        "Give about three unchanged lines around each change; `@@` with a line before them says which place is meant."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "patch": {"type": "string", "description": "The patch; its paths are relative to the shell's directory."},
+            "security_risk": SECURITY_RISK,
+        },
+        "required": ["patch", "security_risk"],
     },
 )
 
@@ -63,6 +103,14 @@ class FileEditSource(StrEnum):
 
     LLM_BASED_EDIT = "llm_based_edit"
     OH_ACI = "oh_aci"
+
+
+class TextEdit(Part):
+    """One replacement of several; `replace_all`: at every place, and not at the only one."""
+
+    old_str: str
+    new_str: str = ""
+    replace_all: bool = False
 
 
 class FileReadAction(RiskyAction):
@@ -119,6 +167,12 @@ class FileEditAction(RiskyAction):
     old_str: str | None = None
     new_str: str | None = None
     insert_line: int | str | None = None
+    # Left out of the log where they are not used, as they were before there were any.
+    edits: tuple[TextEdit, ...] | None = None
+    replace_all: bool | None = None
+    overwrite: bool | None = None
+    cell: int | None = None
+    cell_type: str | None = None
     content: str = ""
     start: int = 1
     end: int = -1
@@ -155,11 +209,28 @@ class FileEditAction(RiskyAction):
     def asked(self) -> tuple[Paragraph, ...]:
         """See `Action.asked`."""
         where = "" if self.insert_line is None else f", after line {self.insert_line}"
-        return (
-            Paragraph(self.sentence + where, "cyan", "  "),
-            Paragraph(self.old_str or "", "red", "  - "),
-            Paragraph(self.file_text or self.new_str or self.content, "green", "  + "),
-        )
+        pairs = [(edit.old_str, edit.new_str) for edit in self.edits or ()]
+        pairs = pairs or [(self.old_str or "", self.file_text or self.new_str or self.content)]
+        changes = [(Paragraph(old, "red", "  - "), Paragraph(new, "green", "  + ")) for old, new in pairs]
+        everywhere = " everywhere" * bool(self.replace_all) + ", overwriting it" * bool(self.overwrite)
+        return (Paragraph(self.sentence + where + everywhere, "cyan", "  "), *chain.from_iterable(changes))
+
+
+class ApplyPatchAction(RiskyAction):
+    """Change several files by a patch; `FileEditObservation` answers it."""
+
+    kind: Literal["action.apply_patch"] = "action.apply_patch"
+    outcome: ClassVar[OutcomePolicy] = OutcomePolicy.AT_MOST_ONCE
+    tool_spec: ClassVar[ToolSpec] = APPLY_PATCH
+    argument: ClassVar[tuple[str, str]] = ("patch", "patch")
+    enabled_by: ClassVar[str] = "enable_patch"
+    sentence_template: ClassVar[str] = "Applying a patch"
+    patch: str
+
+    @property
+    def asked(self) -> tuple[Paragraph, ...]:
+        """See `Action.asked`."""
+        return (Paragraph(self.sentence, "cyan", "  "), Paragraph(self.patch, "green", "  "))
 
 
 class FileReadObservation(Observation):

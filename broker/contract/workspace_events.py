@@ -1,4 +1,4 @@
-"""Events about a workspace itself: the request to open it, and the outcome."""
+"""Events about a workspace itself: the requests to open it and to read what it tells agents, and the outcome."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ class OpenWorkspaceAction(Action):
     outcome: ClassVar[OutcomePolicy] = OutcomePolicy.IDEMPOTENT
     is_decided: ClassVar[bool] = True
     is_shown_to_model: ClassVar[bool] = False
+
+
+class SurveyAction(Action):
+    """Read what the workspace tells agents: AGENTS.md, skills and the like. It changes nothing."""
+
+    kind: Literal["action.survey"] = "action.survey"
+    runnable: ClassVar[bool] = True
+    outcome: ClassVar[OutcomePolicy] = OutcomePolicy.IDEMPOTENT
+    is_decided: ClassVar[bool] = True
+    is_shown_to_model: ClassVar[bool] = False
+    is_shown_to_people: ClassVar[bool] = False
 
 
 class WorkspaceOpenedObservation(Observation):

@@ -132,6 +132,8 @@ class AgentSpec(Part):
         output: what it has to hand in when it finishes; None: words only.
         plan: of a planning agent; None: as `PlanSpec` has it.
         memory: where it keeps notes for later conversations; None: it keeps none.
+        enable_patch: offer the model `apply_patch`, which some models were trained on.
+        enable_search: offer the model `grep` and `glob`.
         enable_browsing: offer the model a browser; the tool workers have to serve the pool `browser`.
         enable_som_visual_browsing: show pages to models that see, with a mark at each element.
         enable_browsing_delegate: offer the model a tool that hands tasks to BrowsingAgent; same pool.
@@ -144,6 +146,8 @@ class AgentSpec(Part):
     llm: LLMSpec = LLMSpec()
     enable_cmd: bool = True
     enable_editor: bool = True
+    enable_search: bool = True
+    enable_patch: bool = False
     enable_think: bool = True
     enable_finish: bool = True
     enable_plan_mode: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_INTEGER_DIGITS = 18
 RISK = "security_risk"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
 
 class ToolCallError(Exception):
@@ -88,6 +90,20 @@ def optional_text(arguments: Mapping[str, Any], name: str, tool: str, default: s
         ToolCallError: it is something else than text.
     """
     return required_text(arguments, name, tool) or default if arguments.get(name) is not None else default
+
+
+def optional_name(arguments: Mapping[str, Any], name: str, tool: str) -> str | None:
+    """Return a name of up to 32 letters, digits, dots, hyphens and underscores; None where it is missing or empty.
+
+    Raises:
+        ToolCallError: it is something else.
+    """
+    value = arguments.get(name) or None
+    if value is not None and not (isinstance(value, str) and _NAME.fullmatch(value)):
+        raise ToolCallError(
+            f"Invalid argument '{name}' in tool call {tool}: a name has up to 32 letters, digits, `.`, `-` and `_`."
+        )
+    return value
 
 
 def known_arguments(tool: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:

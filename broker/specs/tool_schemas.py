@@ -15,11 +15,11 @@ EXECUTE_BASH = ToolSpec(
     name="execute_bash",
     description=(
         "Run a command in the conversation's bash session. The session keeps its directory, variables and background "
-        "programs. One command per call: join several with `&&` or `;`. "
+        "programs. Several lines run in order, as a script does. "
         "A command that is silent for a while comes back with exit code -1 and is still running: send an empty "
         "command to see more, text with is_input to answer it (Enter follows by itself; a line break is Enter alone), "
-        "or `C-c` with is_input to interrupt it. Start servers and other long jobs in the background with their "
-        "output in a file. Very long output loses its middle."
+        "or `C-c` with is_input to interrupt it. Start servers and other long jobs with is_background. Very long "
+        "output loses its middle; a file that is named has all of it."
     ),
     parameters={
         "type": "object",
@@ -36,6 +36,19 @@ EXECUTE_BASH = ToolSpec(
             "timeout": {
                 "type": "number",
                 "description": "Seconds after which the call returns even if the command still runs.",
+            },
+            "is_background": {
+                "type": "boolean",
+                "description": "true: return at once. The answer names the job's terminal.",
+            },
+            "terminal": {
+                "type": "string",
+                "description": "Another shell, by any name, or a job's. Default `main`.",
+            },
+            "control": {
+                "type": "string",
+                "enum": ["list", "kill", "reset"],
+                "description": "Instead of a command: list terminals and jobs, or end or restart `terminal`.",
             },
             "security_risk": SECURITY_RISK,
         },

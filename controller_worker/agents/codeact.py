@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.contract.actions import AgentFinishAction
+from broker.contract.code_search import GLOB, GREP
 from broker.contract.codec import action_kinds
 from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
 from broker.contract.task_list import TaskItem
@@ -36,6 +37,8 @@ class CodeActAgent:
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec
         offered = [kind.tool_spec for kind in action_kinds() if kind.is_offered(spec)]
+        if spec.enable_search:
+            offered += (GREP, GLOB)
         if spec.enable_browsing_delegate:
             offered.append(DELEGATE_TO_BROWSING_AGENT)
         offered.sort(key=lambda tool: ORDER.index(tool.name) if tool.name in ORDER else len(ORDER))

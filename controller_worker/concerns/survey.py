@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import CmdRunAction, SurveyAction
+from broker.contract.actions import CmdRunAction
 from broker.contract.events import Action, EventSource, Observation
 from broker.contract.observations import OutcomeUnknownObservation, SurveyObservation
+from broker.contract.workspace_events import SurveyAction
 from broker.specs.agent_state import AgentState
 from broker.specs.skills import (
     FILE_MARK,

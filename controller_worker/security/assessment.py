@@ -7,6 +7,7 @@ Differs: the original asks for five types of actions only, and of those three ra
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from typing import TypeGuard
 
@@ -14,12 +15,16 @@ from broker.contract.actions import CmdRunAction, RiskyAction
 from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAction
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
-from broker.contract.file_events import FileEditAction, FileReadAction, FileWriteAction
+from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
 from broker.contract.planning import PlanAction
 from broker.specs.confirmation_policy import ConfirmationPolicy
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
 from controller_worker.security.shell_analyzer import shell_risk
 
+PATCHED_PATHS = re.compile(
+    r"^(?:\*\*\* (?:Add|Update|Delete) File: |\*\*\* Move to: |(?:---|\+\+\+) (?!/dev/null\s*$)(?:[ab]/)?)([^\t\n]+)",
+    re.MULTILINE,
+)
 KEYS = frozenset(("C-c", "C-d", "C-z"))
 
 _log = logging.getLogger(__name__)
@@ -58,14 +63,21 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
         case CmdRunAction(is_input=True, command=command):
             # Whatever else is typed means what the running program takes it for.
             return ActionSecurityRisk.LOW if command.strip() in KEYS or not command.strip() else ActionSecurityRisk.HIGH
+        case CmdRunAction(control="list" | "kill" | "reset"):
+            return ActionSecurityRisk.LOW
         case CmdRunAction():
             return shell_risk(action.command, workspace)
         case CodeSearchAction():
-            return ActionSecurityRisk.LOW
+            path = action.arguments.get("path") or "."
+            return reading_risk(path, workspace) if isinstance(path, str) else ActionSecurityRisk.LOW
         case FileReadAction():
             return reading_risk(action.path, workspace)
         case FileEditAction() | FileWriteAction():
             return writing_risk(action.path, workspace)
+        case ApplyPatchAction():
+            # A path that the parser would not find is none that the editor finds either; both read the same heads.
+            paths = [path.strip() for path in PATCHED_PATHS.findall(action.patch)]
+            return max((writing_risk(path, workspace) for path in paths), default=ActionSecurityRisk.HIGH)
         case BrowseURLAction() | BrowseInteractiveAction():
             return ActionSecurityRisk.MEDIUM
     return ActionSecurityRisk.HIGH

@@ -277,3 +277,30 @@ async def test_a_cancel_is_answered_at_once(surf: Surfer, site: Site) -> None:
     assert isinstance(stopped, BrowserOutputObservation)
     assert stopped.last_browser_action_error == "The action was cancelled. It may have taken effect in part."
     assert "heading" in (await surf(f"goto({site.page('/after', '<h1>After</h1>')!r})")).content
+
+
+async def test_errors_and_failed_requests_of_a_page_are_shown_once(surf: Surfer, site: Site) -> None:
+    script = (
+        "console.log('hello'); console.error('broken', 1); fetch('/missing'); fetch('http://127.0.0.1:1/x'); cart()"
+    )
+    url = site.page("/failing", f"<button onclick=\"console.warn('careful')\">Go</button><script>{script}</script>")
+    shown = (await surf(f"goto({url!r})\nnoop(500)")).content
+    assert "[Console:]\n" in shown
+    assert "\n  error: broken 1\n" in shown
+    assert "\n  uncaught: cart is not defined\n" in shown
+    assert f"\n  GET {site.url('/missing')} failed: 404 Not Found\n" in shown
+    assert "\n  GET http://127.0.0.1:1/x failed: net::ERR_" in shown
+    assert "hello" not in shown
+    again = (await surf(f"click({surf.bid('Go')!r})")).content
+    assert "[Console:]" not in again
+    everything = (await surf("console()")).content
+    assert "\n  log: hello\n" in everything
+    assert "\n  warning: careful\n" in everything
+    assert "[Console:]" not in (await surf("noop(1)")).content
+
+
+async def test_a_page_that_floods_its_console_is_shown_all_the_same(surf: Surfer, site: Site) -> None:
+    script = "for (let i = 0; i < 5000; i++) console.error('x'.repeat(10000) + i)"
+    shown = await surf(f"goto({site.page('/flood-of-words', f'<h1>There</h1><script>{script}</script>')!r})")
+    assert "heading 'There'" in shown.content
+    assert len(shown.content) < 10_000

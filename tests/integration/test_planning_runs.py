@@ -30,7 +30,7 @@ def test_a_plan_is_carried_out_at_once_by_the_other_agent(tmp_path: Path) -> Non
     done = deckhands(*planned(tmp_path, "auto", TOUCH, GREP, PLAN, TOUCH, finish("Done.")), env=env)
     assert done.code == 0, done
     assert kinds(done.json)[-6:] == [
-        *("action.run", "action.plan", "observation.plan_accepted"),
+        *("action.search_code", "action.plan", "observation.plan_accepted"),
         *("action.system", "action.run", "action.finish"),
     ]
     assert (tmp_path / "work" / "made").exists()

@@ -18,7 +18,7 @@ from tool_worker.sandbox.none import temporary_directory
 
 NEW_SHELL = (
     "[The previous shell has ended, and this is a new one in {}. Lost: shell variables and functions, the current "
-    "directory and all programs that were running{}. Kept: {}.]\n"
+    "directory, other terminals and all programs that were running{}. Kept: {}.]\n"
 )
 KEPT = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
 KEPT_WITHOUT_SANDBOX = "all other files, and the history of undo_edit"

@@ -11,11 +11,10 @@ from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.events import ActionSecurityRisk, AgentSpec, ModelReply
 from broker.tools.bash_syntax import MAX_PIPES
 from controller_worker.agents.browsing import BrowsingAgent
-from controller_worker.agents.path_patterns import extended_regex
 from controller_worker.core.stuck_detector import SLEEPS
 from controller_worker.messages.fn_call_text import read_calls
 from controller_worker.security.shell_analyzer import shell_risk
-from tool_worker.tools.shell_syntax import top_level_commands
+from tool_worker.search.path_patterns import path_regex
 
 
 @pytest.mark.parametrize("text", ["\n" * 400_000, " \n" * 200_000, "; " * 200_000, ";" + " " * 400_000])
@@ -37,11 +36,6 @@ def test_the_risk_of_a_command(command: str, risk: ActionSecurityRisk) -> None:
     assert shell_risk(command, "/workspace") == risk
 
 
-def test_the_commands_of_a_text() -> None:
-    text = "ls|" * 33_000 + "ls\nls"
-    assert top_level_commands(text) == [text]  # taken for one: bash itself takes it apart
-
-
 @pytest.mark.parametrize("text", ["<function=" * 100_000, "<function=a" * 90_000 + ">"])
 def test_calls_that_are_begun_and_never_ended(text: str) -> None:
     words, calls = read_calls(text, {}, ids="c")
@@ -50,7 +44,7 @@ def test_calls_that_are_begun_and_never_ended(text: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["[" * 300_000, "{" * 200_000 + "}" * 10])
 def test_the_brackets_of_a_pattern(pattern: str) -> None:
-    assert extended_regex(pattern).count("\\") >= 190_000
+    assert path_regex(pattern).count("\\") >= 190_000
 
 
 def test_an_action_in_the_browser_behind_many_others() -> None:

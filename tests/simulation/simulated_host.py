@@ -18,7 +18,7 @@ from tool_worker.host import protocol
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.egress import Egress
 from tool_worker.host.journal import Journal
-from tool_worker.host.server import Execution, Server
+from tool_worker.host.server import Server
 from tool_worker.launch.host_connection import HostConnection
 from tool_worker.sandbox.none import NoSandbox
 from tool_worker.shell.bash_call import BashCall
@@ -95,8 +95,8 @@ class SimulatedHost(Server):
         self._node = node
         self._shell = SimulatedShell(self)
         host_loop: Any = HostLoop(node.loop, self.process, on_stop=lambda: node.forget(self))
-        session: Any = self._shell
-        self._loop, self._session, self._journal = host_loop, session, journal
+        terminals: Any = SimulatedTerminals(self._shell, self)
+        self._loop, self._terminals, self._journal = host_loop, terminals, journal
         self._configuration = HostConfiguration(
             workspace=WORKSPACE,
             identity=[0, 0],
@@ -131,12 +131,6 @@ class SimulatedHost(Server):
 
     def _send(self, client: Any, line: bytes) -> None:
         self._node.loop.call_soon(client.reader.feed_data, line, context=self._node.loop.world.context)
-
-    def _launch(self, execution: Execution, call: BashCall) -> None:
-        if self._record_begin(execution):
-            session: Any = SimulatedShell(self) if call.is_static else self._shell
-            execution.session = session
-            session.start(call, lambda result: self._finish(execution, result))
 
 
 def result_of(content: str, exit_code: int) -> dict[str, Any]:
@@ -178,6 +172,27 @@ class SimulatedShell:
     def _ended(self, finish: Finish, result: dict[str, Any]) -> None:
         self._running = None
         finish(result)
+
+
+class SimulatedTerminals:
+    """What the host needs of `Terminals`: one shell, and another for each static command."""
+
+    resting_pids = frozenset({SimulatedShell.shell_pid})
+
+    def __init__(self, main: SimulatedShell, host: SimulatedHost) -> None:
+        self.main = main
+        self._host = host
+
+    def is_free(self, call: BashCall) -> bool:
+        return call.is_static or not self.main.is_busy
+
+    def begin(self, call: BashCall, finish: Finish) -> SimulatedShell:
+        shell = SimulatedShell(self._host) if call.is_static else self.main
+        shell.start(call, finish)
+        return shell
+
+    def close(self) -> None:
+        return
 
 
 class HostLoop:

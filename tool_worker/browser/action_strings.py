@@ -77,6 +77,7 @@ ACTIONS: Mapping[str, tuple[Parameter, ...]] = {
     "tab_close": (),
     "tab_focus": (Parameter("index", "number"),),
     "answer_dialogs": (Parameter("accept", "flag"), Parameter("text", "text", "")),
+    "console": (),
     "send_msg_to_user": (Parameter("text"),),
     "report_infeasible": (Parameter("reason"),),
 }

@@ -176,6 +176,10 @@ class PageActions:
             raise ActionFailed(f"There is no tab {index:g}: they are numbered from 0 to {count - 1}.")
         await self._tabs.choose(int(index))
 
+    async def console(self) -> None:
+        """Show what pages wrote for developers."""
+        self._tabs.log.want_all()
+
     async def answer_dialogs(self, accept: bool, text: str) -> None:
         """Say how questions of pages are answered from now on."""
         self._tabs.accepts_dialogs, self._tabs.dialog_text = accept, text

@@ -20,7 +20,15 @@ ERROR_FOOT = "================ END error message ==============="
 
 
 def page_text(
-    *, url: str, focused_bid: str, tabs: Sequence[str], active: int, error: str, notes: Sequence[str], tree: str
+    *,
+    url: str,
+    focused_bid: str,
+    tabs: Sequence[str],
+    active: int,
+    error: str,
+    notes: Sequence[str],
+    tree: str,
+    console: Sequence[str] = (),
 ) -> str:
     """Return the text after actions.
 
@@ -30,21 +38,22 @@ def page_text(
         error: what went wrong; empty if nothing did.
         notes: what happened besides, a line each.
         tree: empty if the page could not be looked at.
+        console: what it wrote for developers, a line each.
     """
     lines = [f"[Current URL: {url}]", f"[Focused element bid: {focused_bid}]"]
     if len(tabs) > 1:
         lines.append("[Tabs:]")
         lines += [f"  {number}: {tab}{' (active)' if number == active else ''}" for number, tab in enumerate(tabs)]
-    lines += [f"[{note}]" for note in notes]
+    lines += [*(f"[{note}]" for note in notes), *console]
     lines += ["", *([ERROR_HEAD, error, ERROR_FOOT] if error else [DONE])]
     if tree:
         lines += [TREE_HEAD, tree, TREE_FOOT]
     return "\n".join(lines)
 
 
-def reading_text(*, url: str, error: str, notes: Sequence[str], text: str) -> str:
+def reading_text(*, url: str, error: str, notes: Sequence[str], text: str, console: Sequence[str] = ()) -> str:
     """Return the text after a page was opened to be read."""
-    lines = [f"[Current URL: {url}]", *(f"[{note}]" for note in notes)]
+    lines = [f"[Current URL: {url}]", *(f"[{note}]" for note in notes), *console]
     if error:
         lines += [ERROR_HEAD, error, ERROR_FOOT]
     return "\n".join([*lines, TEXT_HEAD, text, TEXT_FOOT])

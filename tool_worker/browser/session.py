@@ -179,8 +179,9 @@ class BrowserSession:
         names = [str(path) for path in saved]
         notes += [f"Downloaded to {name}" for name in names]
         url, urls, active = shortened(view.url or tabs.active.url), tabs.urls, tabs.active_index
+        console = tabs.log.taken()
         content = (
-            reading_text(url=url, error=error, notes=notes, text=text)
+            reading_text(url=url, error=error, notes=notes, text=text, console=console)
             if is_reading
             else page_text(
                 url=url,
@@ -190,6 +191,7 @@ class BrowserSession:
                 error=error,
                 notes=notes,
                 tree=view.tree,
+                console=console,
             )
         )
         plain = marked = ""

@@ -14,7 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import BrowserContext, Dialog, Download, Error, Page, Request
+from playwright.async_api import BrowserContext, Dialog, Download, Error, Page, Request, Response
+
+from tool_worker.browser.page_log import FAILED_STATUS, PageLog
 
 MAX_TABS = 20
 MAX_NOTES = 50
@@ -46,6 +48,7 @@ class Tabs:
     def __init__(self, context: BrowserContext, folder: Path, arriving: Path) -> None:
         self.accepts_dialogs = False
         self.dialog_text = ""
+        self.log = PageLog()
         self._context = context
         self._folder = folder
         self._arriving = arriving
@@ -181,14 +184,25 @@ class Tabs:
         page.on("crash", self._note_crash)
         page.on("close", self._closed)
         page.on("request", self._note_request)
-        page.on("response", lambda response: self._note_answer(response.request))
-        page.on("requestfailed", self._note_answer)
+        page.on("response", self._note_response)
+        page.on("requestfailed", self._note_failure)
+        page.on("console", lambda message: self.log.add_message(message.type, message.text))
+        page.on("pageerror", lambda error: self.log.add_error(str(error)))
 
     def _note_request(self, request: Request) -> None:
         with suppress(Error):  # it is none of a page, or its page is gone
             page = request.frame.page
             if request.is_navigation_request() and request.frame is page.main_frame:
                 self._loading[page] = request
+
+    def _note_response(self, response: Response) -> None:
+        self._note_answer(response.request)
+        if response.status >= FAILED_STATUS:
+            self.log.add_failure(response.request.method, response.url, f"{response.status} {response.status_text}")
+
+    def _note_failure(self, request: Request) -> None:
+        self._note_answer(request)
+        self.log.add_failure(request.method, request.url, request.failure or "no answer")
 
     def _note_answer(self, request: Request) -> None:
         for page, awaited in list(self._loading.items()):

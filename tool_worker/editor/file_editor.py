@@ -20,13 +20,21 @@ from tool_worker.editor.directory_listing import list_directory
 from tool_worker.editor.editor_arguments import insert_line_number, line_range, optional_text, required_text
 from tool_worker.editor.editor_errors import EditorError, EditRefusedError, InvalidParameterError, as_utf8, excerpt
 from tool_worker.editor.picture import is_picture, picture_url
-from tool_worker.editor.regular_file import find_status
+from tool_worker.editor.regular_file import find_status, make_parents
+from tool_worker.editor.replacements import Replacement, Span, replaced, replacements_in
+from tool_worker.editor.seen_files import SeenFiles
 from tool_worker.editor.text_diff import unified_diff
-from tool_worker.editor.text_file import with_plain_breaks
+from tool_worker.editor.text_file import TextFile, with_plain_breaks
 from tool_worker.editor.versioned_files import VersionedFiles
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tool_worker.editor.notebook import Notebook
+
 SNIPPET_CONTEXT_LINES = 4
-REPORTED_LINES_LIMIT = 100
+SNIPPETS_LIMIT = 10
+CELL_COMMANDS = ("replace_cell", "insert_cell", "delete_cell")
+NOTEBOOK_ENDING = ".ipynb"
 DOCUMENT_SUFFIXES = (".docx", ".xlsx", ".pptx", ".pdf", ".mp3", ".wav", ".m4a", ".flac")
 
 _CLIPPED_NOTICE = (
@@ -42,13 +50,22 @@ class FileEditor:
     Args:
         workspace: Absolute path of the directory in which a relative path was probably meant.
         files: Where their earlier versions are kept; None: by the editor alone.
+        seen: What the model has seen of them; None: the editor alone knows.
         max_output_chars: Bound of the numbered lines, or of the directory list, in one result.
     """
 
-    def __init__(self, workspace: str, files: VersionedFiles | None = None, *, max_output_chars: int = 16000) -> None:
+    def __init__(
+        self,
+        workspace: str,
+        files: VersionedFiles | None = None,
+        seen: SeenFiles | None = None,
+        *,
+        max_output_chars: int = 16000,
+    ) -> None:
         assert os.path.isabs(workspace), workspace
         self._workspace = workspace
         self._files = files or VersionedFiles()
+        self._seen = seen or SeenFiles()
         self._max_output_chars = max_output_chars
         self._commands = {
             "view": self._view,
@@ -56,6 +73,7 @@ class FileEditor:
             "str_replace": self._str_replace,
             "insert": self._insert,
             "undo_edit": self._undo_edit,
+            **dict.fromkeys(CELL_COMMANDS, self._change_cell),
         }
 
     def run(self, arguments: dict[str, object]) -> dict[str, object]:
@@ -65,7 +83,8 @@ class FileEditor:
 
         Args:
             arguments: `command` (view, create, str_replace, insert, undo_edit) and `path` (absolute); `file_text` for
-                create; `old_str` and `new_str` (nothing if left out) for str_replace; `insert_line` (an integer or
+                create, with `overwrite` where a file may be there; `old_str` and `new_str` (nothing if left out) for
+                str_replace, or `edits`, a list of both, and `replace_all`; `insert_line` (an integer or
                 its decimal digits; 0 is before the first line) and `new_str` for insert; `view_range` ([first, last],
                 counted from 1, -1 is the last line) for view. Other keys are ignored.
 
@@ -82,13 +101,14 @@ class FileEditor:
                     f"Unrecognized command {excerpt(str(command))}. The allowed commands for the str_replace_editor "
                     f"tool are: {', '.join(self._commands)}"
                 )
-            path = self._checked_path(command, required_text(arguments, "path", command))
+            overwrites = arguments.get("overwrite") is True
+            path = self._checked_path(command, required_text(arguments, "path", command), overwrites=overwrites)
             return self._commands[command](path, arguments)
         except EditorError as error:
             exists = path.startswith("/") and os.path.exists(path)
             return _result(f"ERROR:\n{error}", path, is_error=True, prev_exist=exists)
 
-    def _checked_path(self, command: str, path: str) -> str:
+    def _checked_path(self, command: str, path: str, *, overwrites: bool) -> str:
         if not path.startswith("/"):
             hint = "The path should be an absolute path, starting with `/`."
             suggestion = os.path.join(self._workspace, path)
@@ -97,9 +117,12 @@ class FileEditor:
             raise InvalidParameterError("path", path, hint)
         path = path.rstrip("/") or "/"
         status = find_status(path)
-        if command == "create" and status:
+        if command == "create" and status and not overwrites:
             raise InvalidParameterError(
-                "path", path, f"File already exists at: {path}. Cannot overwrite files using command `create`."
+                "path",
+                path,
+                f"File already exists at: {path}. Cannot overwrite files using command `create`. "
+                "Set `overwrite` to true to replace its whole content.",
             )
         if command != "create" and not status:
             raise InvalidParameterError("path", path, f"The path {path} does not exist. Please provide a valid path.")
@@ -136,50 +159,70 @@ class FileEditor:
             )
         if is_picture(path):
             return {**_result(f"The picture {path} is shown.", path), "image_url": picture_url(path)}
-        _, file = self._files.read(path)
+        content, file = self._files.read(path)
+        self._seen.note(path, content)
+        if path.endswith(NOTEBOOK_ENDING):
+            notebook = _notebook(file.text, path)
+            if notebook is not None:
+                return _result(notebook.shown(view_range, self._max_output_chars), path)
         lines = _split(file.text)
         first, last, note = (1, len(lines), "") if view_range is None else line_range(view_range, len(lines))
         return _result(self._number(lines, first, last, path) + note, path)
 
     def _create(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
         text = required_text(arguments, "file_text", "create")
+        if os.path.exists(path):
+            return self._overwrite(path, with_plain_breaks(text))
+        make_parents(path)
         self._files.create(path, text)
+        self._seen.note(path, text.encode())
         return _result(
             f"File created successfully at: {path}", path, prev_exist=False, new_content=with_plain_breaks(text)
         )
 
-    def _str_replace(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
-        old_str = with_plain_breaks(required_text(arguments, "old_str", "str_replace"))
-        new_str = with_plain_breaks(optional_text(arguments, "new_str") or "")
+    def _overwrite(self, path: str, text: str) -> dict[str, object]:
         content, file = self._files.read(path)
-        if old_str not in file.text and old_str.strip():
-            old_str, new_str = old_str.strip(), new_str.strip()
-        if old_str == new_str:
-            raise InvalidParameterError(
-                "new_str", new_str, "No replacement was performed. `new_str` and `old_str` must be different."
-            )
-        position = _find_only(old_str, file.text, path)
-        text = file.text[:position] + new_str + file.text[position + len(old_str) :]
+        self._seen.require_current(path, content)
         self._files.change(path, content, file, text)
-        first = text.count("\n", 0, position) + 1
-        snippet = self._number_around(text, first, first + new_str.count("\n"), f"a snippet of {path}")
+        self._seen.note(path, self._files.read(path)[0])
+        return _result(f"File overwritten at: {path}", path, old_content=file.text, new_content=text)
+
+    def _str_replace(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
+        is_everywhere = arguments.get("replace_all") is True
+        if arguments.get("edits") is not None:
+            replacements = replacements_in(arguments["edits"], is_everywhere=is_everywhere)
+        else:
+            old_str = required_text(arguments, "old_str", "str_replace")
+            new_str = optional_text(arguments, "new_str") or ""
+            replacements = [Replacement(old_str, new_str, is_everywhere=is_everywhere)]
+        content, file = self._files.read(path)
+        self._seen.require_current(path, content)
+        text, spans = replaced(file.text, replacements, path)
+        self._change(path, content, file, text)
+        snippets = self._snippets(text, spans, path)
+        count = f" ({len(spans)} replacements)" if len(spans) > 1 else ""
         return _result(
-            f"The file {path} has been edited. {snippet}"
+            f"The file {path} has been edited{count}. {snippets}"
             "Review the changes and make sure they are as expected. Edit the file again if necessary.",
             path,
             old_content=file.text,
             new_content=text,
         )
 
+    def _change(self, path: str, content: bytes, file: TextFile, text: str) -> None:
+        self._files.change(path, content, file, text)
+        self._seen.note_change(path, self._files.read(path)[0])
+
     def _insert(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
         content, file = self._files.read(path)
+        self._seen.require_current(path, content)
         line_number = insert_line_number(arguments, len(_split(file.text)) if file.text else 0)
         new_str = with_plain_breaks(required_text(arguments, "new_str", "insert"))
         # Differs: a last line without a break gets one before a line is added to it, because the two would be glued.
         lines = file.text.split("\n", line_number)
         lines.insert(line_number, new_str)
         text = "\n".join(lines)
-        self._files.change(path, content, file, text)
+        self._change(path, content, file, text)
         first = line_number + 1
         snippet = self._number_around(text, first, first + new_str.count("\n"), "a snippet of the edited file")
         return _result(
@@ -191,8 +234,19 @@ class FileEditor:
             new_content=text,
         )
 
+    def _change_cell(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
+        from tool_worker.editor.notebook import Notebook  # it brings the whole of `json`
+
+        content, file = self._files.read(path)
+        self._seen.require_current(path, content)
+        text, cell = Notebook(file.text, path).changed(str(arguments["command"]), arguments)
+        self._change(path, content, file, text)
+        shown = Notebook(text, path).shown([cell, cell] if cell else None, self._max_output_chars)
+        return _result(f"The notebook has been edited. {shown}", path, old_content=file.text, new_content=text)
+
     def _undo_edit(self, path: str, _arguments: dict[str, object]) -> dict[str, object]:
         file, earlier = self._files.restore(path)
+        self._seen.note_change(path, self._files.read(path)[0])
         lines = _split(earlier.text)
         return _result(
             f"Last edit to {path} undone successfully. {self._number(lines, 1, len(lines), path)}",
@@ -200,6 +254,18 @@ class FileEditor:
             old_content=file.text,
             new_content=earlier.text,
         )
+
+    def _snippets(self, text: str, spans: list[Span], path: str) -> str:
+        """Number the lines around each place, together where they meet."""
+        places: list[list[int]] = []
+        for start, end in spans:
+            first = text.count("\n", 0, start) + 1
+            last = first + text.count("\n", start, end)
+            if places and first <= places[-1][1] + 2 * SNIPPET_CONTEXT_LINES:
+                places[-1][1] = max(places[-1][1], last)
+            elif len(places) < SNIPPETS_LIMIT:
+                places.append([first, last])
+        return "".join(self._number_around(text, first, last, f"a snippet of {path}") for first, last in places)
 
     def _number_around(self, text: str, first: int, last: int, description: str) -> str:
         lines = _split(text)
@@ -223,6 +289,16 @@ class FileEditor:
         return f"Here's the result of running `cat -n` on {description}:\n{body}\n"
 
 
+def _notebook(text: str, path: str) -> Notebook | None:
+    """Return the notebook in a text; None if there is none, and it is shown as it is."""
+    from tool_worker.editor.notebook import Notebook
+
+    try:
+        return Notebook(text, path)
+    except EditRefusedError:
+        return None
+
+
 def _split(text: str) -> list[str]:
     """The lines of a text without their breaks; an empty text is one empty line."""
     # Differs: a line break at the end starts no further, empty line, because models take it for one that they can edit.
@@ -230,32 +306,6 @@ def _split(text: str) -> list[str]:
     if len(lines) > 1 and not lines[-1]:
         lines.pop()
     return lines
-
-
-def _find_only(old_str: str, text: str, path: str) -> int:
-    """Position of the only occurrence of `old_str`."""
-    position = text.find(old_str)
-    if position < 0:
-        raise EditRefusedError(
-            f"No replacement was performed, old_str `{excerpt(old_str)}` did not appear verbatim in {path}."
-        )
-    # Differs: overlapping occurrences count, because which of them was meant is just as open.
-    if text.find(old_str, position + 1) < 0:
-        return position
-    lines: list[int] = []
-    line_start = 0
-    line = 1
-    while position >= 0 and len(lines) <= REPORTED_LINES_LIMIT:
-        line += text.count("\n", line_start, position)
-        lines.append(line)
-        line_start = text.find("\n", position) + 1
-        line += 1
-        position = text.find(old_str, line_start) if line_start else -1
-    shown = ", ".join(map(str, lines[:REPORTED_LINES_LIMIT])) + (", ..." if len(lines) > REPORTED_LINES_LIMIT else "")
-    raise EditRefusedError(
-        f"No replacement was performed. Multiple occurrences of old_str `{excerpt(old_str)}` in lines [{shown}]. "
-        "Please ensure it is unique."
-    )
 
 
 def _is_document(path: str) -> bool:

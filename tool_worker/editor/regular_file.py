@@ -14,6 +14,7 @@ Does not:
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -114,6 +115,21 @@ def replace_file(path: str, content: bytes) -> None:
             raise
     except OSError as error:
         raise FileAccessError(error, f"write to {path}") from error
+
+
+def make_parents(path: str) -> None:
+    """Make the directories above a path.
+
+    Raises:
+        FileAccessError: the operating system refused.
+    """
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    except FileExistsError:  # a file is in the place of the last directory
+        error = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        raise FileAccessError(error, f"make the directory of {path}") from None
+    except OSError as error:
+        raise FileAccessError(error, f"make the directory of {path}") from error
 
 
 def _require_regular(path: str, status: os.stat_result) -> None:

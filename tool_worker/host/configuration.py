@@ -45,6 +45,7 @@ class HostConfiguration:
         temporary: A directory that the host makes when it starts and removes with all in it when it ends; empty: none.
         memory: What to say of the memory limit when a program was killed; empty: there is no limit of ours.
         lost, kept: What ends with a host beside its programs, and what outlives it, for the notice of the next one.
+        packages: The folder of the packages that read documents; empty: where Python looks.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class HostConfiguration:
         memory: str = "",
         lost: str = "",
         kept: str = "all files",
+        packages: str = "",
     ) -> None:
         self.workspace = workspace
         self.identity = identity
@@ -83,12 +85,18 @@ class HostConfiguration:
         self.memory = memory
         self.lost = lost
         self.kept = kept
+        self.packages = packages
+
+    @property
+    def temporary_directory(self) -> str:
+        """Where programs of the workspace put temporary files."""
+        return self.environment.get("TMPDIR") or "/tmp"  # noqa: S108  (the sandbox's own)
 
     @property
     def programs(self) -> dict[str, list[str]]:
         """Every tool that a program carries out: our own, and what `sessions` names."""
         code = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "search", "code_program.py")
-        return {"code": [sys.executable, "-I", "-S", code], **self.sessions}
+        return {"code": [sys.executable, "-I", "-S", code, self.packages], **self.sessions}
 
     def encode(self) -> bytes:
         """Return what `decode` reads."""

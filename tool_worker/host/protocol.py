@@ -34,11 +34,13 @@ answered `{"request", "error": {"code", "message", "retryable"}}`, and then noth
 Tools and their `arguments`:
     bash    command, is_input=false, timeout=null (seconds; the hard limit), blocking=false (no limit on silence),
             no_change_timeout=30 (seconds of silence), cwd=null, is_static=false (a separate shell, in cwd),
-            env={} (variables of this command only)
-            → content, command, state (continue, completed, no_change_timeout, hard_timeout, cancelled, refused),
+            env={} (variables of this command only), terminal="" (another shell, by name), is_background=false (answer
+            soon; without a terminal it gets one), control="" (list, kill, reset; instead of a command)
+            → content, command, state (completed, running, no_change_timeout, hard_timeout, cancelled, refused),
               omitted_bytes, metadata (exit_code, pid, username, hostname, working_dir, py_interpreter_path, prefix,
               suffix)
     edit    see `FileEditor.run`
+    patch   see `Patching.apply`; `cwd` is added
     read, write
             see `FileLines.read` and `FileLines.write`; `cwd` (where the shell is) is added
     code    question, arguments, timeout; see `code_questions`

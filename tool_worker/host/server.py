@@ -18,48 +18,25 @@ from tool_worker.host.compiled import accepted, signal, socket
 from tool_worker.host.configuration import HISTORY_FD, HostConfiguration
 from tool_worker.host.descendants import kill_descendants, live_descendants
 from tool_worker.host.egress import Egress
+from tool_worker.host.executions import Client, Execution
 from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal, JournalError, bounded
 from tool_worker.host.json_text import dumps
-from tool_worker.host.loop import BufferedWriter, Loop
+from tool_worker.host.loop import Loop
 from tool_worker.host.protocol import Refused, action_id_of, fingerprint_in
 from tool_worker.shell.bash_call import BashCall, BashCallError
-from tool_worker.shell.bash_session import BashSession
+from tool_worker.shell.terminals import Terminals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
     from tool_worker.editor.file_tools import FileTools
-    from tool_worker.host.session_program import SessionCall, SessionProgram
+    from tool_worker.host.session_program import SessionProgram
 
 CLIENT_LIMIT = 64
 UNREAD_LIMIT_BYTES = 2 * protocol.FRAME_LIMIT_BYTES
 QUEUE_LIMIT = 256
 JOURNAL_LIMIT_BYTES = 512 * 2**20
 END_LIMIT_SECONDS = 2.0
-
-
-class Client:
-    """One attached tool worker."""
-
-    def __init__(self, loop: Loop, connection: socket.socket) -> None:
-        self.connection = connection
-        self.lines = protocol.Lines()
-        self.writer = BufferedWriter(loop, connection.fileno())
-        self.is_open = True
-
-
-class Execution:
-    """An action that has been asked for and has not ended: who waits for it, and the session that runs it.
-
-    Attributes:
-        call: of a command; None: a session program carries it out.
-    """
-
-    def __init__(self, action_id: int, fingerprint: str, call: BashCall | None) -> None:
-        self.action_id = action_id
-        self.fingerprint = fingerprint
-        self.call = call
-        self.session: BashSession | SessionCall | None = None
-        self.waiting: list[tuple[Client, object]] = []
+CHECK_SECONDS = 10.0
 
 
 class Server:
@@ -78,7 +55,7 @@ class Server:
         self._listener = listener
         self._journal = journal
         self._children = Children(loop, score)
-        self._session = BashSession(loop, self._children, configuration)
+        self._terminals = Terminals(loop, self._children, configuration)
         self._files: FileTools | None = None
         self._egress = Egress(configuration.egress_port)
         self._clients: set[Client] = set()
@@ -87,7 +64,7 @@ class Server:
         self._programs: dict[str, SessionProgram] = {}
         self._follows_another = not journal.is_empty
         if self._follows_another:
-            self._session.announce_new_shell()
+            self._terminals.main.announce_new_shell()
         self._unattached = loop.timer(loop.stop)
         self._idle = loop.timer(self._end_if_resting)
         self._next = loop.timer(self._begin_next)
@@ -96,7 +73,7 @@ class Server:
 
     def end(self) -> None:
         """Kill everything the host has started and wait until it is gone, for two seconds at most."""
-        self._session.close()
+        self._terminals.close()
         for program in self._programs.values():
             program.close()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -158,10 +135,14 @@ class Server:
             self._idle.set(self._loop.now() + self._configuration.idle_seconds)
 
     def _is_resting(self) -> bool:
-        """Say whether nothing runs in the workspace but the shell that waits for a command."""
-        return not self._executions and all(
-            below.pid == self._session.shell_pid for below in live_descendants(os.getpid())
-        )
+        """Say whether nothing runs in the workspace but shells that wait for a command.
+
+        The program that searches code rests too: it remembers nothing that it could not read again.
+        """
+        resting = self._terminals.resting_pids
+        if "code" in self._programs:
+            resting.add(self._programs["code"].resting_pid)
+        return not self._executions and all(below.pid in resting for below in live_descendants(os.getpid()))
 
     def _retire(self, *, may_kill: bool) -> bool:
         is_closing = self._is_resting() or (may_kill and not self._executions)
@@ -221,7 +202,7 @@ class Server:
             "workspace": self._configuration.workspace,
             "running": sorted(self._executions),
             "newest": self._journal.newest,
-            "is_shell_busy": self._session.has_running_command,
+            "is_shell_busy": self._terminals.main.has_running_command,
             "has_egress": self._egress.proxy is not None,
         }
 
@@ -272,7 +253,7 @@ class Server:
         if not isinstance(arguments, dict):
             raise Refused("bad_arguments", "`arguments` is not an object")
         fingerprint = fingerprint_in(message)
-        if tool in ("edit", "read", "write"):
+        if tool in ("edit", "patch", "read", "write"):
             self._record_start(action_id, fingerprint)
             self._use_files(client, request, action_id, tool, arguments)
         elif isinstance(tool, str) and tool in self._configuration.programs:
@@ -299,22 +280,25 @@ class Server:
     def _ask_program(
         self, client: Client, request: object, execution: Execution, tool: str, arguments: dict[str, object]
     ) -> None:
+        program = self._program(tool)
+        if program.is_full:
+            raise Refused("too_many_actions", f"too many calls wait for {tool}", is_retryable=True)
+        execution.waiting.append((client, request))
+        self._executions[execution.action_id] = execution
+        execution.session = program.ask(
+            {**arguments, "cwd": self._terminals.main.working_dir, "memory": self._configuration.memory},
+            lambda: self._record_begin(execution),
+            lambda result: self._finish(execution, result),
+        )
+
+    def _program(self, tool: str) -> SessionProgram:
         if tool not in self._programs:
             from tool_worker.host.session_program import SessionProgram
 
             self._programs[tool] = SessionProgram(
                 self._loop, self._children, self._configuration, name=tool, follows_another=self._follows_another
             )
-        program = self._programs[tool]
-        if program.is_full:
-            raise Refused("too_many_actions", f"too many calls wait for {tool}", is_retryable=True)
-        execution.waiting.append((client, request))
-        self._executions[execution.action_id] = execution
-        execution.session = program.ask(
-            {**arguments, "cwd": self._session.working_dir, "memory": self._configuration.memory},
-            lambda: self._record_begin(execution),
-            lambda result: self._finish(execution, result),
-        )
+        return self._programs[tool]
 
     def _use_files(
         self, client: Client, request: object, action_id: int, tool: str, arguments: dict[str, object]
@@ -323,27 +307,33 @@ class Server:
             from tool_worker.editor.file_tools import FileTools
 
             self._files = FileTools(self._configuration.workspace, history=HISTORY_FD)
-        result = self._files.run(tool, {**arguments, "cwd": self._session.working_dir})
-        body = self._record_result(action_id, result)
-        self._reply_result(client, request, body, is_replayed=False)
+        result = self._files.run(tool, {**arguments, "cwd": self._terminals.main.working_dir})
+        paths = self._files.to_check(result)
+        program = self._program("code") if paths else None
+        if program is None or program.is_full:
+            self._reply_result(client, request, self._record_result(action_id, result), is_replayed=False)
+            return
+        execution = Execution(action_id, self._journal.fingerprint(action_id), None)
+        execution.waiting.append((client, request))
+        self._executions[action_id] = execution
+        execution.session = program.ask(
+            {"question": "check", "arguments": {"paths": paths}, "timeout": CHECK_SECONDS},
+            lambda: True,
+            lambda found: self._finish(execution, with_problems(result, found)),
+        )
 
     def _begin_next(self) -> None:
-        """Begin waiting commands; the shell runs one at a time, a static command has a separate shell."""
+        """Begin waiting commands; a terminal runs one at a time, a static command has a separate shell."""
         for execution in list(self._queue):
             assert execution.call is not None
-            if not execution.call.is_static and self._session.is_busy:
+            if not self._terminals.is_free(execution.call):
                 continue
             self._queue.remove(execution)
             self._launch(execution, execution.call)
 
     def _launch(self, execution: Execution, call: BashCall) -> None:
-        if not self._record_begin(execution):
-            return
-        session = self._session
-        if call.is_static:
-            session = BashSession(self._loop, self._children, self._configuration, cwd=call.cwd)
-        execution.session = session
-        session.start(call, lambda result: self._finish(execution, result))
+        if self._record_begin(execution):
+            execution.session = self._terminals.begin(call, lambda result: self._finish(execution, result))
 
     def _record_begin(self, execution: Execution) -> bool:
         """Journal the start; if that fails, answer those who wait that nothing was begun."""
@@ -361,8 +351,6 @@ class Server:
         self._forget(execution)
         for client, request in execution.waiting:
             self._reply_result(client, request, body, is_replayed=False)
-        if execution.call is not None and execution.call.is_static and isinstance(execution.session, BashSession):
-            execution.session.close()
         self._next.set(self._loop.now())
 
     def _forget(self, execution: Execution) -> None:
@@ -371,7 +359,7 @@ class Server:
 
     def _interrupt(self, action_id: int | None) -> bool:
         if action_id is None:
-            return self._session.interrupt()
+            return self._terminals.main.interrupt()
         execution = self._executions.get(action_id)
         if execution is None:
             return False
@@ -396,3 +384,8 @@ class Server:
         body = dumps(bounded(result, SHORT_TEXT_CHARS if is_full else LONG_TEXT_CHARS)).encode("ascii")
         self._journal.record_result(action_id, body)
         return body
+
+
+def with_problems(result: dict[str, object], found: dict[str, object]) -> dict[str, object]:
+    """Return the result of an edit with what a check of its files has found; a check that failed says nothing."""
+    return result if found.get("is_error") else {**result, "content": f"{result['content']}{found.get('content', '')}"}

@@ -93,6 +93,11 @@ class SessionProgram:
         self._notice = NEW_SESSION.format(name) if follows_another and name in configuration.sessions else ""
 
     @property
+    def resting_pid(self) -> int:
+        """The program, while it has no call to carry out; 0: it has one, or there is none."""
+        return 0 if self._call is not None else self._pid
+
+    @property
     def is_full(self) -> bool:
         """Whether no further call can wait."""
         return len(self._queue) >= QUEUE_LIMIT
@@ -141,9 +146,9 @@ class SessionProgram:
 
     def _start(self) -> bool:
         ours, theirs = socket.socketpair()
-        temporary = self._configuration.environment.get("TMPDIR", "/tmp")  # noqa: S108  (the sandbox's own)
         whose = self._configuration.environment.get("DECKHANDS_HOST_ID", "")[:8]  # others may share the directory
         prefix = f".deckhands-{self._name}-{whose}-"
+        temporary = self._configuration.temporary_directory
         folder = os.path.join(temporary, f"{prefix}{os.urandom(4).hex()}")
         try:
             # Those of hosts that have ended: nobody removed them if the host was killed.

@@ -12,7 +12,7 @@ from tool_worker.launch.binding import Binding
 from tool_worker.launch.egress_gate import EGRESS_PORT, proxy_environment
 from tool_worker.launch.git_identity import GitIdentity
 from tool_worker.launch.host_folder import HostFolder
-from tool_worker.launch.session_programs import SessionPrograms
+from tool_worker.launch.session_programs import SessionPrograms, document_packages, document_readers
 from tool_worker.sandbox.none import temporary_directory
 from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
 
@@ -64,7 +64,7 @@ class HostPlans:
             Path(binding.path),
             binding.mount_at,
             has_network=binding.has_network,
-            read_only=() if can.runs_images else self.programs.read_only,
+            read_only=() if can.runs_images else (*self.programs.read_only, *document_readers()),
             temporary_bytes=self.limits.temporary_bytes,
             is_own=not binding.is_named(folder.workspace),
             image=binding.image,
@@ -108,6 +108,7 @@ class HostPlans:
             memory=self._memory_notice(sandbox),
             lost=_lost(enclosure, temporary),
             kept=KEPT_WITH_HOME if enclosure.home is not None else KEPT,
+            packages="" if can.runs_images else document_packages(),
         )
         return enclosure, configuration
 

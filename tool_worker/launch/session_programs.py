@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from broker.runtime.errors import UsageError
@@ -71,6 +72,18 @@ def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str =
             read_only.append(executable.parent)
         commands[pool] = [sys.executable, "-s", "-P", str(FOLDER / program.file), *arguments]
     return SessionPrograms(commands, tuple(read_only), in_containers)
+
+
+def document_packages() -> str:
+    """Return the folder of the package that reads PDF files; empty if it is not installed."""
+    found = find_spec("pypdf")
+    return str(Path(found.origin).parents[1]) if found is not None and found.origin else ""
+
+
+def document_readers() -> tuple[Path, ...]:
+    """Return what a sandbox has to show so that a workspace can read PDF files."""
+    packages = document_packages()
+    return (Path(packages, "pypdf"),) if packages else ()
 
 
 def _chromium(path: str) -> Path:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from tool_worker.sandbox.sandbox import (
+    DOCUMENT_PROGRAM,
     HOST_ROOMS,
     OWN_PACKAGES,
     OWN_PROGRAMS,
@@ -196,7 +197,7 @@ def _binds(enclosure: Enclosure) -> Iterator[str]:
     binds = [
         (PurePosixPath(enclosure.mount_at), "--bind", enclosure.workspace),
         (code / "__init__.py", "--ro-bind", host / "__init__.py"),
-        *((code / room, "--ro-bind", host / room) for room in HOST_ROOMS),
+        *((code / name, "--ro-bind", host / name) for name in (*HOST_ROOMS, DOCUMENT_PROGRAM)),
     ]
     readable = (*interpreter_prefixes(), *enclosure.read_only)
     binds += [(PurePosixPath(path), "--ro-bind", path) for path in readable if not path.is_relative_to("/usr")]

@@ -2,7 +2,8 @@
 
 It is a separate program because reading a large workspace takes seconds, and the shell has to answer meanwhile.
 
-Holds: it changes nothing and runs nothing; it reads what is below its working directory and nothing else.
+Holds: it changes nothing and runs nothing of the workspace. The map is of what is below its working directory and
+nothing else; `grep` and `glob` look wherever their path leads.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ if __name__ == "__main__":  # started by its path, with nothing but the standard
 
 from tool_worker.search.code_map import CodeMap
 from tool_worker.search.code_questions import QuestionError, answered
+from tool_worker.search.document_reading import pages_of
+from tool_worker.search.file_check import problems_in
+from tool_worker.search.file_search import SearchError, found_files, found_lines
 
 SESSION_FD = 3
+FILE_SEARCHES = {"grep": found_lines, "glob": found_files}
 
 Result = dict[str, object]
 
@@ -28,10 +33,17 @@ def result_of(code: CodeMap, arguments: dict[str, object]) -> Result:
     question, asked = arguments.get("question"), arguments.get("arguments")
     if not isinstance(question, str) or not isinstance(asked, dict):
         return {"content": "ERROR: the call names no question.", "is_error": True}
-    code.refresh()
     try:
+        if question in FILE_SEARCHES:
+            return {"content": FILE_SEARCHES[question](asked, str(arguments.get("cwd") or code.root))}
+        if question == "document":
+            return {"content": pages_of(asked, sys.argv[1] if len(sys.argv) > 1 else "")}
+        if question == "check":
+            paths = asked.get("paths")
+            return {"content": problems_in([str(path) for path in paths] if isinstance(paths, list) else [])}
+        code.refresh()
         return {"content": answered(code, question, asked)}
-    except QuestionError as error:
+    except (QuestionError, SearchError) as error:
         return {"content": str(error), "is_error": True}
 
 

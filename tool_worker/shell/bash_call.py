@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 COMMAND_LIMIT_BYTES = 4 * 2**20
+NAME_LIMIT_CHARS = 32
+NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+LIST, KILL, RESET = "list", "kill", "reset"
+CONTROLS = ("", LIST, KILL, RESET)
 
 
 class BashCallError(Exception):
@@ -21,6 +25,9 @@ class BashCall:
         cwd: Where the command runs; None: where the shell is.
         is_static: Whether it gets a separate shell, which ends with it.
         env: Variables that only this command has.
+        terminal: Which shell; empty: the conversation's own.
+        is_background: Whether to answer soon, while it runs.
+        control: Instead of a command: `list` the terminals, `kill` this one, or `reset` it.
 
     Raises:
         BashCallError: a value is not of its type, or bash could not take it.
@@ -37,7 +44,17 @@ class BashCall:
         cwd: object = None,
         is_static: object = False,
         env: object = None,
+        terminal: object = "",
+        is_background: object = False,
+        control: object = "",
     ) -> None:
+        self.terminal = _text("terminal", terminal)
+        if self.terminal and not (len(self.terminal) <= NAME_LIMIT_CHARS and set(self.terminal) <= NAME_CHARS):
+            raise BashCallError(f"`terminal` is a name of up to {NAME_LIMIT_CHARS} letters, digits, `-`, `_` and `.`")
+        self.is_background = bool(is_background)
+        self.control = _text("control", control)
+        if self.control not in CONTROLS:
+            raise BashCallError(f"`control` is one of {', '.join(CONTROLS[1:])}")
         # Differs: the original strips input too, and a program that reads Python loses its indentation.
         self.command = _text("command", command) if is_input else _text("command", command).strip()
         if len(self.command.encode("utf-8", "replace")) > COMMAND_LIMIT_BYTES:
@@ -47,7 +64,12 @@ class BashCall:
         self.no_change_timeout = None if blocking else _seconds("no_change_timeout", no_change_timeout)
         self.cwd = None if cwd is None else _text("cwd", cwd)
         self.is_static = bool(is_static)
+        self.is_brief = False
         self.env = _variables(env or {})
+
+    def be_brief(self, seconds: float) -> None:
+        """Be answered after this time at the latest, by what the command has printed until then."""
+        self.no_change_timeout, self.timeout, self.is_brief = None, seconds, True
 
     @property
     def key(self) -> str | None:

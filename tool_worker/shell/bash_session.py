@@ -27,6 +27,7 @@ from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.loop import Loop
 from tool_worker.shell.bash_call import BashCall
 from tool_worker.shell.command_marks import CommandEnd
+from tool_worker.shell.output_file import LONG_OUTPUT_BYTES
 from tool_worker.shell.shell import BEGUN, ENDED, IDLE, INPUT_LINE_LIMIT_BYTES, SUBMITTED, Shell, ShellEvents
 
 TYPE_CHECKING = False
@@ -39,6 +40,7 @@ CANCEL_STEPS_SECONDS = (0.2, 0.5)
 COMPLETED = "completed"
 NO_CHANGE_TIMEOUT = "no_change_timeout"
 HARD_TIMEOUT = "hard_timeout"
+RUNNING = "running"
 CANCELLED = "cancelled"
 REFUSED = "refused"
 
@@ -66,6 +68,11 @@ NEXT_STEPS = (
     '"C-z") to the running program with `is_input` set to true, or give a longer `timeout` with your next commands.'
 )
 
+IN_BACKGROUND = (
+    "\n[The command runs in the background. An empty command with this `terminal` shows what is new, with `timeout` it "
+    "waits for the end; `control` `kill` ends it.]"
+)
+
 Result = dict[str, object]
 
 
@@ -87,7 +94,7 @@ class BashSession:
         self._is_cancelled = False
         self._cancelled_at = 0.0
         self._unobserved: tuple[str, str, int, dict[str, object]] | None = None
-        self._notice = ""
+        self._notice = self._command = ""
         self._limits = loop.timer(self._check_limits)
         self._escalation = loop.timer(self._escalate)
         self._shell = self._new_shell()
@@ -116,8 +123,8 @@ class BashSession:
         """Let the next answer say that what an earlier shell knew is gone."""
         self._notice = (
             f"[The previous shell has ended, and this is a new one in {self._working_dir}. Lost: shell variables and "
-            f"functions, the current directory and all programs that were running{self._configuration.lost}. "
-            f"Kept: {self._configuration.kept}.]\n"
+            "functions, the current directory, other terminals and all programs that were running"
+            f"{self._configuration.lost}. Kept: {self._configuration.kept}.]\n"
         )
 
     def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:
@@ -146,13 +153,38 @@ class BashSession:
             self._escalation.set(self._cancelled_at + CANCEL_STEPS_SECONDS[0])
         return True
 
+    @property
+    def command(self) -> str:
+        """The latest command that was begun."""
+        return self._command
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a command has ended and nobody has asked since."""
+        return self._unobserved is not None
+
+    def leave(self) -> None:
+        """End the shell, and nothing that it has started; no call may be in progress."""
+        self._drop_timers()
+        if self._shell.state != ENDED:
+            self._shell.leave()
+
+    def kill(self) -> None:
+        """Kill the shell and its command; a call in progress is answered."""
+        if self._finish is not None:
+            self._answer(CANCELLED, suffix="\n[The terminal was killed.]")
+        self.close()
+
     def close(self) -> None:
         """Kill the shell; a call in progress is not answered any more."""
         self._finish = None
-        self._loop.drop(self._limits)
-        self._loop.drop(self._escalation)
+        self._drop_timers()
         if self._shell.state != ENDED:
             self._shell.kill()
+
+    def _drop_timers(self) -> None:
+        self._loop.drop(self._limits)
+        self._loop.drop(self._escalation)
 
     def _run(self, call: BashCall) -> None:
         if self._shell.state == ENDED:
@@ -166,6 +198,7 @@ class BashSession:
             self._notice = f"{BELOW}{content}{suffix}\n"
             self._unobserved = None
         self._is_cancelled = False
+        self._command = call.command
         self._shell.submit(call.command, environment=call.env, cwd=call.cwd)
         self._arm()
 
@@ -211,6 +244,8 @@ class BashSession:
         if silence is not None and now >= self._changed_at + silence:
             text = f"\n[The command has no new output after {silence:g} seconds. {NEXT_STEPS}]"
             self._answer(NO_CHANGE_TIMEOUT, suffix=text)
+        elif limit is not None and now >= self._began_at + limit and self._call.is_brief:
+            self._answer(RUNNING, suffix=IN_BACKGROUND)
         elif limit is not None and now >= self._began_at + limit:
             self._answer(HARD_TIMEOUT, suffix=f"\n[The command timed out after {limit:g} seconds. {NEXT_STEPS}]")
         else:
@@ -263,15 +298,23 @@ class BashSession:
         if self._finish is not None:
             self._answer(CANCELLED if self._is_cancelled else COMPLETED, suffix=suffix, facts=facts)
         else:
-            content, omitted_bytes = self._shell.output.take(is_final=True)
-            self._unobserved = (content.rstrip(), suffix, omitted_bytes, facts)
+            content, omitted_bytes, where = self._taken(is_final=True)
+            self._unobserved = (content.rstrip(), suffix + where, omitted_bytes, facts)
 
     def _answer(
         self, state: str, *, suffix: str = "", text: str | None = None, facts: dict[str, object] | None = None
     ) -> None:
         """Answer with the output so far, or with `text` in its place."""
-        content, omitted_bytes = (text, 0) if text is not None else self._shell.output.take(is_final=facts is not None)
-        self._deliver(state, content.rstrip(), suffix, omitted_bytes, facts or {})
+        content, omitted_bytes, where = (text, 0, "") if text is not None else self._taken(is_final=facts is not None)
+        self._deliver(state, content.rstrip(), suffix + where, omitted_bytes, facts or {})
+
+    def _taken(self, *, is_final: bool) -> tuple[str, int, str]:
+        """Return the output since the last time, how many bytes it lacks, and where all of it is if that is long."""
+        content, omitted_bytes = self._shell.output.take(is_final=is_final)
+        where = self._shell.whole_output.note() if omitted_bytes or len(content) > LONG_OUTPUT_BYTES else ""
+        if is_final:
+            self._shell.whole_output.end()
+        return content, omitted_bytes, where
 
     def _deliver(self, state: str, content: str, suffix: str, omitted_bytes: int, facts: dict[str, object]) -> None:
         finish, self._finish = self._finish, None

@@ -5,15 +5,24 @@ Holds: of long output the head and the tail are kept; ASCII without control char
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tool_worker.shell.output_file import OutputFile
+
 CUT_NOTICE = "\n[... Observation truncated due to length ...]\n"
 
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"
 
 
 class OutputBuffer:
-    """Output that has not been reported: its head and its tail, and how much was left out between them."""
+    """Output that has not been reported: its head and its tail, and how much was left out between them.
 
-    def __init__(self, limit_bytes: int) -> None:
+    Args:
+        file: gets all of it, too.
+    """
+
+    def __init__(self, limit_bytes: int, file: OutputFile | None = None) -> None:
+        self._file = file
         self._half = limit_bytes // 2
         self._head = bytearray()
         self._tail = bytearray()
@@ -21,6 +30,11 @@ class OutputBuffer:
 
     def add(self, chunk: bytes) -> None:
         """Take more output."""
+        if self._file is not None:
+            self._file.add(chunk)
+        self._keep(chunk)
+
+    def _keep(self, chunk: bytes) -> None:
         room = self._half - len(self._head)
         self._head += chunk[:room]
         self._tail += chunk[room:]
@@ -46,7 +60,7 @@ class OutputBuffer:
         from tool_worker.shell.terminal_text import plain_text, unfinished_from, without_broken_start
 
         end = len(last) if is_final else unfinished_from(last)
-        self.add(last[end:])
+        self._keep(last[end:])
         if not omitted:
             return plain_text(last[:end]), 0
         return plain_text(head) + CUT_NOTICE + plain_text(without_broken_start(last[:end])), omitted

@@ -24,6 +24,7 @@ from tool_worker.host.hardening import lower_limits
 from tool_worker.host.loop import BufferedWriter, Loop
 from tool_worker.shell.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
 from tool_worker.shell.output_buffer import OutputBuffer
+from tool_worker.shell.output_file import OutputFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Shell:
     Attributes:
         state: `IDLE`; `SUBMITTED`: it has been given a command; `BEGUN`: the command runs; `ENDED`: bash is no more.
         output: what has been printed and not yet taken.
+        whole_output: what the present command has printed.
         is_unresponsive: whether it was ended because it took no commands any more.
     """
 
@@ -86,7 +88,8 @@ class Shell:
         self._reaper = reaper
         self._events = events
         self._scanner = MarkScanner()
-        self.output = OutputBuffer(configuration.output_limit_bytes)
+        self.whole_output = OutputFile(configuration.temporary_directory)
+        self.output = OutputBuffer(configuration.output_limit_bytes, self.whole_output)
         self._nonce = ""
         self._typed_early = b""
         self._previous_exit_code = 0
@@ -176,6 +179,10 @@ class Shell:
         for pid in victims:
             kill(pid)
         self.kill_started()
+
+    def leave(self) -> None:
+        """End the shell, and nothing that it has started."""
+        kill(self.pid)
 
     def kill_started(self) -> None:
         """Kill what the latest command started and left behind."""
@@ -286,6 +293,7 @@ class Shell:
         self._loop.on_readable(self._master, None)
         self._close()
         self._events.on_exit(exit_code, last_state)
+        self.whole_output.end()
 
     def _close(self) -> None:
         os.close(self._master)

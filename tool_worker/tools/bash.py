@@ -7,8 +7,7 @@ from typing import Any
 
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import EventSource, Observation
-from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, ErrorObservation
-from tool_worker.tools.shell_syntax import top_level_commands
+from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from tool_worker.tools.tool import HostRequest, Tool
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
@@ -20,27 +19,21 @@ class RunCommand(Tool):
 
     action = CmdRunAction
 
-    def request(self, action: CmdRunAction) -> HostRequest | Observation:
+    def request(self, action: CmdRunAction) -> HostRequest:
         """See `Tool.request`."""
-        command = action.command if action.is_input else action.command.strip()
-        if not action.is_input:
-            commands = top_level_commands(command)
-            if len(commands) > 1:
-                listed = "\n".join(f"({n}) {text}" for n, text in enumerate(commands, 1))
-                return ErrorObservation(
-                    content="ERROR: Cannot execute multiple commands at once.\n"
-                    f"Please run each command separately OR chain them into a single command via && or ;\n"
-                    f"Provided commands:\n{listed}"
-                )
         return HostRequest(
             "bash",
             {
-                "command": command,
+                "command": action.command if action.is_input else action.command.strip(),
                 "is_input": action.is_input,
                 "timeout": action.timeout or DEFAULT_TIMEOUT_SECONDS,
                 "blocking": action.blocking,
                 "cwd": action.cwd,
                 "is_static": action.is_static,
+                # Hosts that were started before there were terminals know none of these.
+                **({"terminal": action.terminal} if action.terminal else {}),
+                **({"is_background": True} if action.is_background else {}),
+                **({"control": action.control} if action.control else {}),
             },
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from broker.contract.events import Observation
 from broker.contract.file_events import (
+    ApplyPatchAction,
     FileEditAction,
     FileEditObservation,
     FileEditSource,
@@ -22,7 +23,11 @@ from tool_worker.tools.tool import HostRequest, Tool
 MAX_KEPT_CHARS = 200_000
 """Of a larger file an edit's observation keeps the diff only."""
 
+DOCUMENT_SECONDS = 60.0
+
 EDIT_FIELDS = ("file_text", "old_str", "new_str", "insert_line")
+LATER_EDIT_FIELDS = ("replace_all", "overwrite", "cell", "cell_type")
+"""What hosts that were started before do not know."""
 
 
 class ReadFile(Tool):
@@ -35,6 +40,9 @@ class ReadFile(Tool):
         if not _is_view(action):
             return HostRequest("read", {"path": action.path, "start": action.start, "end": action.end})
         view_range = list(action.view_range) if action.view_range is not None else None
+        if action.path.lower().endswith(".pdf"):
+            asked = {"path": action.path, "view_range": view_range}
+            return HostRequest("code", {"question": "document", "arguments": asked, "timeout": DOCUMENT_SECONDS})
         return HostRequest("edit", {"command": "view", "path": action.path, "view_range": view_range})
 
     def observe(self, action: FileReadAction, result: Mapping[str, Any]) -> Observation:
@@ -82,6 +90,9 @@ class EditFile(Tool):
                 content="Edits by draft are not available here. Use str_replace_editor with str_replace or insert."
             )
         fields = {name: getattr(action, name) for name in EDIT_FIELDS}
+        fields |= {name: given for name in LATER_EDIT_FIELDS if (given := getattr(action, name)) is not None}
+        if action.edits is not None:
+            fields["edits"] = [edit.model_dump() for edit in action.edits]
         return HostRequest("edit", {"command": action.command, "path": action.path, **fields})
 
     def observe(self, action: FileEditAction, result: Mapping[str, Any]) -> Observation:
@@ -97,6 +108,24 @@ class EditFile(Tool):
             new_content=_if_small(result.get("new_content")),
             diff=result.get("diff"),
             impl_source=action.impl_source,
+        )
+
+
+class ApplyPatch(Tool):
+    """Change files by a patch."""
+
+    action = ApplyPatchAction
+
+    def request(self, action: ApplyPatchAction) -> HostRequest:
+        """See `Tool.request`."""
+        return HostRequest("patch", {"patch": action.patch})
+
+    def observe(self, action: ApplyPatchAction, result: Mapping[str, Any]) -> Observation:  # noqa: ARG002
+        """See `Tool.observe`."""
+        if result.get("is_error"):
+            return ErrorObservation(content=result["content"])
+        return FileEditObservation(
+            content=result["content"], path=result.get("path") or "", prev_exist=True, diff=result.get("diff")
         )
 
 

@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from broker.contract.actions import SurveyAction
 from broker.contract.events import Observation
 from broker.contract.observations import SurveyObservation
+from broker.contract.workspace_events import SurveyAction
 from broker.specs.skills import (
     FILE_MARK,
     HOOK_SCRIPT,

@@ -94,6 +94,7 @@ def test_kinds_are_not_derived_from_classes() -> None:
 def test_which_kinds_a_tool_worker_runs() -> None:
     runnable = {kind for kind, event_class in Event.KINDS.items() if event_class.runnable}
     assert runnable == {
+        "action.apply_patch",
         "action.browse",
         "action.browse_interactive",
         "action.call_tool",

@@ -8,6 +8,7 @@ import pytest
 
 from broker.contract.actions import AgentDelegateAction, CondensationRequestAction
 from broker.contract.browser_events import BrowseInteractiveAction
+from broker.contract.code_search import GLOB, GREP
 from broker.contract.events import ActionSecurityRisk, AgentSpec, ModelReply, WorkspaceSpec
 from broker.contract.file_events import STR_REPLACE_EDITOR
 from broker.contract.ipython_events import IPythonRunCellAction
@@ -22,7 +23,15 @@ from tests.controller_parts import bash, call, finish
 
 
 def test_the_tools_in_order() -> None:
-    assert list(CodeActAgent(AgentSpec()).tools) == [EXECUTE_BASH, THINK, FINISH, TASK_TRACKER, STR_REPLACE_EDITOR]
+    assert list(CodeActAgent(AgentSpec()).tools) == [
+        EXECUTE_BASH,
+        THINK,
+        FINISH,
+        TASK_TRACKER,
+        STR_REPLACE_EDITOR,
+        GREP,
+        GLOB,
+    ]
 
 
 def test_a_condensation_can_be_requested_where_one_is_made() -> None:
@@ -77,23 +86,38 @@ def test_a_browsing_delegate_is_offered_where_it_is_switched_on() -> None:
 def test_a_tool_that_is_switched_off_is_neither_offered_nor_obeyed(switch: str, missing: str) -> None:
     agent = CodeActAgent(AgentSpec.model_validate({switch: False}))
     assert missing not in [tool.name for tool in agent.tools]
-    assert len(agent.tools) == 4
+    assert len(agent.tools) == 6
     call = bash().model_copy(update={"name": missing})
     (event,) = agent.events_of(ModelReply(id=7, tool_calls=(call,)))
     assert isinstance(event, ErrorObservation)
     assert event.content.startswith(f"Tool {missing} is not registered.")
 
 
+def test_searches_can_be_switched_off() -> None:
+    assert [tool.name for tool in CodeActAgent(AgentSpec(enable_search=False)).tools][-1] == "str_replace_editor"
+
+
 @pytest.mark.parametrize(
     ("tool", "required", "optional"),
     [
-        (EXECUTE_BASH, ["command", "security_risk"], ["is_input", "timeout"]),
+        (EXECUTE_BASH, ["command", "security_risk"], ["is_input", "timeout", "is_background", "terminal", "control"]),
         (THINK, ["thought"], []),
         (FINISH, ["message"], []),
         (
             STR_REPLACE_EDITOR,
             ["command", "path", "security_risk"],
-            ["file_text", "old_str", "new_str", "insert_line", "view_range"],
+            [
+                "file_text",
+                "old_str",
+                "new_str",
+                "insert_line",
+                "view_range",
+                "edits",
+                "replace_all",
+                "overwrite",
+                "cell",
+                "cell_type",
+            ],
         ),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -109,7 +133,8 @@ def test_the_choices_of_the_tools() -> None:
     assert bash_properties["is_input"]["enum"] == ["true", "false"]
     assert bash_properties["security_risk"]["enum"] == ["LOW", "MEDIUM", "HIGH"]
     editor_commands = STR_REPLACE_EDITOR.parameters["properties"]["command"]["enum"]
-    assert editor_commands == ["view", "create", "str_replace", "insert", "undo_edit"]
+    assert editor_commands[:5] == ["view", "create", "str_replace", "insert", "undo_edit"]
+    assert editor_commands[5:] == ["replace_cell", "insert_cell", "delete_cell"]
 
 
 def test_the_prompt_names_the_workspace_and_says_when_there_is_no_network() -> None:

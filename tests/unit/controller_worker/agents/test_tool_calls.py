@@ -217,7 +217,8 @@ def test_an_argument_the_editor_does_not_have() -> None:
     text = error_of("str_replace_editor", {"command": "create", "path": "/a", "content": "x"})
     assert text == (
         "Unexpected argument 'content' in tool call str_replace_editor. "
-        "Allowed arguments are: command, file_text, insert_line, new_str, old_str, path, security_risk, view_range."
+        "Allowed arguments are: cell, cell_type, command, edits, file_text, insert_line, new_str, old_str, overwrite, "
+        "path, replace_all, security_risk, view_range."
     )
 
 

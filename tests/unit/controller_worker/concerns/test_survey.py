@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.actions import CmdRunAction, SurveyAction
+from broker.contract.actions import CmdRunAction
 from broker.contract.events import AgentSpec, EventSource, Observation, Parent, WorkspaceSpec
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, SurveyObservation
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
-from broker.contract.workspace_events import WorkspaceOpenedObservation
+from broker.contract.workspace_events import SurveyAction, WorkspaceOpenedObservation
 from broker.specs.agent_state import AgentState
 from broker.specs.skills import NO_SKILLS
 from broker.specs.specs import Skill

@@ -8,8 +8,9 @@ import pytest
 
 from broker.contract.actions import AgentThinkAction, CmdRunAction, MCPAction, RiskyAction
 from broker.contract.browser_events import BrowseURLAction
+from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, WorkspaceSpec
-from broker.contract.file_events import FileEditAction, FileReadAction, FileWriteAction
+from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
 from broker.contract.ipython_events import IPythonRunCellAction
 from broker.specs.confirmation_policy import ConfirmationPolicy
 from controller_worker.security.assessment import assessed, needs_confirmation, parsed_risk, risk_of
@@ -34,6 +35,16 @@ HERE = WorkspaceSpec(path="/srv/project")
         (FileEditAction(path="/srv/project/.git/hooks/pre-commit"), HIGH),
         (FileWriteAction(path="/etc/hosts", content=""), HIGH),
         (FileWriteAction(path="/srv/projects/a", content=""), HIGH),
+        (CmdRunAction(command="", control="kill", terminal="job-1"), LOW),
+        (CmdRunAction(command="rm -rf /", is_background=True), HIGH),
+        (CodeSearchAction(question="grep", arguments={"pattern": "x"}), LOW),
+        (CodeSearchAction(question="grep", arguments={"pattern": "x", "path": "/home/me/.ssh"}), HIGH),
+        (ApplyPatchAction(patch="*** Begin Patch\n*** Add File: a.py\n+x\n*** End Patch"), LOW),
+        (ApplyPatchAction(patch="--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+y\n"), LOW),
+        (ApplyPatchAction(patch="--- a/a.py\n+++ b//etc/hosts\n@@ -1 +1 @@\n-x\n+y\n"), HIGH),
+        (ApplyPatchAction(patch="--- /dev/null\n+++ b/a.py\n@@ -0,0 +1 @@\n+y\n"), LOW),
+        (ApplyPatchAction(patch="*** Begin Patch\n*** Update File: a\n*** Move to: ../b\n*** End Patch"), HIGH),
+        (ApplyPatchAction(patch="nonsense"), HIGH),
         (BrowseURLAction(url="https://example.com"), MEDIUM),
         (IPythonRunCellAction(code="1"), HIGH),
         (MCPAction(name="t"), HIGH),

@@ -29,7 +29,7 @@ class TestCreate:
         before = ten_lines.read_bytes()
         assert error(editor, "create", ten_lines, file_text="x") == (
             f"Invalid `path` parameter: {ten_lines}. File already exists at: {ten_lines}. Cannot overwrite files using "
-            "command `create`."
+            "command `create`. Set `overwrite` to true to replace its whole content."
         )
         assert ten_lines.read_bytes() == before
 

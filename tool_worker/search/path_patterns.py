@@ -1,4 +1,4 @@
-r"""Patterns of paths, as `rg -g` and `.gitignore` have them, as regular expressions for `find`.
+r"""Patterns of paths, as `rg -g` and `.gitignore` have them, as regular expressions.
 
 `*` and `?` match within a name, `**` over directories, `[a-z]` and `[!a-z]` one character, `{a,b}` either; `\` takes
 the next character as it is. A pattern without a slash is that of a name in any directory.
@@ -14,8 +14,8 @@ _SIGN = re.compile(r"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]]{1,200}\]|\\.|.", re.DOTALL
 _MEANINGS = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
-def extended_regex(pattern: str) -> str:
-    """Return the extended regular expression (POSIX) of the paths below the directory that the pattern is for."""
+def path_regex(pattern: str) -> str:
+    """Return the regular expression of the paths below the directory that the pattern is for."""
     signs = _SIGN.findall(pattern.removeprefix("/"))
     expression = "" if "/" in pattern else _MEANINGS["**/"]
     depth, closing = 0, signs.count("}")

@@ -1,0 +1,63 @@
+"""Work in a child process that is killed when its time is up, so that no pattern and no tree can hold a program up.
+
+Holds: the caller waits no longer than the limit; what the work has written until then is kept, in bounded memory.
+Does not: pass exceptions on; work that fails says so in its text.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable
+from time import monotonic
+
+MAX_TEXT_BYTES = 256 * 1024
+
+
+def text_within(limit_seconds: float, work: Callable[[Callable[[str], None]], None]) -> tuple[str, bool]:
+    """Do work in a child process.
+
+    Args:
+        work: Gets a function that writes a piece of the text.
+
+    Returns:
+        What it has written, and whether it came to its end.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _do(work, writing)
+    os.close(writing)
+    written = bytearray()
+    deadline = monotonic() + limit_seconds
+    is_ended = False
+    while len(written) < MAX_TEXT_BYTES and (left := deadline - monotonic()) > 0:
+        if not select.select([reading], [], [], left)[0]:
+            break
+        piece = os.read(reading, 65536)
+        if not piece:
+            is_ended = True
+            break
+        written += piece
+    os.close(reading)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return written.decode("utf-8", "replace"), is_ended
+
+
+def _do(work: Callable[[Callable[[str], None]], None], writing: int) -> None:
+    """Do the work in the child; never returns."""
+    try:
+        with os.fdopen(writing, "wb") as stream:
+
+            def write(text: str) -> None:
+                stream.write(text.encode("utf-8", "replace"))
+                stream.flush()
+
+            try:
+                work(write)
+            except Exception as error:  # noqa: BLE001  (the edge of the child: nobody else could say it)
+                write(f"\n[The work failed: {type(error).__name__}: {error}]")
+    finally:
+        os._exit(0)
