@@ -105,7 +105,9 @@ class Delegates:
             if delegate.end is None and not delegate.refusal and delegate.id < order.order_id:
                 with contextlib.suppress(UnknownConversation):  # it was never begun
                     delegate_id = conversation_id_of(parent_id, delegate.id)
-                    await self._log.append(delegate_id, [request], key=f"order:{parent_id}:{order.order_id}")
+                    await self._log.append(
+                        delegate_id, [request], key=f"order:{parent_id}:{order.order_id}:{order.state}"
+                    )
 
     async def _begin(self, state: State, delegate: Delegate) -> None:
         action = await event_of(self._log, state.setup.conversation_id, delegate.id)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import MessageAction
+from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -21,7 +21,8 @@ from broker.contract.events import (
 from broker.contract.observations import AgentDelegateObservation, ErrorObservation
 from broker.log.conversations import Conversations
 from broker.specs.agent_state import AgentState
-from controller_worker.loop.delegates import conversation_id_of
+from controller_worker.core.effects import TellDelegates
+from controller_worker.loop.delegates import Delegates, conversation_id_of
 from deckhands.client.forking import fork_of
 from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands
@@ -123,6 +124,15 @@ async def test_a_delegate_of_a_lost_request_does_not_answer_another(hands: Hands
     await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
     (answer,) = [event for event in await hands.events() if isinstance(event, ErrorObservation)]
     assert "the store has lost the events that began it" in answer.content
+
+
+async def test_an_order_that_was_lost_does_not_hold_back_another_with_its_number(hands: Hands) -> None:
+    delegate_id, _ = await delegate_of(hands)
+    delegates, state = Delegates(hands.log, hands.store), hands.loops[0].state
+    for wanted in (AgentState.PAUSED, AgentState.PAUSED, AgentState.STOPPED):
+        await delegates.tell(state, TellDelegates(wanted, 99))
+    told = [event for event in await hands.log.read(delegate_id) if isinstance(event, ChangeAgentStateAction)]
+    assert [event.agent_state for event in told] == [AgentState.PAUSED, AgentState.STOPPED]
 
 
 async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands: Hands) -> None:

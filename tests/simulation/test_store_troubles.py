@@ -76,7 +76,7 @@ def test_a_log_that_loses_its_tail_between_a_claim_and_its_reading_is_taken_up_a
     check(losing, 27, tmp_path)
 
 
-@pytest.mark.parametrize("seed", [92, 252])
+@pytest.mark.parametrize("seed", [160, 252])
 def test_an_action_whose_number_a_lost_action_had_is_answered(seed: int, tmp_path: Path) -> None:
     """A tool worker was about to claim the lost action when the store went away."""
     check(losing, seed, tmp_path)
