@@ -143,7 +143,7 @@ class SessionProgram:
         ours, theirs = socket.socketpair()
         temporary = self._configuration.environment.get("TMPDIR", "/tmp")  # noqa: S108  (the sandbox's own)
         whose = self._configuration.environment.get("DECKHANDS_HOST_ID", "")[:8]  # others may share the directory
-        prefix = f".deckhands-{self._name}-{whose}-"
+        prefix = f".{self._name}-{whose}-"  # short, because sockets are below it
         folder = os.path.join(temporary, f"{prefix}{os.urandom(4).hex()}")
         try:
             # Those of hosts that have ended: nobody removed them if the host was killed.
