@@ -85,7 +85,7 @@ async def test_after_the_death_of_its_host_a_cell_says_what_is_lost_and_leaves_n
         run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
         assert await run.text("a = 20") == ""
         temporary = HostFolder(tmp_path, CONVERSATION).temporary
-        [left] = temporary.glob(".deckhands-ipython-*")
+        [left] = temporary.glob(".ipython-*")
         os.kill(main_pid(tmp_path, CONVERSATION), signal.SIGKILL)
         assert await wait_until_dead(HostFolder(tmp_path, CONVERSATION), LIMIT_SECONDS)
         text = await run.text("'a' in globals()")
@@ -255,7 +255,7 @@ async def test_what_a_killed_session_program_left_goes_with_it(tmp_path: Path, t
         assert len(list(temporary.rglob("kernel-*"))) == 1
         assert len(list(temporary.rglob("tmp*"))) == 1
         kill_program(tmp_path / "node")
-        await until(lambda: not list(temporary.glob("*/.deckhands-ipython-*")), what="end of its files")
+        await until(lambda: not list(temporary.glob("*/.ipython-*")), what="end of its files")
         await until(lambda: not psutil.pid_exists(int(pid)), what="end of its kernel")
 
 

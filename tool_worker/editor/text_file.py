@@ -1,12 +1,12 @@
 r"""The text of a file, and what it takes to write it back as the file had it.
 
-A model sees and edits text whose lines end in `\n`. The file may be UTF-8 with or without a byte order mark, UTF-16
-with one, or an old 8-bit encoding; and its lines may end in `\n`, `\r\n`, `\r`, or a mixture.
+A model sees and edits text whose lines end in `\n`. The file may be UTF-8 or UTF-16 with or without a byte order mark,
+or have an old encoding, see `encoding_guess`; and its lines may end in `\n`, `\r\n`, `\r`, or a mixture.
 
 Holds: `decode(content).encode(text)` is `content` again if the text was not changed, and else differs from it only in
 the lines that were.
-Does not: guess 8-bit encodings other than Windows-1252 and Latin-1. Text in those shows wrong letters, but its bytes
-survive every edit.
+Does not: know every encoding. Text in others shows wrong letters, as Windows-1252 or Latin-1, but its bytes survive
+every edit.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 # In order; Latin-1 takes what Windows-1252 leaves undefined.
-# Differs: nothing else is detected, because what detectors guess from is statistics, and they are no part of the
-# standard library.
-_ENCODINGS_WITHOUT_MARK = ("utf-8", "cp1252", "latin-1")
+_WESTERN = ("cp1252", "latin-1")
 # BEL, BS, TAB, LF, VT, FF, CR, ESC and everything printable in ASCII or above.
 _BYTES_OF_8_BIT_TEXT = bytes([*range(7, 14), 27, *range(32, 127), *range(128, 256)])
 
@@ -45,19 +43,35 @@ class TextFile:
         self.encoding = encoding
         self.text = with_plain_breaks(original)
 
+    @property
+    def is_guessed(self) -> bool:
+        """Whether the bytes do not say by themselves which encoding they have."""
+        return not self._byte_order_mark and self.encoding not in ("utf-8", *_WESTERN)
+
     @classmethod
-    def decode(cls, content: bytes) -> TextFile | None:
-        """Decode the bytes of a file; None if they are not text."""
+    def decode(cls, content: bytes, known: str = "") -> TextFile | None:
+        """Decode the bytes of a file; None if they are not text.
+
+        Args:
+            known: The encoding that was guessed when the file was last read or written; empty: none was.
+        """
         for mark, encoding in _BYTE_ORDER_MARKS:
             if content.startswith(mark):
                 return cls._decode_as(encoding, content, mark)
-        if not _is_8_bit_text(content):
-            return cls._decode_as("utf-8", content, b"")
-        for encoding in _ENCODINGS_WITHOUT_MARK:
-            file = cls._decode_as(encoding, content, b"")
-            if file:
+        if file := cls._decode_as("utf-8", content, b""):
+            return file
+        is_8_bit_text = _is_8_bit_text(content)
+        if not is_8_bit_text and b"\0" not in content:
+            return None
+        from tool_worker.editor.encoding_guess import decodes, guess
+
+        name = known if known and decodes(content, known) else guess(content)
+        if name and (file := cls._decode_as(name, content, b"")):
+            return file
+        for encoding in _WESTERN if is_8_bit_text else ():
+            if file := cls._decode_as(encoding, content, b""):
                 return file
-        raise AssertionError("Latin-1 decodes everything")
+        return None
 
     def encode(self, text: str) -> bytes:
         r"""Encode an edited version of the text in the way of the file.

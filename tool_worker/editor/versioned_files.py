@@ -15,6 +15,8 @@ from tool_worker.editor.file_history import FileHistory
 from tool_worker.editor.regular_file import read_regular_file, replace_file, require_size
 from tool_worker.editor.text_file import TextFile
 
+REMEMBERED_GUESSES = 1_000
+
 
 class VersionedFiles:
     """Reads and writes text files, and remembers their earlier versions.
@@ -27,6 +29,7 @@ class VersionedFiles:
     def __init__(self, *, max_file_bytes: int = 10 * 2**20, history: FileHistory | None = None) -> None:
         self._max_file_bytes = max_file_bytes
         self._history = history or FileHistory()
+        self._guessed: dict[str, str] = {}
 
     def read(self, path: str) -> tuple[bytes, TextFile]:
         """Read a file: its bytes, and what they say.
@@ -37,10 +40,7 @@ class VersionedFiles:
             FileAccessError: the operating system refused.
         """
         content = read_regular_file(path, self._max_file_bytes)
-        file = TextFile.decode(content)
-        if file is None:
-            raise NoTextError(path)
-        return content, file
+        return content, self._decoded(path, content)
 
     def create(self, path: str, text: str) -> None:
         """Write a file that was not there, in UTF-8; raises what `change` does but for its encoding."""
@@ -70,7 +70,7 @@ class VersionedFiles:
                 f"`{error.object[error.start]}`. Write it with other characters, or convert the file to UTF-8 first, "
                 "e.g. with `iconv`."
             ) from None
-        reread = TextFile.decode(content)
+        reread = TextFile.decode(content, file.encoding if file.is_guessed else "")
         if reread is None or reread.text != text:
             raise EditRefusedError(
                 f"No edit was performed. {path} is encoded as {file.encoding}, and the edited text could not be told "
@@ -97,8 +97,19 @@ class VersionedFiles:
                 f"The last edit to {path} was not undone: a command or another program has changed the file since, and "
                 "undoing would lose that change. View the file, and take your edit back with `str_replace`."
             )
-        earlier = TextFile.decode(version.content)
-        assert earlier, "the history holds text only"
+        earlier = self._decoded(path, version.content)
         replace_file(path, version.content)
         self._history.drop_newest(target)
         return file, earlier
+
+    def _decoded(self, path: str, content: bytes) -> TextFile:
+        """Decode a file; a guess counts until it does not fit, so that no edit changes the encoding of the next."""
+        target = os.path.realpath(path)
+        file = TextFile.decode(content, self._guessed.pop(target, ""))
+        if file is None:
+            raise NoTextError(path)
+        if file.is_guessed:
+            self._guessed[target] = file.encoding
+            if len(self._guessed) > REMEMBERED_GUESSES:
+                del self._guessed[next(iter(self._guessed))]
+        return file

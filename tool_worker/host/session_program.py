@@ -147,7 +147,7 @@ class SessionProgram:
     def _start(self) -> bool:
         ours, theirs = socket.socketpair()
         whose = self._configuration.environment.get("DECKHANDS_HOST_ID", "")[:8]  # others may share the directory
-        prefix = f".deckhands-{self._name}-{whose}-"
+        prefix = f".{self._name}-{whose}-"  # short, because sockets are below it
         temporary = self._configuration.temporary_directory
         folder = os.path.join(temporary, f"{prefix}{os.urandom(4).hex()}")
         try:

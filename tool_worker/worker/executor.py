@@ -270,13 +270,13 @@ class Executor:
         self.refusals += len(refused)
         is_bounded = observation.workspace_use is WorkspaceUse.CHANGED
         notice = await quota.notice(delivery.conversation_id) if quota is not None and is_bounded else ""
-        ended = self._held.take_notice(delivery.conversation_id) if self._held is not None else ""
-        notice = "\n".join(filter(None, (notice, ended)))
+        held_notice = self._held.take_notice(delivery.conversation_id) if self._held is not None else ""
+        first_notice = self._workspaces.take_notice(delivery.conversation_id) if is_bounded else ""
+        notice = "\n".join(filter(None, (notice, held_notice, first_notice)))
         changes: dict[str, Any] = {"unsandboxed": True} if unsandboxed else {}
+        changes |= {"content": f"{observation.content}\n{notice}"} if notice else {}
         if unsandboxed and isinstance(observation, SurveyObservation):
             changes["scripts"] = ()  # a repository's scripts are not trusted
-        if notice:
-            changes["content"] = f"{observation.content}\n{notice}"
         return observation.model_copy(update=changes) if changes else observation
 
     async def _run_unless_answered(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -71,6 +72,28 @@ class NamedDirectories:
 
     def _listed(self) -> str:
         return f" ({', '.join(map(str, self.roots))})" if self.roots else "; it has none"
+
+
+def unwritable_notice(directory: Directory, path: str, *, is_confined: bool) -> str:
+    """Return what to say of a directory that programs of a workspace may not write to; empty: they may.
+
+    Args:
+        is_confined: whether they run as we do, but without the rights of root.
+    """
+    found, user = os.fstat(directory.descriptor), os.geteuid()
+    may_write = os.access(f"/proc/self/fd/{directory.descriptor}", os.W_OK | os.X_OK)
+    if may_write and is_confined and user == 0:
+        is_ours, is_groups = found.st_uid == user, found.st_gid in os.getgroups()
+        wanted = 0o300 if is_ours else 0o030 if is_groups else 0o003
+        may_write = found.st_mode & wanted == wanted
+    if may_write:
+        return ""
+    name = shlex.quote(path)
+    remedy = f"chmod -R u+rwX {name}" if found.st_uid == user else f"chown -R {user} {name}"
+    return (
+        f"[The programs of this workspace cannot write to {_shown(path)}: it belongs to user {found.st_uid}, and they "
+        f"run as user {user}. Reading works. Tell the person: outside of the workspace, `{remedy}` changes that.]"
+    )
 
 
 def _opened(name: str) -> Directory:

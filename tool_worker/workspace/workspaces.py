@@ -46,7 +46,7 @@ from tool_worker.sandbox.control_groups import ControlGroups
 from tool_worker.sandbox.docker import Containers
 from tool_worker.sandbox.sandbox import ResourceLimits, Sandbox
 from tool_worker.workspace.bindings import Bindings
-from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.named_directories import NamedDirectories, unwritable_notice
 from tool_worker.workspace.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
 
 SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0
@@ -73,6 +73,7 @@ class _Attached:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     connection: HostConnection | None = None
     binding: Binding | None = None
+    notice: str = ""
 
 
 class Workspaces:
@@ -178,6 +179,7 @@ class Workspaces:
                 async with folder.opening():
                     attached.binding, directory = await self._bind(folder, spec, tenant)
                     with directory:
+                        attached.notice = self._notice(folder, attached.binding, directory)
                         attached.connection = await self._attach(folder, attached.binding, directory)
             binding, connection = attached.binding, attached.connection
             assert binding is not None
@@ -189,6 +191,18 @@ class Workspaces:
                 lambda: self._reopen(conversation_id),
                 is_confined=self._sandboxes.known(binding.sandbox).capabilities.confines_programs,
             )
+
+    def take_notice(self, conversation_id: str) -> str:
+        """Return what the model has to know of a workspace that was attached to, once; empty: nothing."""
+        attached = self._attached.setdefault(conversation_id, _Attached())
+        notice, attached.notice = attached.notice, ""
+        return notice
+
+    def _notice(self, folder: HostFolder, binding: Binding, directory: Directory) -> str:
+        can = self._sandboxes.known(binding.sandbox).capabilities
+        if not binding.is_named(folder.workspace) or can.runs_images:  # a container runs as the owner
+            return ""
+        return unwritable_notice(directory, binding.path, is_confined=can.confines_programs)
 
     async def demanded_sandbox(self) -> Sandbox:
         """Return the sandbox of conversations that ask for none in particular, tried out before.  Idempotent.
