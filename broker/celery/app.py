@@ -1,7 +1,7 @@
 """Celery is configured here and nowhere else.
 
-Celery is the chassis of both kinds of worker: their life cycle, remote control, Flower, and jobs of seconds to hours.
-Conversations do not travel through it; its broker may be emptied at any time.
+Celery is the chassis of both kinds of worker: their life cycle, remote control, Flower. It carries no work of
+Deckhands: conversations and actions travel on streams, and its broker may be emptied at any time.
 
 Holds: no result backend, JSON only, no gossip, no mingle; nothing whose only copy is in a Celery queue; no message ends
 a worker, see `celery_messages`; what may be asked of a worker, see `remote_control`.

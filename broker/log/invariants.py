@@ -1,4 +1,4 @@
-"""What must be true of every log, whatever has died: the check behind the fault tests, the demo and `doctor`.
+"""What must be true of every log, whatever has died: the check behind the fault tests and the demo.
 
 Holds: pure functions of a log's events; a whole log gives no violations.
 Does not: look into the store, the workspaces or the workers; what they know is passed in.

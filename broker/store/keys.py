@@ -1,43 +1,44 @@
-"""Every key in the store, with its type, owner and lifetime.
+"""Every key in the store, with its type and how long it is kept; docs/deployment.md says who writes it.
 
-    deck:store                     hash    deploy        for ever      schema, shards, generation
-    deck:tools                     hash    tool workers  for ever      key of a tool → its offer (JSON)
-    deck:{k}:index                 zset    append        for ever      conversation → created (ms)
-    deck:{k}:ready                 stream  append, tick  trimmed       conversations nobody owns that have new events
-    deck:{k}:unread                zset    append        until claim   conversation → notified (ms); finds lost ones
-    deck:{k}:parked                zset    release       until due     conversation → due (ms)
-    deck:{k}:dead                  zset    tick          until resumed conversations that crashed three workers
-    deck:{k}:unreadable            stream  readers         1,000         entries and keys that could not be used
-    deck:{k}:workers               zset    tick          while alive   worker → heartbeat deadline (ms)
-    deck:{k}:clock                 hash    tick          for ever      the shard's time at the latest beat
-    deck:{k}:nodes                 zset    tick          for ever      node → when it is given up (ms)
-    deck:{k}:takeovers             stream  claim         10,000        who took over what from whom, for reports
-    deck:{k}:worker:<w>:owned      set     claim         while alive
-    deck:{k}:worker:<w>:mail       stream  append        while alive   rings for what the worker owns
-    deck:{k}:worker:<w>:about      hash    register      while alive   role, node, streams, progress
-    deck:{k}:act:<route>           stream  append        trimmed       actions for a pool (`pool:bash`) or a node
-    deck:{0}:quota:<pool>:…        several governor      for ever      who may call a model, see governor.lua
-    deck:{0}:budget:<account>      hash    ledger        for ever      limit, spent, reserved; see ledger.lua
-    deck:{0}:budgets               set     ledger        for ever      those of tenants and experiments, or with a limit
-    deck:{0}:ledger:…              several ledger        for ever      budgets reserved for calls under way
-    deck:{0}:notes:<t>/<u>/<p>     hash    controller    until erased  notes of a tenant's user's project, by id
-    deck:{0}:notebooks             set     controller    for ever      which of them there are
-    deck:{0}:batch:…               several batches       until closed  calls for a provider's batch API, see batches.lua
-    deck:{k}:c:<id>:events         stream  append        retention     the log
-    deck:{k}:c:<id>:meta           hash    append, claim retention     owner, token, last id, what `ls` shows
-    deck:{k}:c:<id>:once           hash    append        retention     idempotency keys; claims of running actions
-    deck:{k}:c:<id>:snapshot       string  owner         retention
-    deck:{k}:c:<id>:live           stream  controller    a minute      pieces of the reply under way, see live_text
-    deck:{k}:c:<id>:watched        string  watcher       half a minute that somebody looks on
-    deck:{k}:c:<id>:blob:<sha256>  string  append        retention     large texts
-    deck:{k}:c:<id>:parcel:<name>  hash    producers     with the log  a file that the workspace begins with
-    deck:{k}:c:<id>:parcel:<t>     hash    transfers     ten minutes   files on their way; see transfers
-    deck:{k}:c:<id>:transfer:<t>   hash    transfers     ten minutes   what is to be carried, and the outcome
-    deck:{k}:c:<id>:secrets        hash    producers     with the log  secrets by name, encrypted, see secrets
-    deck:{k}:c:<id>:masked         set     producers     with the log  every value they had, encrypted
-    deck:{k}:c:<id>:secrets_of     string  controller    with the log  of a delegate: whose secrets it has too
+    deck:store                     hash     for ever       schema, shards, generation
+    deck:tools                     hash     for ever       key of a tool → its offer (JSON)
+    deck:{k}:index                 zset     for ever       conversation → created (ms)
+    deck:{k}:ready                 stream   trimmed        conversations nobody owns that have new events
+    deck:{k}:unread                zset     until claimed  conversation → notified (ms); finds lost ones
+    deck:{k}:parked                zset     until due      conversation → due (ms)
+    deck:{k}:dead                  zset     until resumed  conversations that crashed three workers
+    deck:{k}:unreadable            stream   about 1,000    entries and keys that could not be used
+    deck:{k}:workers               zset     while alive    worker → heartbeat deadline (ms)
+    deck:{k}:clock                 hash     for ever       the shard's time at the latest beat
+    deck:{k}:nodes                 zset     for ever       node → when it is given up (ms)
+    deck:{k}:takeovers             stream   about 10,000   who took over what from whom, for reports
+    deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
+    deck:{k}:worker:<w>:mail       stream   while alive    wake-ups for what the worker owns
+    deck:{k}:worker:<w>:about      hash     while alive    role, node, streams, progress
+    deck:{k}:act:<route>           stream   trimmed        actions for a pool (`pool:bash`) or a node
+    deck:{0}:quota:<pool>:…        several  for ever       who may call a model, see governor.lua
+    deck:{0}:budget:<account>      hash     for ever       limit, spent, reserved; see ledger.lua
+    deck:{0}:budgets               set      for ever       those of tenants and experiments, or with a limit
+    deck:{0}:ledger:…              several  for ever       budgets reserved for calls under way
+    deck:{0}:notes:<t>/<u>/<p>     hash     until erased   notes of a tenant's user's project, by id
+    deck:{0}:notebooks             set      for ever       which of them there are
+    deck:{0}:batch:…               several  until closed   calls for a provider's batch API
+    deck:{k}:c:<id>:events         stream   for ever       the log
+    deck:{k}:c:<id>:meta           hash     with the log   owner, token, last id, what `ls` shows
+    deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions
+    deck:{k}:c:<id>:snapshot       string   with the log   the state at some event
+    deck:{k}:c:<id>:live           stream   a minute       pieces of the reply under way, see live_text
+    deck:{k}:c:<id>:watched        string   half a minute  that somebody looks on
+    deck:{k}:c:<id>:blob:<sha256>  string   with the log   large texts
+    deck:{k}:c:<id>:parcel:<name>  hash     with the log   a file that the workspace begins with
+    deck:{k}:c:<id>:parcel:<t>     hash     ten minutes    files on their way; see transfers
+    deck:{k}:c:<id>:transfer:<t>   hash     ten minutes    what is to be carried, and the outcome
+    deck:{k}:c:<id>:secrets        hash     with the log   secrets by name, encrypted, see secrets
+    deck:{k}:c:<id>:masked         set      with the log   every value they had, encrypted
+    deck:{k}:c:<id>:secrets_of     string   with the log   of a delegate: whose secrets it has too
 
-Holds: all keys of a conversation, and those its functions touch, share the hash tag `{k}` of its shard.
+Holds: all keys of a conversation, and those its functions touch, share the hash tag `{k}` of its shard. A test compares
+this table and that of the page with the keys that a run leaves. Nothing deletes a log yet.
 """
 
 from __future__ import annotations

@@ -168,9 +168,9 @@ async def _asked(hook: Hook, told: Mapping[str, Any]) -> str | None:
     except TimeoutError:
         _log.warning("the hook %s did not answer within %g s", hook.name, hook.timeout_seconds)
         return f"the hook {hook.name} did not answer in time"
-    except Exception:  # noqa: BLE001  (somebody else's code)
+    except Exception as error:  # noqa: BLE001  (somebody else's code)
         _log.exception("the hook %s failed", hook.name)
-        return f"the hook {hook.name} failed"
+        return f"the hook {hook.name} failed: {type(error).__name__}: {error}"
 
 
 def _point_of(event: Event) -> HookPoint | None:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from controller_worker.llm.errors import (
     PROVIDER_TEXT_LIMIT_CHARS,
@@ -188,6 +189,12 @@ class BatchedError(Exception):
         self.status_code = status_code
 
 
+_NO_CONNECTION = frozenset(
+    {"ClientConnectorError", "ClientConnectorDNSError", "ConnectError", "ConnectionRefusedError"}
+)
+URL_LIMIT_CHARS = 300
+
+
 def model_error(error: BaseException, *, secrets: Sequence[str] = (), now: datetime | None = None) -> ModelError:
     """Return our error for an exception that a provider's client raised.
 
@@ -202,6 +209,8 @@ def model_error(error: BaseException, *, secrets: Sequence[str] = (), now: datet
             return link
     text = _text(chain, secrets)
     error_class = _classify(chain, text)
+    if error_class is NotFoundError and not any(map(_said, chain)) and (url := _url(chain)):
+        text = f"{text} (asked at {url})"
     return error_class(
         text,
         provider_text=text,
@@ -250,6 +259,10 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
     """Return what the provider said; without an error reply, what the innermost failure was."""
     said = next((text for link in chain if (text := _said(link))), None)
+    # Some clients call a connection that was refused a request that timed out.
+    refused = [str(link) for link in chain if type(link).__name__ in _NO_CONNECTION and str(link)]
+    if said is None and refused:
+        said = refused[0]
     if said is None:
         first, last = chain[0], chain[-1]
         said = str(first) or type(first).__name__
@@ -260,6 +273,18 @@ def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
         if len(secret) >= MASKED_FROM_CHARS:
             said = said.replace(secret, MASK)
     return said[:PROVIDER_TEXT_LIMIT_CHARS]
+
+
+def _url(chain: Sequence[BaseException]) -> str:
+    """Return where a request was sent, without a query and a password; empty if no exception knows."""
+    for link in chain:
+        if type(link).__module__.startswith("litellm"):  # what it invents for other clients' errors is another address
+            continue
+        request = getattr(getattr(link, "response", None), "request", None) or getattr(link, "request", None)
+        parts = urlsplit(str(getattr(request, "url", "")))
+        if parts.hostname:
+            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:URL_LIMIT_CHARS]
+    return ""
 
 
 def _said(error: BaseException) -> str | None:

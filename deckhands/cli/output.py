@@ -166,16 +166,25 @@ def _cached(metrics: Metrics) -> str:
 def _models(metrics: Metrics) -> str:
     """Return the cost of each model; empty if there was only one."""
     models = metrics.per_model()
-    parts = [f"{name} ${found['accumulated_cost']:.4f} (calls: {found['calls']})" for name, found in models.items()]
+    parts = []
+    for name, found in models.items():
+        cost = cost_text(found["accumulated_cost"], is_whole=not metrics.has_unknown_price(name))
+        parts.append(f"{name} {_of_unknown(cost)} (calls: {found['calls']})")
     return ", ".join(parts) if len(parts) > 1 else ""
 
 
 def _delegates(metrics: Metrics) -> str:
     """Return the cost of each delegate, which is part of the total."""
     return ", ".join(
-        f"{found.agent or found.conversation_id} ${found.cost:.4f} ({found.state}, iterations: {found.iterations})"
+        f"{found.agent or found.conversation_id} "
+        f"{_of_unknown(cost_text(found.cost, is_whole=not found.has_unknown_cost))} "
+        f"({found.state}, iterations: {found.iterations})"
         for found in metrics.delegates
     )
+
+
+def _of_unknown(cost: str) -> str:
+    return "at an unknown cost" if cost == "unknown" else cost
 
 
 def _latency(metrics: Metrics) -> str:

@@ -82,6 +82,7 @@ class DelegateCost:
 
     Attributes:
         per_model: calls, cost and tokens by model; empty if its report is older than this field.
+        has_unknown_cost: the price of some of its calls is not known.
     """
 
     delegate_id: int
@@ -93,6 +94,7 @@ class DelegateCost:
     prompt_tokens: int
     completion_tokens: int
     per_model: dict[str, dict[str, Any]] = field(default_factory=dict)
+    has_unknown_cost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,12 @@ class Metrics:
                     totals[key] += count
         return found
 
+    def has_unknown_price(self, model: str) -> bool:
+        """Say whether calls of a model, or a delegate's, count as nothing because their price is not known."""
+        own = self._of(model)
+        is_unknown = len(own.costs) < len(own.token_usages)
+        return is_unknown or any(found.has_unknown_cost and model in found.per_model for found in self.delegates)
+
     def by_model(self) -> dict[str, Metrics]:
         """Return the metrics of each model, in the order in which they were first called."""
         names = dict.fromkeys([*(usage.model for usage in self.token_usages), *(cost.model for cost in self.costs)])
@@ -285,6 +293,7 @@ def with_delegate(metrics: Metrics, ended: DelegateEnded, agent: str) -> Metrics
         prompt_tokens=ended.prompt_tokens,
         completion_tokens=ended.completion_tokens,
         per_model=per_model,
+        has_unknown_cost=ended.has_unknown_cost,
     )
     return metrics.merge(Metrics(ended.cost_usd, None, usage, delegates=(cost,)))
 

@@ -15,6 +15,7 @@ from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
 from deckhands.client.secret_keeping import keep_secrets
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
@@ -53,12 +54,20 @@ def secret(options: SecretOptions) -> None:
             print_text("\n".join(names))
         return
     if options.remove:
-        on_conversation(conversation_id, lambda client: client.secrets.remove(conversation_id, name))
+        on_conversation(conversation_id, lambda client: _remove(client, conversation_id, name))
         note(f"Commands no longer get {name}.")
         return
     value = secret_values(settings, [name])[name] if options.from_env else sys.stdin.read().rstrip("\n")
     on_conversation(conversation_id, lambda client: keep_secrets(client.secrets, conversation_id, {name: value}))
     note(f"Commands that name {name} get it.")
+
+
+async def _remove(client: Client, conversation_id: str, name: str) -> None:
+    names = await client.secrets.names(conversation_id)
+    if name not in names:
+        has = f"It has {', '.join(names)}." if names else "It has none."
+        raise UsageError(f"The conversation {conversation_id} has no secret {ascii(name)[:100]}.", remedy=has)
+    await client.secrets.remove(conversation_id, name)
 
 
 def secret_values(settings: FaceSettings, given: Iterable[str]) -> dict[str, str]:

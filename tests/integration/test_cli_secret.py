@@ -52,6 +52,10 @@ def test_secrets_are_added_replaced_listed_and_removed(env: dict[str, str]) -> N
     assert asyncio.run(given(env, conversation_id, "$PASSWORD")) == {"PASSWORD": "hunter2-hunter2"}
     assert deckhands("secret", conversation_id, "PASSWORD", "--remove", env=env).code == 0
     assert asyncio.run(given(env, conversation_id, "$PASSWORD")) == {}
+    again = deckhands("secret", conversation_id, "PASSWORD", "--remove", env=env)
+    assert (again.code, again.out) == (2, "")
+    told = f"deckhands: The conversation {conversation_id} has no secret 'PASSWORD'.\n  It has API_TOKEN.\n"
+    assert again.err == told
 
 
 def test_what_cannot_be_kept(env: dict[str, str]) -> None:

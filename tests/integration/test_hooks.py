@@ -200,7 +200,7 @@ async def test_a_hook_that_fails_or_hangs_vetoes(hands: Hands) -> None:
     await hands.begin(BASH, FINISH, {"text": "I stop."})
     await hands.go()
     contents = [getattr(event, "content", "") for event in await logged(hands)]
-    assert "The action was not carried out: the hook broken failed" in contents
+    assert "The action was not carried out: the hook broken failed: ValueError: oops" in contents
     assert "Your finish was not accepted: the hook hanging did not answer in time" in contents
 
 

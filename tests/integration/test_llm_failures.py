@@ -278,3 +278,21 @@ async def test_a_call_with_negative_counts_counts_as_we_estimate_it(
     assert 0 < usage.prompt_tokens < 1_000
     assert 0 < usage.completion_tokens < 100
     assert reply.cost_usd == usage.prompt_tokens + usage.completion_tokens
+
+
+async def test_a_refused_connection_is_not_called_a_timeout(make_llm: Callable[..., LLM]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    refused = await failure(make_llm(url=f"http://127.0.0.1:{port}"))
+    assert refused.code == "service_unavailable"
+    assert "timed out" not in str(refused)
+    assert str(port) in str(refused)
+
+
+async def test_an_address_that_serves_no_model_is_named(server: RunningModelServer) -> None:
+    llm = create_llm(settings("openai", server.url + "/no/such/place"), SystemClock())
+    missing = await failure(llm)
+    await llm.aclose()
+    assert missing.code == "not_found"
+    assert f"(asked at {server.url}/no/such/place" in str(missing)

@@ -108,7 +108,8 @@ class Directory:
             number = ctypes.get_errno()
             if number not in (errno.EAGAIN, errno.EINTR):
                 break
-        raise OSError(number, os.strerror(number), path)
+        why = "the path leads out of the workspace" if number == errno.EXDEV else os.strerror(number)
+        raise OSError(number, why, path)
 
     @contextmanager
     def opened_file(self, path: str, *, follows_links: bool = True) -> Iterator[int]:

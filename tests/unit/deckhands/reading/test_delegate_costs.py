@@ -85,8 +85,8 @@ def test_a_parents_summary_tells_each_delegates_share_of_what_was_spent() -> Non
     }
     assert Summary.from_json(json.loads(json.dumps(summary.as_json()))) == summary
     lines = summary_lines(summary)
-    assert "Models:       acme/large $1.0000 (calls: 3), acme/small $0.0300 (calls: 3)" in lines
-    told = "helper $0.5300 (finished, iterations: 2), scout $0.0000 (finished, iterations: 2)"
+    assert "Models:       acme/large $1.0000 (calls: 3), acme/small at least $0.0300 (calls: 3)" in lines
+    told = "helper $0.5300 (finished, iterations: 2), scout at an unknown cost (finished, iterations: 2)"
     assert f"Delegates:    {told}" in lines
 
 
@@ -103,3 +103,19 @@ def test_a_report_of_an_earlier_version_counts_without_its_models() -> None:
     old = numbered(created(), AgentDelegateAction(agent="helper"), ended(2, CHILD, models=()))
     summary = summarize(old)
     assert (summary.cost_usd, summary.as_json()["metrics"]["per_model"]) == (0.53, {})
+
+
+def test_a_price_that_is_not_known_is_not_shown_as_nothing() -> None:
+    child = numbered(created(), replied("acme/secret", None))
+    log = numbered(
+        created(),
+        replied("acme/large", 0.5),
+        AgentDelegateAction(agent="inner"),
+        ended(3, child, has_unknown_cost=True),
+        replied("acme/open", None),
+    )
+    text = "\n".join(summary_lines(summarize(log)))
+    assert "acme/large $0.5000 (calls: 1), acme/open at an unknown cost (calls: 1)" in text
+    assert "acme/secret at an unknown cost (calls: 1)" in text
+    assert "inner at an unknown cost (finished, iterations: 2)" in text
+    assert "$0.0000" not in text
