@@ -86,7 +86,10 @@ def test_the_greeting_is_the_agents_system_message() -> None:
     (event,) = greeting(core.agent, core.state).events
     wire = event.wire()
     assert (wire["source"], wire["agent_class"]) == ("agent", "CodeActAgent")
-    assert wire["tools"] == ["execute_bash", "think", "finish", "task_tracker", "str_replace_editor"]
+    assert wire["tools"] == [
+        *("execute_bash", "think", "finish", "task_tracker", "str_replace_editor"),
+        *("grep", "glob"),
+    ]
     assert wire["content"].endswith("\n\nBe brief.")
 
 
