@@ -5,7 +5,6 @@ Holds: `runnable` says which actions a tool worker executes; each of those gets 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -167,50 +166,6 @@ class CmdRunAction(RiskyAction):
         what = f"({self.control} terminals)" if self.control == "list" else f"({self.control})" * bool(self.control)
         where = f"[{self.terminal}] " if self.terminal else ""
         return f"{where}{self.command}{what}{' &' * bool(self.is_background)}"
-
-
-class OfferedToolAction(RiskyAction):
-    """Call a tool that is no part of the agent but was offered to it: one of `AgentSpec.tools`.
-
-    Attributes:
-        name: as the model called it.
-        tool: key of the offer; empty where it is the name.
-        fingerprint: of the offer that the model saw.
-        pool: whose tool workers run it; empty: those that hold the conversation's workspace.
-    """
-
-    name: str
-    arguments: JsonObject = Field(default_factory=dict)
-    tool: str = ""
-    fingerprint: str = ""
-    pool: str = ""
-
-    @property
-    def pool_wanted(self) -> str:
-        """See `Event.pool_wanted`."""
-        return self.pool
-
-    @property
-    def sentence(self) -> str:
-        """One line for a person."""
-        return f"Calling {self.tool or self.name}"
-
-    @property
-    def asked(self) -> tuple[Paragraph, ...]:
-        """See `Action.asked`."""
-        return (Paragraph(f"{self.sentence} {json.dumps(self.arguments, indent=2)}", "cyan", "  "),)
-
-
-class ToolCallAction(OfferedToolAction):
-    """Call a function or class that a tool worker offers."""
-
-    kind: Literal["action.call_tool"] = "action.call_tool"
-
-
-class MCPAction(OfferedToolAction):
-    """Call a tool of an MCP server."""
-
-    kind: Literal["action.call_tool_mcp"] = "action.call_tool_mcp"
 
 
 class AgentThinkAction(Action):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from hiredis import ReplyError
@@ -213,6 +214,14 @@ def _zrevrange(keys: Keyspace, args: Arguments) -> list[bytes]:
     return _zrange(keys, args, is_reversed=True)
 
 
+def _zscan(keys: Keyspace, args: Arguments) -> list[Any]:
+    """Return all that match at once, as a server may."""
+    pattern = args[args.index(b"MATCH") + 1].decode() if b"MATCH" in args else "*"
+    ranked = (keys.find(args[0], SortedSet) or SortedSet()).ranked()
+    found = [(member, score) for member, score in ranked if fnmatchcase(member.decode(errors="replace"), pattern)]
+    return [b"0", _members(found, [b"WITHSCORES"])]
+
+
 def _zrangebyscore(keys: Keyspace, args: Arguments) -> list[bytes]:
     (low, is_low_open), (high, is_high_open) = _score_end(args[1]), _score_end(args[2])
     found = [
@@ -312,6 +321,7 @@ COMMANDS: dict[bytes, Command] = {
     b"ZRANGE": _zrange,
     b"ZREVRANGE": _zrevrange,
     b"ZRANGEBYSCORE": _zrangebyscore,
+    b"ZSCAN": _zscan,
     b"GET": _get,
     b"SET": _set,
     b"DEL": _del,

@@ -15,9 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.contract.actions import MCPAction, MessageAction, ToolCallAction
+from broker.contract.actions import MessageAction
 from broker.contract.events import Action, Event, EventSource, ModelReply, ModelToolCall, ToolCallMetadata
 from broker.contract.observations import ErrorObservation
+from broker.contract.offered_tools import MCPAction, ToolCallAction
 from broker.contract.task_list import TaskItem, TaskTrackingAction
 from broker.specs.tool_arguments import ToolCallError, json_in
 from broker.specs.tool_specs import ToolOffer, ToolSpec

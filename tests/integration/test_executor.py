@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.contract.actions import CmdRunAction, ToolCallAction
+from broker.contract.actions import CmdRunAction
 from broker.contract.events import (
     Action,
     ConfirmationStatus,
@@ -30,6 +30,7 @@ from broker.contract.observations import (
     EventsLostObservation,
     OutcomeUnknownObservation,
 )
+from broker.contract.offered_tools import ToolCallAction
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed
 from broker.log.event_log import EventLog
 from broker.secrets.secrets import Secrets, no_key

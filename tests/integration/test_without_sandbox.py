@@ -96,4 +96,4 @@ def test_a_cluster_says_that_it_refuses(env):
         inside.send_signal(signal.SIGINT)
         assert finished(running).code == 0
     assert f"No sandbox works here ({REASON}" in line
-    assert "commands of agents are refused" in line
+    assert "agents' commands are refused" in line

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from pydantic import BaseModel, TypeAdapter
 
-from broker.contract.actions import OfferedToolAction
 from broker.contract.events import Observation
 from broker.contract.observations import (
     ErrorObservation,
@@ -25,6 +24,7 @@ from broker.contract.observations import (
     ToolCallObservation,
     truncate_content,
 )
+from broker.contract.offered_tools import OfferedToolAction
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.errors import UsageError
 from broker.specs.tool_specs import OutcomePolicy, ToolOffer

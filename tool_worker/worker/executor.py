@@ -18,13 +18,13 @@ from contextlib import suppress
 from typing import Any
 
 from broker.contract import codec
-from broker.contract.actions import OfferedToolAction
 from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Observation, WorkspaceUse
 from broker.contract.observations import (
     ErrorObservation,
     OutcomeUnknownObservation,
     SurveyObservation,
 )
+from broker.contract.offered_tools import OfferedToolAction
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.coordination.action_streams import (
     ActionClaimed,

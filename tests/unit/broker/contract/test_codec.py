@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from broker.contract import codec
-from broker.contract.actions import CmdRunAction, CondensationAction, MCPAction, MessageAction
+from broker.contract.actions import CmdRunAction, CondensationAction, MessageAction
 from broker.contract.events import AgentSpec, Event, Part
 from broker.contract.file_events import FileReadObservation
 from broker.contract.notes import Note
 from broker.contract.observations import CmdOutputObservation, MCPObservation
+from broker.contract.offered_tools import MCPAction
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
 from broker.specs.loop_policy import LoopPolicy

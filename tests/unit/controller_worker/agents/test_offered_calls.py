@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from broker.contract.actions import MCPAction, ToolCallAction
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import ErrorObservation
+from broker.contract.offered_tools import MCPAction, ToolCallAction
 from broker.specs.tool_specs import ToolOffer
 from controller_worker.agents.codeact import CodeActAgent
 

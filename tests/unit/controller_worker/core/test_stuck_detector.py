@@ -11,7 +11,6 @@ from broker.contract.actions import (
     CmdRunAction,
     CondensationAction,
     CondensationRequestAction,
-    MCPAction,
     MessageAction,
     NullAction,
 )
@@ -34,6 +33,7 @@ from broker.contract.observations import (
     ErrorObservation,
     NullObservation,
 )
+from broker.contract.offered_tools import MCPAction
 from broker.specs.loop_policy import LoopPolicy
 from controller_worker.core.stuck_detector import (
     Loop,

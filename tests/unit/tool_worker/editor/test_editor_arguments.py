@@ -12,11 +12,11 @@ from tool_worker.editor.file_editor import FileEditor
 
 class TestArguments:
     @pytest.mark.parametrize("arguments", [{"command": "remove"}, {"command": None}, {}])
-    def test_knows_five_commands(self, editor: FileEditor, arguments: dict[str, object]) -> None:
+    def test_knows_its_commands(self, editor: FileEditor, arguments: dict[str, object]) -> None:
         result = editor.run({"path": "/", **arguments})
         assert result["content"] == (
             f"ERROR:\nUnrecognized command {arguments.get('command')}. The allowed commands for the str_replace_editor "
-            "tool are: view, create, str_replace, insert, undo_edit"
+            "tool are: view, create, str_replace, insert, undo_edit, replace_cell, insert_cell, delete_cell"
         )
 
     def test_needs_a_path(self, editor: FileEditor) -> None:

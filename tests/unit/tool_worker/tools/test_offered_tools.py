@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import ToolCallAction
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, ToolCallObservation
+from broker.contract.offered_tools import ToolCallAction
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.errors import UsageError
 from broker.specs.tool_specs import OutcomePolicy
