@@ -90,7 +90,8 @@ async def _dead_letters(connection: Connection) -> list[Finding]:
         last = aside[-1]
         what = f"entry {last.entry_id} of {last.key}" if last.entry_id else last.key
         said.append(f"entries and keys that cannot be read: {len(aside)}, the last {what!a}: {last.why!a}")
-        said.append(f"see XRANGE {shards[0].unreadable} - +")
+    if said:
+        said.append("see `deckhands dead ls`")
     return [Finding(DEAD_LETTERS, is_good=not said, is_needed=False, detail="; ".join(said) or "none")]
 
 

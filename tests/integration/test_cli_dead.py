@@ -1,0 +1,85 @@
+"""`deckhands dead`: what is dead and why, and how a conversation continues."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker.coordination.unreadable import Unreadable
+from broker.log.conversations import Conversations
+from deckhands import AgentSpec, Client, LLMSpec
+from tests.integration.command_line import deckhands, environment
+from tests.stores import RealServer, emptied
+from tests.unit.deckhands.sample_log import state
+
+
+@pytest.fixture
+def env(tmp_path: Path, valkey_server: RealServer) -> dict[str, str]:
+    """A cluster without workers, with two dead conversations, one that lives, and an entry that nobody could read."""
+    asyncio.run(_fill(valkey_server.url))
+    return environment(tmp_path, DECKHANDS_URL=valkey_server.url)
+
+
+async def _fill(url: str) -> None:
+    await emptied(url)
+    async with await Client.connect(url) as client:
+        shard = client.store.all_shards[0]
+        for name in ("poison-1", "poison-2", "alive"):
+            await client.submit("x", agent=AgentSpec(llm=LLMSpec(model="m")), title=name, conversation_id=name)
+        for number, name in enumerate(("poison-1", "poison-2")):
+            await client.log.append(name, [state("running"), state("error")], fields={"state": "error"})
+            await client.store.connection.call("HSET", client.store.keys(name).meta, "crashes", 3)
+            await client.store.connection.call("ZADD", shard.dead, number, name)
+        for worker in ("w1", "w2", "w3", "w4"):
+            fields = ("c", "poison-1", "from", worker, "to", "w9", "at", "1760000000000")
+            await client.store.connection.call("XADD", shard.takeovers, "*", *fields)
+        error = KeyError("c")
+        await Unreadable(client.store).put_aside(
+            shard, "deck:{0}:act:pool:bash", "1-1", [b"foo", b"\x1b[31mbar"], error
+        )
+
+
+def test_what_is_dead_and_why(env: dict[str, str]) -> None:
+    done = deckhands("dead", "ls", env=env)
+    lines = done.out.splitlines()
+    assert (done.code, len(lines)) == (0, 4)
+    assert "poison-1" in lines[1]
+    assert "w2, w3, w4" in lines[1]
+    assert "three workers died while it acted" in lines[2]
+    assert "deck:{0}:act:pool:bash 1-1" in lines[3]
+    assert "\x1b" not in done.out
+    found = deckhands("dead", "ls", "--json", env=env).json
+    assert [each["kind"] for each in found] == ["conversation", "conversation", "entry"]
+    assert found[0]["workers"] == ["w2", "w3", "w4"]
+
+
+def test_the_dead_can_continue(env: dict[str, str]) -> None:
+    done = deckhands("dead", "requeue", "poison-1", env=env)
+    assert (done.code, "1 conversation can continue" in done.err) == (0, True)
+    assert [each["conversation_id"] for each in deckhands("dead", "ls", "--json", env=env).json[:-1]] == ["poison-2"]
+    assert deckhands("dead", "requeue", "--all", env=env).code == 0
+    assert asyncio.run(_dead(env["DECKHANDS_URL"])) == []
+
+
+async def _dead(url: str) -> list[str]:
+    async with await Client.connect(url) as client:
+        return await Conversations(client.store).dead_letters()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [([], "which conversations"), (["--all", "poison-1"], "which conversations"), (["alive"], "No dead letter: alive")],
+)
+def test_what_is_not_dead_is_refused(env: dict[str, str], arguments: list[str], told: str) -> None:
+    done = deckhands("dead", "requeue", *arguments, env=env)
+    assert (done.code, told in done.err) == (2, True)
+    assert len(asyncio.run(_dead(env["DECKHANDS_URL"]))) == 2
+
+
+def test_nothing_is_dead(tmp_path: Path, valkey_server: RealServer) -> None:
+    asyncio.run(emptied(valkey_server.url))
+    done = deckhands("dead", "ls", env=environment(tmp_path, DECKHANDS_URL=valkey_server.url))
+    assert (done.code, done.out) == (0, "")
+    assert "no dead letters" in done.err
