@@ -16,10 +16,10 @@ from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
 from broker.log.event_log import Appended, EventLog
 from broker.log.fencing import Ownership
-from broker.runtime.clock import ManualClock
 from broker.runtime.errors import OutcomeUnknown
 from broker.store.connection import Argument, Connection
 from broker.store.store import Store
+from broker.testing.manual_clock import ManualClock
 
 CID = "conversation-1"
 
@@ -164,3 +164,7 @@ def first_only(name: str) -> Callable[[Sequence[Argument]], bool]:
         return True
 
     return loses
+
+
+def no_key() -> None:
+    """Return no key: for workers of which nobody has asked to keep secrets."""

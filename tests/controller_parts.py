@@ -31,10 +31,10 @@ from broker.contract.observations import AgentStateChangedObservation, CmdOutput
 from broker.contract.recall import RecallAction
 from broker.limits.quotas import QuotaTable
 from broker.log.fencing import Ownership
-from broker.runtime.clock import ManualClock
 from broker.specs.agent_state import AgentState
 from broker.specs.skills import NO_SKILLS
 from broker.store.store import Store
+from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.call_permit import CallPermit

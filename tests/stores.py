@@ -20,9 +20,9 @@ from typing import Any, Self
 import hiredis
 import pytest
 
-from broker.runtime.clock import ManualClock
 from broker.store.connection import Connection, MultiplexedConnection
 from broker.store.store import Store, open_store
+from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 
 START_LIMIT_SECONDS = 10.0

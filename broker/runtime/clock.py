@@ -1,4 +1,4 @@
-"""The only caller of `time` in our packages (workspace hosts apart): wall and monotonic clocks, and one for tests.
+"""The only caller of `time` in our packages (workspace hosts apart): wall and monotonic clocks.
 
 Holds: wall times are aware UTC; durations are float seconds from a monotonic clock.
 Does not: decide who owns a conversation. Safety rests on fencing tokens, never on a clock.
@@ -37,27 +37,6 @@ class SystemClock:
     def cpu(self) -> float:
         """Return the CPU seconds this process has used."""
         return time.process_time()
-
-
-class ManualClock:
-    """A clock that moves only when told to; wall and monotonic time move together."""
-
-    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
-        self._start = start
-        self._elapsed = 0.0
-
-    def advance(self, seconds: float) -> None:
-        """Move both clocks forward by `seconds` (≥ 0)."""
-        assert seconds >= 0
-        self._elapsed += seconds
-
-    def now(self) -> datetime:
-        """Return the wall time, aware UTC."""
-        return datetime.fromtimestamp(self._start.timestamp() + self._elapsed, UTC)
-
-    def monotonic(self) -> float:
-        """Return seconds since the clock was made."""
-        return self._elapsed
 
 
 SYSTEM_CLOCK: Clock = SystemClock()

@@ -220,10 +220,6 @@ def check_secret(name: str, value: str) -> None:
         )
 
 
-def no_key() -> None:
-    """Return no key: for workers of which nobody has asked to keep secrets."""
-
-
 def secret_key(settings: BrokerSettings, *, is_made: bool = False) -> bytes | None:
     """Return the key that the settings name: itself, its file, or else the file `secret.key` in our home.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from broker.limits.governor import CallOutcome, Governor, Granted, InQueue, Priority
 from broker.limits.quotas import QuotaTable
-from broker.runtime.clock import ManualClock
 from broker.store.store import Store
+from broker.testing.manual_clock import ManualClock
 from tests.broker_parts import begin, enter, lapse, notified, pass_time
 
 WORKER = "w1"

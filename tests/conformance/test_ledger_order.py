@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from broker.limits.ledger import Exhausted, Ledger, accounts_of
 from broker.log.fencing import Ownership
-from broker.runtime.clock import ManualClock
 from broker.store.store import Store, open_store
+from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from tests.broker_parts import begin, enter, notified, pass_time
 from tests.exploring import examples

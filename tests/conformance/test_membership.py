@@ -12,8 +12,8 @@ from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.coordination.wakeups import ReadyStream
 from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, Fenced
-from broker.runtime.clock import ManualClock
 from broker.store.store import Store
+from broker.testing.manual_clock import ManualClock
 from tests.broker_parts import (
     CID,
     act,

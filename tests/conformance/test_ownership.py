@@ -12,10 +12,11 @@ from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.log.conversations import Conversations
 from broker.log.event_log import Fenced
 from broker.log.fencing import Ownership
-from broker.runtime.clock import ManualClock, to_millis
+from broker.runtime.clock import to_millis
 from broker.runtime.errors import UnknownConversation
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
+from broker.testing.manual_clock import ManualClock
 from tests.broker_parts import CID, begin, claim, enter, lapse, mail_of, message, notified
 
 

@@ -11,12 +11,12 @@ import pytest
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
 from broker.log.event_log import EventLog
-from broker.runtime.clock import ManualClock
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets, SecretsLocked, key_in, no_key, secret_key
 from broker.store.store import Store
+from broker.testing.manual_clock import ManualClock
 from tests.broker_parts import claim, enter
 
 KEY = bytes(range(32))

@@ -15,12 +15,12 @@ from broker.coordination.membership import Membership
 from broker.log.event_log import EventLog
 from broker.log.live_text import LiveText
 from broker.secrets.masking import MASK, forms
-from broker.secrets.secrets import Secrets, no_key
+from broker.secrets.secrets import Secrets
 from broker.specs.agent_state import AgentState
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, state_from
 from controller_worker.loop.delegates import conversation_id_of
-from tests.broker_parts import lapse
+from tests.broker_parts import lapse, no_key
 from tests.conversation_hands import CID, THINK, WORKER, Hands
 from tests.polling import until
 

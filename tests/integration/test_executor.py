@@ -33,9 +33,10 @@ from broker.contract.observations import (
 from broker.contract.offered_tools import ToolCallAction
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed
 from broker.log.event_log import EventLog
-from broker.secrets.secrets import Secrets, no_key
+from broker.secrets.secrets import Secrets
 from broker.store.store import Store
 from broker.tools.custom_tools import custom_tool
+from tests.broker_parts import no_key
 from tests.integration.workspace_hosts import opened
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.tools.offered import OfferedTools

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from random import Random
 from typing import Any, NoReturn
 
-from broker.runtime.clock import ManualClock
+from broker.testing.manual_clock import ManualClock
 
 PROCESS_ID = 4711
 HOST_NAME = "simulated"

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from broker.runtime.clock import Clock, ManualClock
+from broker.runtime.clock import Clock
 from broker.store.store import Store, open_store
+from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection
 from controller_worker.loop.consumer import ControllerConsumer
 from controller_worker.settings import controller_settings

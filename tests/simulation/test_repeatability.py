@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.clock import ManualClock
 from broker.runtime.ids import new_worker_id
+from broker.testing.manual_clock import ManualClock
 from tests.simulation.one_run import traced
 from tests.simulation.sealed import NotSealed, sealed
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.runtime.clock import ManualClock
+from broker.testing.manual_clock import ManualClock
 from tests.simulation.virtual_loop import RanDry, SimulatedProcess, VirtualLoop, current_process
 
 

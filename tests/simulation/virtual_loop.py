@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, TypeVar
 
-from broker.runtime.clock import ManualClock
+from broker.testing.manual_clock import ManualClock
 
 T = TypeVar("T")
 

@@ -15,10 +15,10 @@ from zlib import crc32
 
 from hiredis import ReplyError
 
-from broker.runtime.clock import ManualClock
 from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
 from broker.store.connection import Argument, Connection
 from broker.testing.keyspace import Arguments
+from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from broker.testing.streams import Read
 from tests.simulation.faults import STOPPED_SECONDS, Fault

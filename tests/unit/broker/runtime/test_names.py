@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.runtime import errors
-from broker.runtime.clock import ManualClock, SystemClock, from_millis, to_millis
+from broker.runtime.clock import SystemClock, from_millis, to_millis
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.ids import check_conversation_id, jitter, new_conversation_id, new_key, new_worker_id
 from broker.store import keys
+from broker.testing.manual_clock import ManualClock
 
 
 def test_conversation_ids_sort_by_time_and_never_repeat() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker.runtime.clock import ManualClock
 from broker.runtime.errors import OutcomeUnknown, StoreError, UnknownConversation
 from broker.store.store import open_store
+from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from tests.broker_parts import CID, begin, message
 

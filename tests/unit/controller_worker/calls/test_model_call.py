@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from broker.contract.events import LLMSpec, ModelCallFailed, ModelReply, TokenUsage
-from broker.runtime.clock import ManualClock, SystemClock
+from broker.runtime.clock import SystemClock
 from broker.runtime.errors import StoreUnavailable
+from broker.testing.manual_clock import ManualClock
 from controller_worker.calls.model_call import ask, reply_of
 from controller_worker.calls.models import ROUTED, Models
 from controller_worker.core.failures import last_error_of

@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from broker.runtime.clock import ManualClock
+from broker.testing.manual_clock import ManualClock
 from controller_worker.llm.errors import MODEL_ERRORS, ModelError, RateLimitError
 from controller_worker.wires.provider_errors import MASK, StreamedError, model_error, retry_after_seconds
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from broker.contract.events import LLMSpec, ModelCallFailed
-from broker.runtime.clock import ManualClock, SystemClock
+from broker.runtime.clock import SystemClock
+from broker.testing.manual_clock import ManualClock
 from controller_worker.calls.model_call import ask
 from controller_worker.calls.models import Models
 from controller_worker.llm.choices import RouterSpec, RouteRule
