@@ -29,6 +29,8 @@ from deckhands.reading.terminal import (
     width_of,
 )
 
+CALLS_REMEMBERED = 8
+"""How many calls back the parts of a reply are known that was printed while the model wrote it."""
 GAP = "  "
 LAST_COLUMN = 20
 """How many columns of the screen the last column of a table gets before others are left out for it."""
@@ -66,7 +68,8 @@ class EventPrinter:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._renderer = Renderer(is_coloured=is_coloured(sys.stdout))
-        self._call = self._kind = self._streamed = ""
+        self._call = self._kind = ""
+        self._streamed: dict[str, str] = {}  # by call: pieces may be ahead of the events of earlier calls
         self._is_in_line = False
 
     def event(self, event: Event) -> None:
@@ -75,7 +78,7 @@ class EventPrinter:
             print_ascii(event_line(event) + "\n")
             return
         is_one_screen = sys.stdout.isatty() and sys.stderr.isatty()
-        if lines := self._renderer.lines(event, shown=self._streamed if is_one_screen else ""):
+        if lines := self._renderer.lines(event, shown="\n".join(self._streamed.values()) if is_one_screen else ""):
             self._end_line()
             print_coloured(lines)
 
@@ -87,17 +90,17 @@ class EventPrinter:
     def piece(self, piece: Piece) -> None:
         """Print a part of a reply on standard error while the model writes it. The whole reply follows as an event."""
         if piece.kind == "superseded":
-            self._streamed = ""
+            self._streamed.pop(piece.call, None)
             text = f"\n[{piece.call}: the call failed and its output is dropped; another model is asked]"
             print_coloured([self._renderer.styled(text, "dim")], err=True, end="")
             return
-        if piece.call != self._call:
-            self._streamed = ""
         if piece.call != self._call or piece.kind != self._kind:
             self._end_line()
             print_coloured([self._renderer.styled(f"[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
             self._call, self._kind = piece.call, piece.kind
-        self._streamed += piece.text
+        self._streamed[piece.call] = self._streamed.get(piece.call, "") + piece.text
+        if len(self._streamed) > CALLS_REMEMBERED:
+            del self._streamed[next(iter(self._streamed))]
         self._is_in_line = True
         print_text(piece.text, err=True, end="")
 

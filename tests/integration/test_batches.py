@@ -243,8 +243,13 @@ async def test_a_stopped_conversation_gives_its_call_up(evaluation: Evaluation) 
     await evaluation.client.cancel(cid)
     await evaluation.settle([cid])
     await evaluation.everything_closed()
+
+    async def is_given_back() -> bool:  # right behind the event that says so
+        return (await ledger.account("tenant:acme")).reserved_usd == 0.0
+
+    await evaluation.until(is_given_back, what="the reservation given back")
     account = await ledger.account("tenant:acme")
-    assert (account.reserved_usd, account.spent_usd, account.lost_usd) == (0.0, 0.0, 0.0)
+    assert (account.spent_usd, account.lost_usd) == (0.0, 0.0)
     assert evaluation.provider.batches() == []
 
 

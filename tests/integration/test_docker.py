@@ -180,7 +180,7 @@ async def test_a_server_of_mcp_reaches_some_hosts_from_a_container(tmp_path: Pat
     async with site() as host:
         spec = McpServerSpec(name="reaching", command="python3", args=("-c", FETCH.format(host)), allow=(host,))
         started = SandboxedLaunch("docker", tmp_path, gate=GATE, containers=containers)(spec)
-        async with started.way_out():
+        async with started.proxy_for():
             program, *arguments = started.command
             running = await asyncio.create_subprocess_exec(
                 program, *arguments, env=dict(started.environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE

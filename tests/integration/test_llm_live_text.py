@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from broker.contract.actions import MessageAction
+from broker.contract.events import EventSource
 from broker.log.event_log import EventLog
 from broker.log.live_text import LiveText, Piece
 from broker.secrets.masking import MASK
@@ -19,6 +22,7 @@ from broker.store.store import Store
 from controller_worker.calls.streaming import shown
 from controller_worker.llm.llm import Delta, ModelRequest
 from controller_worker.messages.messages import Message, TextPart
+from deckhands.cli.output import EventPrinter
 from tests.integration.command_line import COMMAND, Done, environment, finish, on_terminal, run_command, script
 from tests.model_server.running_server import RunningModelServer
 
@@ -177,3 +181,21 @@ def test_on_a_terminal_a_streamed_reply_is_printed_once(
     assert shown.count("All is done now.") == 1, shown
     assert shown.count("$ echo out of it") == 1, shown
     assert "  out of it" in shown
+
+
+class Screen(io.StringIO):
+    """An output that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_pieces_of_the_next_call_do_not_make_the_last_reply_appear_again() -> None:
+    """The pieces come by another way than the events, and may be ahead of them."""
+    printer, screen = EventPrinter(as_json=False), Screen()
+    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
+        printer.piece(Piece("1.1", "text", "First I look around."))
+        printer.piece(Piece("2.1", "text", "All is done."))
+        for content in ("First I look around.", "All is done."):
+            printer.event(MessageAction(content=content, source=EventSource.AGENT))
+    assert (screen.getvalue().count("First I look"), screen.getvalue().count("All is done")) == (1, 1)

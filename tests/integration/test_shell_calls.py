@@ -225,7 +225,7 @@ async def test_a_new_host_says_that_jobs_are_gone(workspaces: Workspaces) -> Non
     hands.workspace = await workspaces.open("conversation")
     gone = await hands.bash("", terminal="job-1")
     assert gone.content.startswith("ERROR: There is no terminal `job-1`.")
-    assert "other terminals and background jobs are gone" in (await hands.bash("echo")).agent_text
+    assert "other terminals and all programs that were running" in (await hands.bash("echo")).agent_text
 
 
 async def test_jobs_and_the_shell_answer_at_the_same_time(hands: ModelHands) -> None:

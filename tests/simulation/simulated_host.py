@@ -254,6 +254,9 @@ class SimulatedWorkspaces:
             )
         return opened
 
+    def take_notice(self, _: str) -> str:
+        return ""
+
     async def interrupt(self, conversation_id: str, action_id: int) -> bool:
         try:
             return await (await self.open(conversation_id)).interrupt(action_id)

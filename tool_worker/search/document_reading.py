@@ -55,7 +55,12 @@ def pages_of(arguments: dict[str, object], packages: str) -> str:
 def _printed(command: list[str]) -> str:
     try:
         ran = subprocess.run(  # noqa: S603  (a program of ours or pdftotext, with the path as one word)
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROGRAM_SECONDS, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROGRAM_SECONDS,
+            check=False,
+            env=dict(os.environ),  # this program runs in the workspace and knows what that knows
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -95,7 +95,12 @@ def _javascript(path: str) -> Iterator[str]:
 def _output(command: list[str]) -> list[str]:
     try:
         ran = subprocess.run(  # noqa: S603  (a checker, with the path of a file as one word)
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROGRAM_SECONDS, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROGRAM_SECONDS,
+            check=False,
+            env=dict(os.environ),  # this program runs in the workspace and knows what that knows
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
