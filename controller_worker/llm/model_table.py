@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,14 +95,21 @@ class ModelRow:
         """Return what the call cost, or None when the price is not known."""
         tier = next((prices for above, prices in self.tiers if usage.prompt_tokens > above), None)
         has_batch_prices = sold.is_batched and tier is None and self.batch_prices is not None
-        prices = (
-            self.batch_prices if has_batch_prices else tier or self.service_prices.get(sold.service_tier, self.prices)
-        )
+        direct = self._in_tier_of_service(tier or self.prices, sold.service_tier)
+        prices = self.batch_prices if has_batch_prices else direct
         if prices is None:
             return None
         if sold.is_cached_for_an_hour and prices.cache_write is not None:
             prices = replace(prices, cache_write=prices.input * HOUR_FACTOR)
         return cost_usd(prices, usage) * (BATCH_SHARE if sold.is_batched and not has_batch_prices else 1.0)
+
+    def _in_tier_of_service(self, prices: Prices | None, name: str) -> Prices | None:
+        """Return prices as they are in a service tier: for a long prompt it changes them by as much as for another."""
+        service = self.service_prices.get(name)
+        if prices is None or self.prices is None or service is None or prices is self.prices:
+            return prices if service is None else service
+        share = service.input / self.prices.input if self.prices.input else 1.0
+        return Prices(*(None if price is None else price * share for price in astuple(prices)))  # type: ignore[arg-type]
 
 
 def cost_usd(prices: Prices, usage: Usage) -> float:

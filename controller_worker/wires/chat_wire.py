@@ -176,7 +176,7 @@ def read_chat_reply(reply: Any) -> Reply:
         parts = Reply(
             text=_text(message.get("content")),
             tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
-            thinking_blocks=thoughts_of(message),
+            thinking_blocks=thoughts_of(message, str(reply.get("model") or "")),
             model=str(reply.get("model") or ""),
             response_id=str(reply.get("id") or ""),
             stop_reason=str(choice.get("finish_reason") or ""),

@@ -24,6 +24,8 @@ Chunk = TypeVar("Chunk")
 REPLY_LIMIT_BYTES = 64 * 1024 * 1024
 EVENT_LIMIT_CHARS = 16 * 1024 * 1024
 SLACK_SECONDS = 5.0
+CLOSING_SECONDS = 5.0
+"""How long to wait, once the model has stopped, for its usage and the end of the protocol."""
 END_SECONDS = 0.25
 """How long a body may last after the end of a reply; then its connection is given up."""
 DONE = "[DONE]"
@@ -110,10 +112,11 @@ def _no_line() -> io.StringIO:
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Longest silences, in seconds: before the first byte of a reply, and after it."""
+    """Longest silences, in seconds: before the first byte of a reply, after it, and once the model has stopped."""
 
     first_byte_seconds: float
     idle_seconds: float
+    closing_seconds: float = CLOSING_SECONDS
 
     @property
     def longest_seconds(self) -> float:
@@ -142,20 +145,26 @@ async def until_headers(limits: StreamLimits) -> AsyncIterator[None]:
         ) from error
 
 
-async def read_events(chunks: AsyncIterator[bytes], limits: StreamLimits, take: Callable[[str], bool]) -> None:
+async def read_events(
+    chunks: AsyncIterator[bytes],
+    limits: StreamLimits,
+    take: Callable[[str], bool],
+    is_whole: Callable[[], bool] = lambda: False,
+) -> None:
     """Hand over the texts of a reply's events, up to the one that is the last.
 
     The body usually ends right behind it. If it does not, the connection is of no further use, but the reply is whole.
 
     Args:
         take: takes in a text, and says whether the reply ends with it.
+        is_whole: says whether what is still to come matters little: then no long silence is borne.
 
     Raises:
         ModelTimeoutError: a silence was too long.
         MalformedReplyError: it has more than 64 MiB, or one of its events is too long.
     """
     decoder = EventDecoder()
-    async for chunk in within_limits(_bounded(chunks), limits):
+    async for chunk in within_limits(_bounded(chunks), limits, is_whole):
         for text in decoder.feed(chunk):
             if take(text):
                 await _read_to_the_end(chunks)
@@ -190,7 +199,9 @@ async def _bounded(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def within_limits(chunks: AsyncIterator[Chunk], limits: StreamLimits) -> AsyncIterator[Chunk]:
+async def within_limits(
+    chunks: AsyncIterator[Chunk], limits: StreamLimits, is_whole: Callable[[], bool] = lambda: False
+) -> AsyncIterator[Chunk]:
     """Yield what comes, as long as it comes in time.
 
     Raises:
@@ -207,3 +218,5 @@ async def within_limits(chunks: AsyncIterator[Chunk], limits: StreamLimits) -> A
             raise ModelTimeoutError(f"There was a silence of {limit:g} s {where}.") from error
         yield chunk
         limit, where = limits.idle_seconds, "within the reply"
+        if is_whole():
+            limit = min(limit, limits.closing_seconds)

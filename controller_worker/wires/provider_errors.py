@@ -288,6 +288,9 @@ def _url(chain: Sequence[BaseException]) -> str:
 
 
 def _said(error: BaseException) -> str | None:
+    body = getattr(error, "body", None)
+    if isinstance(body, Mapping) and isinstance(body.get("error"), str):  # Ollama's and LM Studio's form
+        return body["error"] or None
     message = _in_body(error, "message")
     return message if isinstance(message, str) and message else None
 

@@ -100,7 +100,7 @@ class RawClient:
                 if streamed is None or "json" in response.headers.get("content-type", ""):
                     return parsed(await whole_reply(response.aiter_bytes())), response.headers
                 try:
-                    await read_events(response.aiter_bytes(), limits, streamed.take)
+                    await read_events(response.aiter_bytes(), limits, streamed.take, lambda: streamed.is_whole)
                 except (ModelTimeoutError, self._http.HTTPError):
                     if not streamed.is_whole:
                         raise

@@ -94,7 +94,9 @@ def told_usd(value: Any) -> float | None:
     """Return what a provider or a gateway says that a call cost, or None if it says nothing that can be true."""
     try:
         cost = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if isinstance(value, bool):
         return None
     return cost if 0.0 <= cost <= LARGEST_COST_USD else None
 

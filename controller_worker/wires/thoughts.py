@@ -5,7 +5,7 @@ A reply keeps blocks, as its provider wrote them:
     {"type": "thinking", "thinking"}                                `reasoning_content` of DeepSeek, Kimi and others
     {"type": "thinking", "thinking", "signature"}, redacted too     Claude's
     {"type": "reasoning", "id", "summary", "encrypted_content"}     an item of OpenAI's Responses
-    {"type": "call", "index", …}                                    what Gemini has attached to a call: its signature
+    {"type": "call", "id", …}                                       what Gemini has attached to a call: its signature
 
 Holds: a model gets back its own form alone; what another family has thought is left out.
 """
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from controller_worker.llm.model_features import ThoughtForm
+from controller_worker.messages.call_names import fitting
 
 OF_A_CALL = ("extra_content", "provider_specific_fields")
 """Fields of a call that hold what its provider wants back: of Gemini itself, and of litellm."""
@@ -28,22 +29,32 @@ def is_signed(block: Block) -> bool:
     return block.get("type") in ("thinking", "redacted_thinking") and ("signature" in block or "data" in block)
 
 
-def thoughts_of(message: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return the blocks of a message of Chat Completions.
+def thoughts_of(message: Mapping[str, Any], model: str) -> tuple[dict[str, Any], ...]:
+    """Return the blocks of a message of Chat Completions; those that have not the form are left out.
+
+    Args:
+        model: that has written it, as its provider names it.
 
     Raises:
-        TypeError, AttributeError, ValueError: the message has not the form.
+        TypeError, AttributeError: the message has not the form.
     """
-    blocks = [dict(block) for block in message.get("thinking_blocks") or ()]
+    blocks = [dict(block) for block in message.get("thinking_blocks") or () if _has_type(block)]
+    if "gemini" in model.lower():  # litellm gives them signatures, which Claude would take for its own and refuse
+        blocks = [{name: value for name, value in block.items() if name != "signature"} for block in blocks]
     thought = message.get("reasoning_content") or message.get("reasoning")
     if not blocks and isinstance(thought, str):
         blocks = [{"type": "thinking", "thinking": thought}]
-    blocks += [{**item, "type": "reasoning"} for item in message.get("reasoning_items") or ()]
-    for index, call in enumerate(message.get("tool_calls") or ()):
+    items = [item for item in message.get("reasoning_items") or () if isinstance(item, Mapping)]
+    blocks += [{**item, "type": "reasoning"} for item in items if item.get("id") or item.get("encrypted_content")]
+    for call in message.get("tool_calls") or ():
         attached = {name: call[name] for name in OF_A_CALL if isinstance(call.get(name), Mapping) and call[name]}
         if attached:
-            blocks.append({"type": "call", "index": index, **attached})
+            blocks.append({"type": "call", "id": str(call.get("id") or ""), **attached})
     return tuple(blocks)
+
+
+def _has_type(block: Any) -> bool:
+    return isinstance(block, Mapping) and isinstance(block.get("type"), str)
 
 
 def thought_fields(blocks: Iterable[Block], form: ThoughtForm) -> dict[str, Any]:
@@ -63,7 +74,7 @@ def thought_fields(blocks: Iterable[Block], form: ThoughtForm) -> dict[str, Any]
 
 def attach(blocks: Iterable[Block], calls: list[dict[str, Any]]) -> None:
     """Give written calls back what their provider has attached to them."""
-    for block in blocks:
-        index = block.get("index")
-        if block.get("type") == "call" and isinstance(index, int) and 0 <= index < len(calls):
-            calls[index] |= {name: block[name] for name in OF_A_CALL if name in block}
+    attached = {fitting(str(block.get("id"))): block for block in blocks if block.get("type") == "call"}
+    for call in calls:
+        block = attached.get(call["id"], {})
+        call |= {name: block[name] for name in OF_A_CALL if name in block}

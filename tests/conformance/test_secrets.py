@@ -14,10 +14,10 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
-from broker.secrets.secrets import Secrets, SecretsLocked, key_in, no_key, secret_key
+from broker.secrets.secrets import Secrets, SecretsLocked, key_in, secret_key
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
-from tests.broker_parts import claim, enter
+from tests.broker_parts import claim, enter, no_key
 
 KEY = bytes(range(32))
 TOKEN = "ghp_0123456789abcdef"

@@ -100,7 +100,7 @@ def _output(command: list[str]) -> list[str]:
             capture_output=True,
             timeout=PROGRAM_SECONDS,
             check=False,
-            env=dict(os.environ),  # this program runs in the workspace and knows what that knows
+            env=None,  # the workspace's, in which this program runs itself
         )
     except (OSError, subprocess.TimeoutExpired):
         return []

@@ -262,3 +262,11 @@ def test_retry_after_as_a_date() -> None:
     due = format_datetime(now + timedelta(seconds=90), usegmt=True)
     assert retry_after_seconds({"retry-after": due}, now) == 90.0
     assert retry_after_seconds({"retry-after": due}, None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("prompt is too long: 9 > 8", "context_window"), ("insufficient balance", "out_of_credits")]
+)
+def test_an_error_that_is_plain_text_within_a_reply_has_its_class(text: str, code: str) -> None:
+    error = model_error(StreamedError({"error": text}))
+    assert (error.code, error.provider_text) == (code, text)

@@ -192,6 +192,19 @@ def test_the_tier_that_the_provider_has_used_is_priced() -> None:
     assert (usual, flex, priority) == pytest.approx((2.25e-3, 1.125e-3, 4.5e-3))
 
 
+def test_a_long_prompt_in_a_service_tier_is_priced_in_it() -> None:
+    row = look_up("gpt-5.4")
+    assert row is not None
+    usual, flex = (row.cost_usd(Usage(300_000, 1_000), Sale(service_tier=name)) for name in ("", "flex"))
+    assert usual is not None
+    assert flex == pytest.approx(usual / 2)
+
+
+@pytest.mark.parametrize("value", [True, 10**400, "much", None, float("nan"), -1])
+def test_what_is_no_cost_is_none(value: object) -> None:
+    assert told_usd(value) is None
+
+
 def test_an_hour_in_the_cache_costs_twice_the_input() -> None:
     row = look_up("claude-sonnet-4-5")
     assert row is not None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller_worker.llm.errors import MalformedReplyError, ModelError
+from controller_worker.llm.errors import MalformedReplyError, ModelError, ModelTimeoutError
 from controller_worker.llm.llm import Delta
 from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.event_stream import EVENT_LIMIT_CHARS, EventDecoder, StreamLimits, read_events
@@ -254,3 +254,12 @@ def test_errors_within_a_stream(error: dict[str, str], code: str) -> None:
             take(json.dumps({"type": "error", "error": error}))
         found: ModelError = model_error(caught.value, secrets=("sk-secret-key",))
         assert (found.code, found.provider_text) == (code, error["message"].replace("sk-secret-key", "<secret-hidden>"))
+
+
+async def test_behind_a_whole_reply_no_long_silence_is_borne() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        await asyncio.Event().wait()  # a connection that nobody closes
+
+    with pytest.raises(ModelTimeoutError):
+        await read_events(chunks(), StreamLimits(3_600.0, 3_600.0, 0.01), lambda _: False, lambda: True)

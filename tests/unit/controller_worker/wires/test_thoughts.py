@@ -73,14 +73,14 @@ def test_gemini_gets_the_signature_of_each_call_back(attached: dict[str, Any]) -
 def test_a_streamed_signature_is_kept() -> None:
     stream = ChatStream(lambda _: None)
     for delta in (
-        {"tool_calls": [{"index": 0, "extra_content": SIGNATURE, **CALL}]},
+        {"tool_calls": [{"id": "call_1", "extra_content": SIGNATURE, **CALL}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": ""}}]},
         {"reasoning_items": [SEALED]},
         {"reasoning_items": [SEALED]},
     ):
         stream.take_chunk({"id": "r", "model": "m", "choices": [{"index": 0, "delta": delta}]})
     stream.take_chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
-    signed, sealed = {"type": "call", "index": 0, "extra_content": SIGNATURE}, SEALED | {"type": "reasoning"}
+    signed, sealed = {"type": "call", "id": "call_1", "extra_content": SIGNATURE}, SEALED | {"type": "reasoning"}
     assert read_chat_reply(stream.reply()).thinking_blocks == (sealed, signed)
 
 
@@ -100,3 +100,23 @@ def test_thoughts_of_an_odd_form_are_an_error_or_nothing(fields: dict[str, Any])
         assert read_chat_reply(replied(**fields)).thinking_blocks == ()
     except MalformedReplyError:
         assert "reasoning_items" in fields
+
+
+def test_a_signature_that_is_geminis_never_reaches_claude() -> None:
+    """litellm gives Gemini's thoughts the form of Claude's."""
+    reply = replied(thinking_blocks=[{"type": "thinking", "thinking": "g", "signature": "of Gemini"}])
+    assert "thinking_blocks" not in sent_again("claude-sonnet-4-5", reply | {"model": "gemini-3-pro"})
+    assert "thinking_blocks" in sent_again("claude-sonnet-4-5", reply | {"model": "our-claude"})
+
+
+def test_a_signature_stays_with_its_call_where_others_are_not_shown() -> None:
+    calls = [CALL | {"id": "a", "extra_content": SIGNATURE}, CALL | {"id": "b"}]
+    read = read_chat_reply(replied(tool_calls=calls))
+    shown = Message("assistant", (), read.tool_calls[1:], thinking_blocks=read.thinking_blocks)
+    (written,) = ChatWire(cache_marks=False, thoughts="calls").values([shown])
+    assert "extra_content" not in written["tool_calls"][0]
+
+
+@pytest.mark.parametrize("blocks", [[[["x", 1]]], [{}], [7], ["text"]])
+def test_thoughts_without_a_form_are_left_out(blocks: list[Any]) -> None:
+    assert read_chat_reply(replied(thinking_blocks=blocks, reasoning_items=[{}, {"type": "x"}])).thinking_blocks == ()
