@@ -223,7 +223,7 @@ async def test_a_patch_that_is_costly_to_place_is_refused(hands: ModelHands, fol
     (folder / "a.txt").write_text("x\n" * 200_000)
     old = "-x\n" * 1000 + "-y\n"
     refused = await hands("apply_patch", patch=f"*** Begin Patch\n*** Update File: a.txt\n{old}*** End Patch")
-    assert "Too many places look like it" in refused.content
+    assert "Too much would have to be compared" in refused.content
 
 
 async def test_what_changes_something_is_done_once_however_often_it_is_asked_for(

@@ -21,7 +21,7 @@ from tool_worker.editor.editor_arguments import insert_line_number, line_range, 
 from tool_worker.editor.editor_errors import EditorError, EditRefusedError, InvalidParameterError, as_utf8, excerpt
 from tool_worker.editor.picture import is_picture, picture_url
 from tool_worker.editor.regular_file import find_status, make_parents
-from tool_worker.editor.replacements import Replacement, Span, replaced, replacements_in
+from tool_worker.editor.replacements import SPANS_LIMIT, Replacement, Span, replaced, replacements_in
 from tool_worker.editor.seen_files import SeenFiles
 from tool_worker.editor.text_diff import unified_diff
 from tool_worker.editor.text_file import TextFile, with_plain_breaks
@@ -258,8 +258,10 @@ class FileEditor:
     def _snippets(self, text: str, spans: list[Span], path: str) -> str:
         """Number the lines around each place, together where they meet."""
         places: list[list[int]] = []
-        for start, end in spans:
-            first = text.count("\n", 0, start) + 1
+        position = line = 0
+        for start, end in spans[:SPANS_LIMIT]:
+            line += text.count("\n", position, start)
+            position, first = start, line + 1
             last = first + text.count("\n", start, end)
             if places and first <= places[-1][1] + 2 * SNIPPET_CONTEXT_LINES:
                 places[-1][1] = max(places[-1][1], last)

@@ -19,8 +19,10 @@ from tool_worker.editor.text_diff import unified_diff
 from tool_worker.editor.text_file import TextFile, with_plain_breaks
 from tool_worker.editor.versioned_files import VersionedFiles
 
-COMPARED_LINES_LIMIT = 2_000_000
-"""How many lines may be compared for one patch: a repeated line makes every place look like a beginning."""
+COMPARED_LINES_LIMIT = 20_000_000
+"""How many lines may be read and compared for one patch: a repeated line makes every place look like a beginning."""
+READ_BYTES_LIMIT = 32 * 2**20
+"""How much all files of a patch may have together."""
 
 
 class _Planned:
@@ -63,17 +65,22 @@ class Patching:
 
     def _plan(self, changes: list[FileChange], cwd: str) -> list[_Planned]:
         plan: list[_Planned] = []
-        budget = [COMPARED_LINES_LIMIT]
+        budget, left = [COMPARED_LINES_LIMIT], READ_BYTES_LIMIT
         for change in changes:
             path = os.path.normpath(os.path.join(cwd, change.path))
             if not change.path or "\0" in change.path + change.target:
                 raise InvalidParameterError("patch", change.path, "A file in it has no usable path.")
-            if any(one.path == path for one in plan):
+            if any(os.path.realpath(one.path) == os.path.realpath(path) for one in plan):
                 raise EditRefusedError(f"No patch was applied. It changes {change.path} twice: write one change of it.")
             if change.kind == ADD:
                 self._plan_new(plan, path, "\n".join([*change.chunks[0].new, ""]) if change.chunks else "", "A")
                 continue
+            if os.path.islink(path) and (change.kind == DELETE or change.target):
+                raise EditRefusedError(f"No patch was applied. {change.path} is a link: remove it in the shell.")
             content, file = self._files.read(path)
+            left -= len(content)
+            if left < 0:
+                raise EditRefusedError("No patch was applied. Its files are too large together: use several patches.")
             self._seen.require_current(path, content)
             if change.kind == DELETE:
                 plan.append(_Planned("D", path, content, file, None))
@@ -100,6 +107,7 @@ class Patching:
         except (EditorError, OSError) as error:
             for one in reversed(done):
                 _restore(one)
+                self._seen.forget(one.path)
             raise EditRefusedError(f"No patch was applied. {error}") from error
 
     def _write(self, one: _Planned) -> None:
@@ -172,21 +180,27 @@ def _accepted(chunk: Chunk, wanted: list[str], place: int) -> int:
 
 
 def _found(lines: list[str], wanted: list[str], cursor: int, budget: list[int]) -> int | None:
-    for reduced in (str, str.rstrip, str.strip):
-        there, looked_for = [reduced(line) for line in lines], [reduced(line) for line in wanted]
+    for reduced in (None, str.rstrip, str.strip):
+        _spend(budget, len(lines))
+        there = lines if reduced is None else [reduced(line) for line in lines]
+        looked_for = wanted if reduced is None else [reduced(line) for line in wanted]
         place = cursor
         while place + len(wanted) <= len(lines):
             try:
                 place = there.index(looked_for[0], place)
             except ValueError:
                 break
-            budget[0] -= len(wanted)
-            if budget[0] < 0:
-                raise EditRefusedError("No patch was applied. Too many places look like it: give fewer lines a chunk.")
+            _spend(budget, len(wanted))
             if there[place : place + len(wanted)] == looked_for:
                 return place
             place += 1
     return None
+
+
+def _spend(budget: list[int], lines: int) -> None:
+    budget[0] -= lines
+    if budget[0] < 0:
+        raise EditRefusedError("No patch was applied. Too much would have to be compared: use several patches.")
 
 
 def _result(content: str, plan: list[_Planned], *, is_error: bool = False) -> dict[str, object]:

@@ -7,6 +7,9 @@ from tool_worker.editor.text_file import with_plain_breaks
 
 REPORTED_LINES_LIMIT = 100
 EDITS_LIMIT = 200
+SPANS_LIMIT = 100
+"""Of one edit: where more replacements stand is not shown."""
+TEXT_LIMIT_CHARS = 16 * 2**20
 
 Span = tuple[int, int]
 """Where a new text begins and ends."""
@@ -75,10 +78,13 @@ def _replaced(text: str, one: Replacement, path: str, spans: list[Span]) -> tupl
         position = _find_only(old, text, path)
         spans = _moved(spans, position, len(old), len(new))
         return text[:position] + new + text[position + len(old) :], [*spans, (position, position + len(new))]
+    size = len(text) + text.count(old) * (len(new) - len(old))
+    if size > TEXT_LIMIT_CHARS:
+        raise EditRefusedError(f"No replacement was performed. The file would have {size:,} characters.")
     pieces = text.split(old)
     position = 0
     found: list[Span] = []
-    for piece in pieces[:-1]:
+    for piece in pieces[: min(len(pieces) - 1, SPANS_LIMIT)]:
         position += len(piece)
         found.append((position, position + len(new)))
         position += len(new)

@@ -309,9 +309,10 @@ class Server:
             self._files = FileTools(self._configuration.workspace, history=HISTORY_FD)
         result = self._files.run(tool, {**arguments, "cwd": self._terminals.main.working_dir})
         paths = self._files.to_check(result)
+        body = self._record_result(action_id, result)  # before the check: whatever ends it, the edit is known
         program = self._program("code") if paths else None
         if program is None or program.is_full:
-            self._reply_result(client, request, self._record_result(action_id, result), is_replayed=False)
+            self._reply_result(client, request, body, is_replayed=False)
             return
         execution = Execution(action_id, self._journal.fingerprint(action_id), None)
         execution.waiting.append((client, request))

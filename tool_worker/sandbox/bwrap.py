@@ -97,9 +97,14 @@ class BubblewrapSandbox:
             "SHELL": "/bin/bash",
         }
 
-    def keeps_home(self, enclosure: Enclosure) -> bool:  # noqa: ARG002  (the protocol's)
-        """See `Sandbox.keeps_home`."""
-        return True
+    def keeps_home(self, enclosure: Enclosure) -> bool:
+        """See `Sandbox.keeps_home`: not where something is mounted below one of the two.
+
+        bwrap makes mount points before the old root is gone. A link that an agent has left in the place of a directory
+        on the way there would lead it out.
+        """
+        targets = map(PurePosixPath, map(str, (enclosure.mount_at, *interpreter_prefixes(), *enclosure.read_only)))
+        return not any(target.is_relative_to(kept) for target in targets for kept in TEMPORARY)
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.writable`."""

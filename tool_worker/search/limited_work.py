@@ -10,6 +10,7 @@ import os
 import select
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 
 MAX_TEXT_BYTES = 256 * 1024
@@ -27,6 +28,7 @@ def text_within(limit_seconds: float, work: Callable[[Callable[[str], None]], No
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.setsid()  # what the work starts ends with it
         _do(work, writing)
     os.close(writing)
     written = bytearray()
@@ -41,7 +43,9 @@ def text_within(limit_seconds: float, work: Callable[[Callable[[str], None]], No
             break
         written += piece
     os.close(reading)
-    os.kill(pid, signal.SIGKILL)
+    for kill in (os.killpg, os.kill):  # the group first; the child may not have made it yet
+        with suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return written.decode("utf-8", "replace"), is_ended
 

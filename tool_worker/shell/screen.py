@@ -163,6 +163,7 @@ class Screen:
     def _change_row(self, final: str, part: int, count: int) -> None:
         row, column = self._rows[self._row], self._column
         if final == "P":
+            self._spend(ROW_COST)
             del row[column : column + count]
         elif final == "@" and column < len(row):
             self._spend(count)
@@ -172,10 +173,12 @@ class Screen:
         elif final in "KX":
             first, last = (column, column + count) if final == "X" else (0, column + 1)
             last = min(last, len(row))
+            self._spend(max(0, last - first))
             row[first:last] = " " * max(0, last - first)
 
     def _change_rows(self, final: str, count: int) -> None:
         if final == "M":
+            self._spend(ROW_COST)
             del self._rows[self._row : self._row + count]
         else:
             self._spend(count * ROW_COST)

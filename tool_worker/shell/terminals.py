@@ -160,10 +160,15 @@ class Terminals:
         session = self._named(name)
         if session is None:
             return f"There is no terminal `{name}`. {GONE}\n{self._listed()}"
-        session.kill()
         if session is self.main:
-            self.main = self._shell(None)
+            try:
+                fresh = self._shell(None)
+            except OSError as error:
+                return f"No new shell can be started: {error.strerror}. The old one is still there."
+            session.kill()
+            self.main = fresh
             return f"The shell was killed. This is a new one in {self.main.working_dir}; the old variables are lost."
+        session.kill()
         del self._others[name]
         if call.control == RESET:
             return self._open(name, is_job=False) or f"The terminal `{name}` was killed and begun again."

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tool_worker.shell.output_buffer import CUT_NOTICE, OutputBuffer
+from tool_worker.shell.screen import Screen, TooCostly
 from tool_worker.shell.terminal_text import plain_text
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -119,3 +120,10 @@ def test_a_character_that_the_cut_went_through_is_left_out() -> None:
     assert buffer.take(is_final=True) == ("abcd" + CUT_NOTICE + "xéy", 50)
     buffer.add(b"abcd" + b"-" * 50 + "éxyz".encode())
     assert buffer.take(is_final=True) == ("abcd" + CUT_NOTICE + "xyz", 51)
+
+
+@pytest.mark.parametrize("erasing", ["\x1b[1K", "\x1b[1J", "\x1b[24000X\x1b[P"])
+def test_erasing_long_lines_again_and_again_has_its_price(erasing: str) -> None:
+    """Without one, a few bytes each would clear 25,000 cells ten thousand times."""
+    with pytest.raises(TooCostly):
+        Screen().play("\x1b[A" + "x" * 25_000 + "\r" * (erasing[-1] == "P") + erasing * 10_000)
