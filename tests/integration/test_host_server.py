@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, main_pid, opened
+from tests.polling import until
 from tool_worker.errors import HostRefused, WorkspaceUnavailable
 from tool_worker.host.server import CLIENT_LIMIT, QUEUE_LIMIT
 from tool_worker.launch.host_folder import HostFolder
@@ -139,11 +141,11 @@ async def test_a_client_that_reads_nothing_is_disconnected_before_it_costs_the_h
         lazy = HostFolder(tmp_path, CONVERSATION).connect()
         asked = 700
         requests = b"".join(b'{"op":"status","request":%d,"action_id":1}\n' % n for n in range(asked))
+        hung_up = select.poll()
+        hung_up.register(lazy, 0)  # a hang-up is reported unasked
         async with asyncio.timeout(60):
             await loop.sock_sendall(lazy, requests)
-            # The first may be served before the requests, the second comes after all of them.
-            await host.connection.ping()
-            await host.connection.ping()
+            await until(lambda: bool(hung_up.poll(0)), limit=50.0, what="the end of the connection")
             got = 0
             while chunk := await received(lazy):
                 got += len(chunk)
