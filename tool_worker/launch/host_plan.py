@@ -26,6 +26,7 @@ MEMORY_OF_EACH = (
     "[A program was killed or refused memory. Each program may use {size}; one that asks for more is refused.]"
 )
 KEPT = "all other files, and the history of undo_edit"
+KEPT_WITHOUT_TEMPORARY = "the files of the workspace and of the home, and the history of undo_edit"
 KEPT_WITH_HOME = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
 
 
@@ -87,7 +88,8 @@ class HostPlans:
         }
         if sandbox.keeps_home(enclosure):
             folder.create_home({GIT_CONFIGURATION: self.git_identity.configuration()})
-            enclosure = replace(enclosure, home=folder.home, temporary=folder.temporary)
+            temporary_folder = folder.temporary if sandbox.keeps_temporary(enclosure) else None
+            enclosure = replace(enclosure, home=folder.home, temporary=temporary_folder)
         sessions = self.programs.in_containers if can.runs_images else self.programs.commands
         configuration = HostConfiguration(
             workspace=binding.mount_at,
@@ -107,7 +109,7 @@ class HostPlans:
             temporary=temporary,
             memory=self._memory_notice(sandbox),
             lost=_lost(enclosure, temporary),
-            kept=KEPT_WITH_HOME if enclosure.home is not None else KEPT,
+            kept=_kept(enclosure),
             packages="" if can.runs_images else document_packages(),
         )
         return enclosure, configuration
@@ -129,7 +131,15 @@ class HostPlans:
 def _lost(enclosure: Enclosure, temporary: str) -> str:
     if temporary:
         return f", and the temporary files in {temporary}"
-    return "" if enclosure.home is not None else ", and the files of the home and of /tmp"
+    if enclosure.home is None:
+        return ", and the files of the home and of /tmp"
+    return "" if enclosure.temporary is not None else ", and the files of /tmp"
+
+
+def _kept(enclosure: Enclosure) -> str:
+    if enclosure.home is None:
+        return KEPT
+    return KEPT_WITH_HOME if enclosure.temporary is not None else KEPT_WITHOUT_TEMPORARY
 
 
 def _size(size_bytes: int) -> str:

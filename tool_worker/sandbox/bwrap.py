@@ -98,13 +98,12 @@ class BubblewrapSandbox:
         }
 
     def keeps_home(self, enclosure: Enclosure) -> bool:
-        """See `Sandbox.keeps_home`: not where something is mounted below one of the two.
+        """See `Sandbox.keeps_home`."""
+        return not _has_mounts_below(HOME, enclosure)
 
-        bwrap makes mount points before the old root is gone. A link that an agent has left in the place of a directory
-        on the way there would lead it out.
-        """
-        targets = map(PurePosixPath, map(str, (enclosure.mount_at, *interpreter_prefixes(), *enclosure.read_only)))
-        return not any(target.is_relative_to(kept) for target in targets for kept in TEMPORARY)
+    def keeps_temporary(self, enclosure: Enclosure) -> bool:
+        """See `Sandbox.keeps_temporary`."""
+        return not _has_mounts_below(TEMPORARY[0], enclosure)
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.writable`."""
@@ -193,6 +192,16 @@ def _temporary(executable: str, enclosure: Enclosure) -> Iterator[str]:
     for path, source in zip((*TEMPORARY, "/dev/shm"), kept, strict=True):  # noqa: S108  (a mount inside the sandbox)
         yield from (*size, "--tmpfs", path) if source is None else ("--bind", str(source), path)
     yield from ("--remount-ro", "/dev")
+
+
+def _has_mounts_below(directory: str, enclosure: Enclosure) -> bool:
+    """Say whether something is mounted below a directory, which then must not be one that agents have written to.
+
+    bwrap makes mount points before the old root is gone. A link that an agent has left in the place of a directory on
+    the way there would lead it out.
+    """
+    targets = map(PurePosixPath, map(str, (enclosure.mount_at, *interpreter_prefixes(), *enclosure.read_only)))
+    return any(target.is_relative_to(directory) for target in targets)
 
 
 def _binds(enclosure: Enclosure) -> Iterator[str]:

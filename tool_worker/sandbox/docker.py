@@ -133,6 +133,10 @@ class DockerSandbox:
         owner = enclosure.workspace.stat().st_uid
         return os.geteuid() in (0, owner)
 
+    def keeps_temporary(self, enclosure: Enclosure) -> bool:  # noqa: ARG002  (the protocol's)
+        """See `Sandbox.keeps_temporary`."""
+        return True
+
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
         """See `Sandbox.writable`."""
         return [enclosure.mount_at, "/tmp", HOME, "/dev"]  # noqa: S108  (inside the container)

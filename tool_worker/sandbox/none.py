@@ -65,6 +65,10 @@ class NoSandbox:
         """See `Sandbox.keeps_home`."""
         return False
 
+    def keeps_temporary(self, enclosure: Enclosure) -> bool:  # noqa: ARG002  (the protocol's)
+        """See `Sandbox.keeps_temporary`."""
+        return False
+
     def writable(self, enclosure: Enclosure) -> Sequence[str]:  # noqa: ARG002  (the protocol's)
         """See `Sandbox.writable`."""
         return ()

@@ -182,7 +182,11 @@ class Sandbox(Protocol):
         ...
 
     def keeps_home(self, enclosure: Enclosure) -> bool:
-        """Say whether the home and the temporary directory of an enclosure can be directories, and not memory."""
+        """Say whether the home of an enclosure can be a directory, and not memory."""
+        ...
+
+    def keeps_temporary(self, enclosure: Enclosure) -> bool:
+        """Say whether its temporary directory can be one as well; asked only where the home can."""
         ...
 
     def writable(self, enclosure: Enclosure) -> Sequence[str]:
