@@ -28,6 +28,7 @@ from broker.contract.kinds import (
 )
 from broker.contract.paragraphs import Paragraph
 from broker.specs.agent_state import AgentState
+from broker.specs.labels import Labels
 from broker.specs.plain_json import JsonObject, replace_surrogates
 from broker.specs.specs import AgentSpec, Limits, LLMSpec, Part, Tenancy, WorkspaceSpec
 
@@ -97,7 +98,11 @@ class Parent(Part):
 
 
 class ConversationCreated(Event):
-    """The first event of every conversation: what it is, as data."""
+    """The first event of every conversation: what it is, as data.
+
+    Attributes:
+        labels: what a producer has written on it; None: nothing.
+    """
 
     kind: Literal["conversation.created"] = "conversation.created"
     conversation_id: str
@@ -109,6 +114,7 @@ class ConversationCreated(Event):
     forked_from: str | None = None
     tenancy: Tenancy | None = None
     parent: Parent | None = None
+    labels: Labels | None = None
 
     @property
     def forked_at(self) -> int:

@@ -5,6 +5,7 @@ Does not: say anything that the log does not; the index is written along with it
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +26,7 @@ class ConversationRow:
         state: the agent's state, see `AgentState`.
         wait_reason: why it waits, or empty.
         owner: the worker that works on it, or empty.
+        labels: what a producer has written on it.
         fields: everything else its owner shows: iterations, cost_usd, prompt_tokens, …
     """
 
@@ -38,6 +40,7 @@ class ConversationRow:
     owner: str
     node: str
     is_closed: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -146,7 +149,7 @@ class Conversations:
         return [_row(cid, flat) for cid, flat in zip(ids, replies, strict=True)]
 
 
-_KNOWN = {"title", "state", "wait_reason", "last_id", "created_ms", "updated_ms", "owner", "node", "closed"}
+_KNOWN = {"title", "state", "wait_reason", "last_id", "created_ms", "updated_ms", "owner", "node", "closed", "labels"}
 _INTERNAL = {"token", "rung", "ready_id", "append_key", "append_ids", "mark", "orphan_of", "workspace", "gap"}
 
 
@@ -165,5 +168,14 @@ def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
         owner=meta.get("owner", ""),
         node=meta.get("node", ""),
         is_closed="closed" in meta,
+        labels=_labels_in(meta.get("labels", "")),
         fields={key: value for key, value in meta.items() if key not in _KNOWN | _INTERNAL},
     )
+
+
+def _labels_in(text: str) -> dict[str, str]:
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, RecursionError):  # a damaged hash concerns no other conversation
+        return {}
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}

@@ -10,6 +10,7 @@ Keys: `deck:{k}:c:<id>:events`, and the conversation's blobs.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -103,7 +104,9 @@ class EventLog:
             "agent": created.agent.name,
             "state": "loading",
             "workspace": created.workspace.model_dump_json(),
-        } | ({"node": node} if node else {})
+        }
+        shown |= {"node": node} if node else {}
+        shown |= {"labels": json.dumps(created.labels, sort_keys=True)} if created.labels else {}
         outcome = await self._append(
             cid,
             Creator(key, created.workspace.pool),

@@ -23,6 +23,9 @@ from broker.specs.workspace_sources import WorkspaceSource
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
 """Of tenants, experiments, users and projects."""
 
+PriorityName = Literal["interactive", "batch"]
+"""What goes first where something is scarce."""
+
 
 class Skill(Part):
     """Instructions for an agent. See `broker.specs.skills` for skills as files.
@@ -233,7 +236,7 @@ class Tenancy(Part):
 
     tenant: str = Field(default="", pattern=NAME_PATTERN)
     experiment: str = Field(default="", pattern=NAME_PATTERN)
-    priority: Literal["interactive", "batch"] | None = None
+    priority: PriorityName | None = None
 
 
 class Limits(Part):

@@ -17,7 +17,6 @@ from broker.contract import codec
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
 from broker.contract.events import (
     AgentSpec,
-    ConversationCreated,
     Event,
     EventSource,
     Limits,
@@ -33,21 +32,18 @@ from broker.runtime.errors import EventsLost, UsageError
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.specs import Tenancy
 from broker.store.store import Store
-from broker.tools.tool_offers import ToolOffers
 from deckhands.client import inputs
+from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.confirmations import answer_to
 from deckhands.client.errors import NotSettled, NotStopped
 from deckhands.client.files import WorkspaceFiles
 from deckhands.client.forking import Point, copied_events, fork_of
-from deckhands.client.known_agents import require_agent
 from deckhands.client.named_directory import require_served
+from deckhands.client.requests import TaskRequest
 from deckhands.client.running_cluster import open_cluster
-from deckhands.client.secret_keeping import keep_secrets, secrets_of
-from deckhands.client.tasks import check_task, title_of
+from deckhands.client.secret_keeping import secrets_of
+from deckhands.client.tasks import check_task
 from deckhands.reading.summary import Summary, Tally, summarize
-
-OFFERS_LIMIT_SECONDS = 20.0
-"""How long a tool may be missing because its worker is still starting."""
 
 
 class Client:
@@ -107,6 +103,7 @@ class Client:
         headless: bool = True,
         tenancy: Tenancy | None = None,
         title: str = "",
+        labels: Mapping[str, str] | None = None,
         conversation_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> str:
@@ -126,6 +123,7 @@ class Client:
             headless: True if nobody can be asked.
             tenancy: who it is for: whose budget pays, and who goes first when a quota is short.
             title: for listings; the beginning of the task if empty.
+            labels: for selection; see `broker.specs.labels`.
             conversation_id: its id. None makes a new one, or takes the one that belongs to `idempotency_key`.
             idempotency_key: the same key always means the same conversation, whatever else is passed.
 
@@ -134,30 +132,33 @@ class Client:
                 the agent, offers one of the tools or takes the directory.
         """
         check_task(inputs.text_in(task, "task"))
-        agent, limits = inputs.with_output(inputs.agent_in(agent, model), output), inputs.limits_in(limits)
-        secrets, tenancy = inputs.secrets_in(secrets), inputs.tenancy_in(tenancy)
         place, upload = await asyncio.to_thread(inputs.workspace_in, workspace, upload)
-        await require_agent(self.store, agent)
-        await require_served(self.store, place)
-        if tools := inputs.names_in(tools, "tools"):
-            offers = await ToolOffers(self.store).choose(tools, limit_seconds=OFFERS_LIMIT_SECONDS)
-            agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
-        conversation_id = inputs.id_in(conversation_id, idempotency_key)
-        if upload is not None:
-            await StoredFiles(self.store).keep(conversation_id, upload)
-        created = ConversationCreated(
-            conversation_id=conversation_id,
-            source=EventSource.USER,
-            agent=agent,
+        beginning = Beginning(
+            task=task,
+            agent=inputs.with_output(inputs.agent_in(agent, model), output),
             workspace=place,
-            limits=limits,
+            limits=inputs.limits_in(limits),
+            upload=upload,
+            tools=inputs.names_in(tools, "tools"),
+            secrets=inputs.secrets_in(secrets),
             headless=headless,
-            title=inputs.text_in(title, "title") or title_of(task),
-            tenancy=tenancy,
+            tenancy=inputs.tenancy_in(tenancy),
+            title=inputs.text_in(title, "title"),
+            labels=inputs.labels_in(labels),
         )
-        message = MessageAction(content=task, source=EventSource.USER)
-        await keep_secrets(self.secrets, conversation_id, secrets)
-        await self._masked.create(created, [message], key=idempotency_key)
+        conversation_id = inputs.id_in(conversation_id, idempotency_key)
+        await begin(self._masked, self.secrets, beginning, conversation_id, key=idempotency_key)
+        return conversation_id
+
+    async def submit_request(self, request: TaskRequest, *, conversation_id: str | None = None) -> str:
+        """Start a conversation as a producer asked for it, and return its id; see `submit` for what is raised.
+
+        Args:
+            conversation_id: its id. None makes a new one, or takes the one that belongs to the request's key.
+        """
+        key = request.idempotency_key
+        conversation_id = inputs.id_in(conversation_id, key)
+        await begin(self._masked, self.secrets, beginning_of(request), conversation_id, key=key)
         return conversation_id
 
     async def fork(

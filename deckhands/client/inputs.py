@@ -10,18 +10,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from broker.contract.actions import WAYS_OUT
 from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id, new_conversation_id
+from broker.specs.labels import Labels
 from broker.specs.specs import Tenancy
 from broker.tools.output_schema import check_output_schema
 from deckhands.client.places import place_in
 from deckhands.client.tasks import conversation_id_of, output_of
 
 T = TypeVar("T")
+_LABELS: TypeAdapter[dict[str, str]] = TypeAdapter(Labels)
 Directory = WorkspaceSpec | str | os.PathLike[str]
 
 
@@ -148,6 +150,23 @@ def secrets_in(secrets: Mapping[str, str] | None) -> Mapping[str, str]:
     if not is_fit:
         raise UsageError("The argument secrets is no mapping of strings.", remedy="Pass {'NAME': 'value'}.")
     return found
+
+
+def labels_in(labels: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return labels.
+
+    Raises:
+        UsageError: they are no mapping of labels; names what is wrong.
+    """
+    try:
+        return _LABELS.validate_python({} if labels is None else labels, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = f" at {ascii(first['loc'][0])[:100]}" if first["loc"] else ""
+        raise UsageError(
+            f"The labels cannot be used{where}: {first['msg']}.",
+            remedy="Pass {'team': 'billing', …}: letters, digits, '-', '_', '.', '/', at most 32 labels.",
+        ) from None
 
 
 def tenancy_in(tenancy: Tenancy | None) -> Tenancy | None:

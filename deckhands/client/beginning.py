@@ -1,0 +1,104 @@
+"""How a conversation begins: what its agent, workspace and tools need is checked first, and then one append begins it.
+
+Holds: what cannot work here is refused before anything of it is stored, but for its secrets and its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from broker.contract.actions import MessageAction
+from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, WorkspaceSpec
+from broker.coordination.stored_files import StoredFiles
+from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.secrets.secrets import Secrets
+from broker.specs.specs import Tenancy
+from broker.tools.tool_offers import ToolOffers
+from deckhands.client import inputs
+from deckhands.client.known_agents import require_agent
+from deckhands.client.named_directory import require_served
+from deckhands.client.requests import TaskRequest
+from deckhands.client.secret_keeping import keep_secrets
+from deckhands.client.tasks import title_of
+
+OFFERS_LIMIT_SECONDS = 20.0
+"""How long a tool may be missing because its worker is still starting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What a conversation begins with.
+
+    Attributes:
+        upload: the file that the workspace's `UploadedSource` names.
+        tools: keys or patterns of tools that tool workers offer.
+    """
+
+    task: str
+    agent: AgentSpec
+    workspace: WorkspaceSpec
+    limits: Limits
+    upload: bytes | None = None
+    tools: tuple[str, ...] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headless: bool = True
+    tenancy: Tenancy | None = None
+    title: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def beginning_of(request: TaskRequest) -> Beginning:
+    """Return what a request asks for.
+
+    Raises:
+        UsageError: the schema of its output cannot be used.
+    """
+    return Beginning(
+        task=request.task,
+        agent=inputs.with_output(inputs.agent_in(request.agent, request.model), request.output),
+        workspace=request.place(),
+        limits=request.limits,
+        tools=request.tools,
+        secrets=request.secrets,
+        headless=request.headless,
+        tenancy=request.tenancy(),
+        title=request.title,
+        labels=request.labels,
+    )
+
+
+async def begin(
+    log: EventLog, secrets: Secrets, what: Beginning, conversation_id: str, *, key: str | None
+) -> Appended | Duplicate:
+    """Begin a conversation.  Idempotent under the same id and key.
+
+    Args:
+        log: the one that masks secrets.
+
+    Raises:
+        UsageError: the id is taken, or no running worker knows the agent, offers one of the tools or takes the
+            directory.
+    """
+    agent, store = what.agent, log.store
+    await require_agent(store, agent)
+    await require_served(store, what.workspace)
+    if what.tools:
+        offers = await ToolOffers(store).choose(what.tools, limit_seconds=OFFERS_LIMIT_SECONDS)
+        agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
+    if what.upload is not None:
+        await StoredFiles(store).keep(conversation_id, what.upload)
+    created = ConversationCreated(
+        conversation_id=conversation_id,
+        source=EventSource.USER,
+        agent=agent,
+        workspace=what.workspace,
+        limits=what.limits,
+        headless=what.headless,
+        title=what.title or title_of(what.task),
+        tenancy=what.tenancy,
+        labels=dict(what.labels) or None,
+    )
+    message = MessageAction(content=what.task, source=EventSource.USER)
+    await keep_secrets(secrets, conversation_id, what.secrets)
+    return await log.create(created, [message], key=key)

@@ -1,0 +1,112 @@
+"""A task as plain JSON: what producers send that do not call the Python client.
+
+The queue, the inbox stream and task files all take this object. `Client.submit` takes the same things as Python values.
+
+Holds: an unknown field is refused by its name; nothing in a request names a file of the machine that reads it.
+Does not: begin anything; `Client.submit_request` does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
+from broker.runtime.errors import UsageError
+from broker.specs.labels import Labels
+from broker.specs.specs import NAME_PATTERN, PriorityName, Tenancy
+from broker.specs.workspace_sources import git_source
+from deckhands.client.tasks import MAX_TASK_CHARS
+
+MAX_KEY_CHARS = 256
+MAX_TOOLS = 128
+MAX_SECRETS = 64
+MAX_TITLE = 200
+SHOWN_ERRORS = 5
+
+
+class TaskRequest(BaseModel):
+    """One task and everything that describes its conversation.
+
+    Attributes:
+        task: what the agent should do.
+        agent: its registered name, or its whole specification.
+        model: the model it uses; null: the specification's, or LLM_MODEL of the controller workers.
+        workspace: a directory below a workspace root of the tool workers, `git+https://…#REF`, or a specification; null
+            makes an empty directory.
+        limits: what it may use up.
+        tools: tools that tool workers offer: keys, or patterns such as `github/*`.
+        output: a JSON Schema for the output that the agent must return when it finishes.
+        secrets: values by name, which commands may use and nobody may read.
+        headless: true if nobody can be asked.
+        tenant: whose budget pays.
+        experiment: a part of the tenant's work with its own budget.
+        priority: what goes first where something is scarce; null: interactive if a person can be asked, else batch.
+        title: for listings; the first line of the task if empty.
+        labels: for selection, see `broker.specs.labels`.
+        idempotency_key: the same key always means the same conversation, whatever else is sent.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str = Field(min_length=1, max_length=MAX_TASK_CHARS)
+    agent: AgentSpec | Annotated[str, Field(min_length=1, max_length=100)] = "CodeActAgent"
+    model: Annotated[str, Field(min_length=1, max_length=300)] | None = None
+    workspace: WorkspaceSpec | Annotated[str, Field(min_length=1, max_length=4_096)] | None = None
+    limits: Limits = Limits()
+    tools: Annotated[tuple[str, ...], Field(max_length=MAX_TOOLS)] = ()
+    output: dict[str, Any] | None = None
+    secrets: Annotated[dict[str, str], Field(max_length=MAX_SECRETS, repr=False)] = Field(default_factory=dict)
+    headless: bool = True
+    tenant: str = Field(default="", pattern=NAME_PATTERN)
+    experiment: str = Field(default="", pattern=NAME_PATTERN)
+    priority: PriorityName | None = None
+    title: str = Field(default="", max_length=MAX_TITLE)
+    labels: Labels = Field(default_factory=dict)
+    idempotency_key: Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS)] | None = None
+
+    @model_validator(mode="after")
+    def _names_a_directory(self) -> Self:
+        if isinstance(self.workspace, str) and git_source(self.workspace) is None and self.workspace[0] != "/":
+            raise ValueError("workspace: write an absolute path of the tool workers' machine, or git+https://…#REF")
+        return self
+
+    @classmethod
+    def parse(cls, fields: object) -> Self:
+        """Return the request that a JSON object stands for.
+
+        Raises:
+            UsageError: it is no request; names each field that cannot be used.
+        """
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise UsageError(
+                f"The request cannot be used: {_reasons(error)}.", remedy="See docs/producing-work.md for its fields."
+            ) from None
+        except UsageError as error:  # an address of a repository
+            raise UsageError(f"The request cannot be used: workspace: {error}") from None
+
+    def place(self) -> WorkspaceSpec:
+        """Return the workspace that is meant."""
+        if self.workspace is None:
+            return WorkspaceSpec()
+        if isinstance(self.workspace, WorkspaceSpec):
+            return self.workspace
+        source = git_source(self.workspace)
+        return WorkspaceSpec(source=source) if source is not None else WorkspaceSpec(path=self.workspace)
+
+    def tenancy(self) -> Tenancy | None:
+        """Return whom the conversation is for; None: nobody in particular."""
+        if not (self.tenant or self.experiment or self.priority):
+            return None
+        return Tenancy(tenant=self.tenant, experiment=self.experiment, priority=self.priority)
+
+
+def _reasons(error: ValidationError) -> str:
+    """Return what is wrong with each field, without the values, which may be secret."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    found = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each['msg']}" for each in errors[:SHOWN_ERRORS]]
+    more = [f"and {len(errors) - SHOWN_ERRORS} more"] if len(errors) > SHOWN_ERRORS else []
+    return ascii("; ".join(found + more))[1:-1][:1_000]

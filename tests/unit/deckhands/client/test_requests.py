@@ -1,0 +1,78 @@
+"""Requests as plain JSON: what is taken, what is refused and by which words, and what they begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.runtime.errors import UsageError
+from broker.specs.specs import Tenancy, WorkspaceSpec
+from deckhands.client.beginning import beginning_of
+from deckhands.client.requests import TaskRequest
+
+
+def test_everything_that_a_request_names_is_in_what_it_begins() -> None:
+    request = TaskRequest.parse(
+        {
+            "task": "Look",
+            "agent": "PlanningAgent",
+            "model": "some/model",
+            "workspace": "git+https://example.com/x.git#main",
+            "limits": {"max_iterations": 7},
+            "output": {"type": "object", "properties": {"n": {"type": "integer"}}},
+            "secrets": {"TOKEN": "t0ken"},
+            "tenant": "acme",
+            "priority": "interactive",
+            "labels": {"team": "billing"},
+            "title": "A title",
+        }
+    )
+    beginning = beginning_of(request)
+    assert (beginning.agent.name, beginning.agent.llm.model) == ("PlanningAgent", "some/model")
+    assert beginning.agent.output is not None
+    assert beginning.workspace.source is not None
+    assert beginning.limits.max_iterations == 7
+    assert beginning.tenancy == Tenancy(tenant="acme", priority="interactive")
+    assert (beginning.labels, beginning.title) == ({"team": "billing"}, "A title")
+    assert beginning.secrets == {"TOKEN": "t0ken"}
+    assert "t0ken" not in repr(request) + repr(beginning)
+
+
+def test_a_task_is_enough() -> None:
+    beginning = beginning_of(TaskRequest.parse({"task": "Look"}))
+    assert (beginning.agent.name, beginning.workspace, beginning.tenancy) == ("CodeActAgent", WorkspaceSpec(), None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "task"),
+        ({"task": ""}, "task"),
+        ({"task": "x" * 100_001}, "task"),
+        ({"task": "x", "tasc": "y"}, "tasc"),
+        ({"task": "x", "workspace": "here/there"}, "workspace"),
+        ({"task": "x", "workspace": "archive.zip"}, "workspace"),
+        ({"task": "x", "workspace": "git+https://user:pass@example.com/x"}, "workspace"),
+        ({"task": "x", "limits": {"max_iterations": 0}}, "limits.max_iterations"),
+        ({"task": "x", "labels": {"a b": "c"}}, "labels"),
+        ({"task": "x", "labels": {"a": "\x1b[31m"}}, "labels.a"),
+        ({"task": "x", "labels": {str(n): "" for n in range(33)}}, "labels"),
+        ({"task": "x", "tenant": "a/b"}, "tenant"),
+        ({"task": "x", "priority": "now"}, "priority"),
+        ({"task": "x", "secrets": {"A": 5}}, "secrets.A"),
+        ([], "the whole"),
+        (None, "the whole"),
+    ],
+)
+def test_what_cannot_be_used_is_named(fields: Any, named: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        TaskRequest.parse(fields)
+    assert named in str(refused.value)
+    assert "\x1b" not in str(refused.value)
+
+
+def test_no_value_stands_in_the_refusal() -> None:
+    with pytest.raises(UsageError) as refused:
+        TaskRequest.parse({"task": "x", "secrets": {"A": ["hunter2"]}, "model": {"k": "hunter2"}})
+    assert "hunter2" not in str(refused.value)
