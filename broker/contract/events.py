@@ -28,7 +28,6 @@ from broker.contract.kinds import (
 )
 from broker.contract.paragraphs import Paragraph
 from broker.specs.agent_state import AgentState
-from broker.specs.labels import Labels
 from broker.specs.plain_json import JsonObject, replace_surrogates
 from broker.specs.specs import AgentSpec, Limits, LLMSpec, Part, Tenancy, WorkspaceSpec
 
@@ -114,7 +113,7 @@ class ConversationCreated(Event):
     forked_from: str | None = None
     tenancy: Tenancy | None = None
     parent: Parent | None = None
-    labels: Labels | None = None
+    labels: dict[str, str] | None = None
 
     @property
     def forked_at(self) -> int:

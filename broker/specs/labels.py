@@ -5,15 +5,31 @@ Holds: names and values are short, plain ASCII, and safe in a command line, a fi
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator
 
 MAX_LABELS = 32
-LABEL_NAME = r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,62}[A-Za-z0-9])?$"
-LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9_.:/@+-]{0,126}[A-Za-z0-9])?)?$"
+LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,62}[A-Za-z0-9])?")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.:/@+-]{0,126}[A-Za-z0-9])?)?")
 
-LabelName = Annotated[str, StringConstraints(pattern=LABEL_NAME)]
-LabelValue = Annotated[str, StringConstraints(pattern=LABEL_VALUE)]
-Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
+
+def checked_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Return labels that can be used.
+
+    Raises:
+        ValueError: there are too many, or one cannot be used; names it.
+    """
+    if len(labels) > MAX_LABELS:
+        raise ValueError(f"there are {len(labels)} labels; the limit is {MAX_LABELS}")
+    for name, value in labels.items():
+        if LABEL_NAME.fullmatch(name) is None:
+            raise ValueError(f"{ascii(name)[:100]} cannot name a label")
+        if LABEL_VALUE.fullmatch(value) is None:
+            raise ValueError(f"{ascii(value)[:100]} cannot be the value of the label {name}")
+    return labels
+
+
+Labels = Annotated[dict[str, str], AfterValidator(checked_labels)]
 """At most 32 by name; names of 1 to 64, values of 0 to 128 characters."""

@@ -162,9 +162,8 @@ def labels_in(labels: Mapping[str, str] | None) -> Mapping[str, str]:
         return _LABELS.validate_python({} if labels is None else labels, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = f" at {ascii(first['loc'][0])[:100]}" if first["loc"] else ""
         raise UsageError(
-            f"The labels cannot be used{where}: {first['msg']}.",
+            f"The labels cannot be used: {first['msg']}.",
             remedy="Pass {'team': 'billing', …}: letters, digits, '-', '_', '.', '/', at most 32 labels.",
         ) from None
 
