@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -189,31 +190,30 @@ def unstruck_errands(plans: Iterable[Plan], errand: Person, *, expected: Sequenc
     """Run plans of the other conversation and check each; return those whose faults did not strike, and where they are.
 
     Args:
-        expected: the boundaries of the same conversation without faults.
+        expected: the trace of the same conversation without faults.
     """
     unstruck = []
     for plan in plans:
         outcome = simulate(plan, {}, person=errand)
-        wire = outcome.cluster.wire
-        assert broken_errand(outcome) == [], f"{plan} struck {wire.struck}"
-        if not wire.struck:
-            pairs = zip(expected, wire.passed, strict=False)
-            other = next((f"{at}: {one}, not {two}" for at, (two, one) in enumerate(pairs, 1) if one != two), "nowhere")
-            unstruck.append(
-                f"{plan} passed {len(wire.passed)} of {len(expected)} boundaries; other than expected {other}"
-            )
+        assert broken_errand(outcome) == [], f"{plan} struck {outcome.cluster.wire.struck}"
+        if not outcome.struck:
+            trace = simulate(replace(plan, is_traced=True), {}, person=errand).cluster.wire.trace
+            other = next((at for at, (one, two) in enumerate(zip(expected, trace, strict=False)) if one != two), 0)
+            shown = range(max(0, other - 3), min(other + 2, len(trace), len(expected)))
+            lines = [f"{at + 1}: {expected[at]} | {trace[at]}" for at in shown]
+            unstruck.append("\n".join([f"{plan} passed {len(trace)} of {len(expected)} boundaries:", *lines]))
     return unstruck
 
 
-def errand_boundaries(errand: Person, **options: int) -> list[str]:
-    outcome = simulate(Plan(**options), {}, person=errand)
+def errand_trace(errand: Person, **options: int) -> list[str]:
+    outcome = simulate(Plan(is_traced=True, **options), {}, person=errand)
     assert (broken_errand(outcome), len(outcome.others)) == ([], DELEGATES)
-    return outcome.cluster.wire.passed
+    return outcome.cluster.wire.trace
 
 
 @parts()
 def test_delegates_notes_questions_and_checks_with_a_kill_at_every_fourth_boundary(part: int, errand: Person) -> None:
-    expected = errand_boundaries(errand)
+    expected = errand_trace(errand)
     plans = [Plan(0, {at: Fault.KILL}) for at in range(1, len(expected) + 1, 4)[part::PARTS]]
     assert unstruck_errands(plans, errand, expected=expected) == []
 
@@ -235,7 +235,7 @@ def test_delegates_notes_questions_and_checks_with_a_fault_at_every_boundary(
     fault: Fault, part: int, errand: Person
 ) -> None:
     controllers = 2 if fault is Fault.STOP else 1
-    expected = errand_boundaries(errand, controllers=controllers)
+    expected = errand_trace(errand, controllers=controllers)
     plans = [Plan(0, {at: fault}, controllers=controllers) for at in range(1, len(expected) + 1)[part::MORE_PARTS]]
     assert unstruck_errands(plans, errand, expected=expected) == []
 
