@@ -12,8 +12,8 @@ from broker.contract.task_list import TaskItem
 from broker.specs.tool_specs import ToolSpec
 from controller_worker.agents.browsing import DELEGATE_TO_BROWSING_AGENT
 from controller_worker.agents.finish_tool import finish_tool
-from controller_worker.agents.prompt import rendered
 from controller_worker.agents.offered_names import visible_names
+from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply, offered_tool
 
 ORDER = (

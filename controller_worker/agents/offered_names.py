@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from broker.specs.tool_specs import ToolOffer
 
@@ -18,7 +19,7 @@ _HASH_CHARS = 8
 _WITHOUT_SERVER = "tool"
 
 
-def visible_names(offers: Iterable[ToolOffer], own: Set[str]) -> dict[str, str]:
+def visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[str, str]:
     """Return the name of each offer for the model, by its key.
 
     A tool of an MCP server is `<server>__<tool>` if another tool has its name, and any other tool is `tool__<name>` if
@@ -46,7 +47,7 @@ def visible_names(offers: Iterable[ToolOffer], own: Set[str]) -> dict[str, str]:
     return names
 
 
-def _hashed(name: str, key: str, taken: Set[str]) -> str:
+def _hashed(name: str, key: str, taken: AbstractSet[str]) -> str:
     found, text = "", key
     while not found or found in taken:
         text = hashlib.sha256(text.encode()).hexdigest()
