@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from broker.contract.actions import RiskyAction
@@ -50,6 +50,20 @@ def note(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     except OSError:
         return
+
+
+def progress(what: str) -> Callable[[int, int | None], None]:
+    """Return what shows on a terminal how many bytes of how many are done, in one line; elsewhere it prints nothing."""
+
+    def show(done: int, total: int | None) -> None:
+        if not sys.stderr.isatty():
+            return
+        of_all = f" of {total / 2**20:,.0f}" if total is not None else ""
+        with suppress(OSError):
+            sys.stderr.write(f"\r{what} {done / 2**20:,.0f}{of_all} MiB" + ("\n" if done == total else ""))
+            sys.stderr.flush()
+
+    return show
 
 
 @contextmanager

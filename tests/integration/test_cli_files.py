@@ -85,7 +85,7 @@ def test_a_repository_is_worked_on_and_compared(cli: Cli, home: Path, project: P
     assert cli("cp", tmp_path / "taken", f"{conversation_id}:deep/er/").code == 0
     assert cli("cp", tmp_path / "taken" / "file", f"{conversation_id}:README").code == 0
     (report,) = cli("cp", f"{conversation_id}:deep/er/taken/file", tmp_path, "--json").json
-    assert report == {"files": 1, "size_bytes": 6, "skipped": []}
+    assert report == {"files": 1, "size_bytes": 6, "skipped": [], "without_bits": []}
     assert (tmp_path / "file").read_text() == "other\n"
     assert "+other" in called(home, "diff", conversation_id).out
 

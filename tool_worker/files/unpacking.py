@@ -32,6 +32,8 @@ from tool_worker.files.openat2_paths import Directory
 CHUNK_BYTES = 2**20
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_LINK_BYTES = 4096
+MAX_OVERHEAD_BYTES = 2**30
+"""Of the headers of a tar file."""
 _COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 
 
@@ -76,6 +78,19 @@ class Unpacking:
             raise FileUnfit(f"The archive is damaged: {error}") from error
         except RuntimeError as error:  # what zipfile raises for a password, and for a method that it does not know
             raise FileUnfit(f"The archive cannot be unpacked: {error}") from error
+        return self.done
+
+    def unpack_stream(self, plain: IO[bytes]) -> Unpacked:
+        """Unpack a tar file from a stream that can only be read onward; raises what `unpack` does."""
+        try:
+            self._unpack_tar(
+                cast(
+                    "IO[bytes]",
+                    _BoundedReads(cast("IO[bytes]", _Onward(plain, 2 * self._limits.bytes + MAX_OVERHEAD_BYTES))),
+                )
+            )
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            raise FileUnfit(f"The archive is damaged: {error}") from error
         return self.done
 
     def _unpack_tar(self, stream: IO[bytes]) -> None:
@@ -218,3 +233,41 @@ class _BoundedReads:
 
     def tell(self) -> int:
         return self._file.tell()
+
+
+class _Onward:
+    """A stream as a file in which one can go forward, and back by the one byte that tarfile reads again."""
+
+    def __init__(self, stream: IO[bytes], limit_bytes: int) -> None:
+        self._stream = stream
+        self._limit_bytes = limit_bytes
+        self._position = 0
+        self._last = b""
+        self._is_back = False
+
+    def read(self, size: int) -> bytes:
+        pieces = [self._last] if self._is_back and size else []
+        wanted = size - len(pieces)
+        while wanted > 0 and (piece := self._stream.read(min(wanted, CHUNK_BYTES))):
+            pieces.append(piece)
+            wanted -= len(piece)
+        found = b"".join(pieces)
+        if found:
+            self._last, self._is_back = found[-1:], False
+        self._position += len(found)
+        if self._position > self._limit_bytes:  # a little of it may unpack to what nobody ever ends to read
+            raise tarfile.ReadError("it is too long")
+        return found
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        assert whence == os.SEEK_SET
+        if offset == self._position - 1 and self._last and not self._is_back:
+            self._position, self._is_back = offset, True
+        elif offset < self._position:
+            raise tarfile.ReadError("a member begins before the end of the one before it")
+        while self._position < offset and self.read(min(CHUNK_BYTES, offset - self._position)):
+            pass
+        return self._position
+
+    def tell(self) -> int:
+        return self._position

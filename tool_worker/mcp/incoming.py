@@ -116,7 +116,7 @@ class Incoming:
         return item
 
     def _tools(self, told: list[Any]) -> list[Any]:
-        from mcp_types.methods import validate_server_result
+        from mcp.types.methods import validate_server_result
         from pydantic import ValidationError
 
         found, reasons = [], []
