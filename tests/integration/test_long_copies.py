@@ -29,6 +29,7 @@ from tool_worker.workspace.named_directories import NamedDirectories
 
 CID = "copying"
 LONG_BYTES = 70 * 2**20
+LIMIT_SECONDS = 120.0
 
 
 class Node:
@@ -51,18 +52,15 @@ class Node:
 
     async def serve(self) -> None:
         """Serve requests until cancelled."""
-        stream, last = self._store.keys(CID).shard.actions("node:one"), "0"
-        call = self._store.connection.call
+        stream, call = self._store.keys(CID).shard.actions("node:one"), self._store.connection.call
         while True:
-            for entry, fields in (
-                await call("XRANGE", stream, f"({last}", "+") if last != "0" else await call("XRANGE", stream, "-", "+")
-            ):
+            await until(lambda: call("XLEN", stream), limit=LIMIT_SECONDS, what="request")
+            for entry, fields in await call("XRANGE", stream, "-", "+"):
                 token = fields[-1].decode()
                 request = await Transfers(self._store).request(CID, token)
                 self.served.append(request.what if request else "?")
                 await self.service.transfer(CID, token)
-                last = entry.decode()
-            await asyncio.sleep(0.01)
+                await call("XDEL", stream, entry)
 
     def left(self) -> list[str]:
         """Return what lies beside the workspace."""
@@ -84,7 +82,7 @@ async def node_of(store: Store, root: Path) -> AsyncIterator[Node]:
     node = Node(store, root)
     serving = asyncio.create_task(node.serve())
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(LIMIT_SECONDS):
             yield node
     finally:
         serving.cancel()

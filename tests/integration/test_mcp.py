@@ -218,6 +218,14 @@ async def test_a_server_over_http(tmp_path: Path, kind: Literal["http", "sse"], 
         async with offering(spec, tmp_path) as example:
             assert text_of(await example.result("echo", text="by HTTP")) == "by HTTP"
             assert text_of(await example.result("header", name="X-Key")) == "k"
+            first = example.offers["example/echo"]
+            await example.result("retell", description="Shout something.")
+            await until(lambda: example.offers["example/echo"] != first, what="the new offer")
+            example.offers["example/echo"], second = first, example.offers["example/echo"]
+            refused = await example.call("echo", text="x")
+            assert isinstance(refused, ErrorObservation)
+            assert refused.error_id == "tool_changed"
+            example.offers["example/echo"] = second
             running.kill()
             running.wait()
             lost = await example.call("echo", text="x")

@@ -32,8 +32,6 @@ from tool_worker.files.openat2_paths import Directory
 CHUNK_BYTES = 2**20
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_LINK_BYTES = 4096
-MAX_OVERHEAD_BYTES = 2**30
-"""Of the headers of a tar file."""
 _COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 
 
@@ -86,7 +84,7 @@ class Unpacking:
             self._unpack_tar(
                 cast(
                     "IO[bytes]",
-                    _BoundedReads(cast("IO[bytes]", _Onward(plain, 2 * self._limits.bytes + MAX_OVERHEAD_BYTES))),
+                    _BoundedReads(cast("IO[bytes]", _Onward(plain))),
                 )
             )
         except (tarfile.TarError, EOFError, ValueError) as error:
@@ -238,9 +236,8 @@ class _BoundedReads:
 class _Onward:
     """A stream as a file in which one can go forward, and back by the one byte that tarfile reads again."""
 
-    def __init__(self, stream: IO[bytes], limit_bytes: int) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self._limit_bytes = limit_bytes
         self._position = 0
         self._last = b""
         self._is_back = False
@@ -255,8 +252,6 @@ class _Onward:
         if found:
             self._last, self._is_back = found[-1:], False
         self._position += len(found)
-        if self._position > self._limit_bytes:  # a little of it may unpack to what nobody ever ends to read
-            raise tarfile.ReadError("it is too long")
         return found
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
