@@ -26,6 +26,7 @@ from deckhands.reading.terminal import (
     print_ascii,
     print_coloured,
     print_text,
+    redraw,
     width_of,
 )
 
@@ -52,18 +53,25 @@ def note(text: str) -> None:
         return
 
 
-def progress(what: str) -> Callable[[int, int | None], None]:
-    """Return what shows on a terminal how many bytes of how many are done, in one line; elsewhere it prints nothing."""
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Yield what shows how many bytes of how many are done: in one line of a terminal, which is gone at the end."""
+    has_shown = False
 
     def show(done: int, total: int | None) -> None:
-        if not sys.stderr.isatty():
-            return
-        of_all = f" of {total / 2**20:,.0f}" if total is not None else ""
-        with suppress(OSError):
-            sys.stderr.write(f"\r{what} {done / 2**20:,.0f}{of_all} MiB" + ("\n" if done == total else ""))
-            sys.stderr.flush()
+        nonlocal has_shown
+        if sys.stderr.isatty():
+            has_shown = True
+            of_all = f" of {total / 2**20:,.0f}" if total is not None else ""
+            with suppress(OSError):
+                redraw(f"{what} {done / 2**20:,.0f}{of_all} MiB")
 
-    return show
+    try:
+        yield show
+    finally:
+        if has_shown:
+            with suppress(OSError):
+                redraw("")
 
 
 @contextmanager

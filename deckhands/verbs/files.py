@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -60,31 +61,25 @@ def cp(options: CopyOptions) -> None:
         )
     skipped: list[str] = []
     without_bits: list[str] = []
-    if ends[0] is not None:
-        conversation_id, path = ends[0]
-        files, size, skipped = on_conversation(
-            conversation_id,
-            lambda client: WorkspaceFiles(client.store).download(
+    with progress("Copied") as on_progress:
+        watching: Any = {"on_progress": on_progress, "on_without_bits": without_bits.extend}
+        if ends[0] is not None:
+            conversation_id, path = ends[0]
+            files, size, skipped = on_conversation(
                 conversation_id,
-                path,
-                Path(options.target),
-                on_progress=progress("Copied"),
-                on_without_bits=without_bits.extend,
-            ),
-        )
-    else:
-        assert ends[1] is not None
-        conversation_id, path = ends[1]
-        files, size = on_conversation(
-            conversation_id,
-            lambda client: WorkspaceFiles(client.store).upload(
+                lambda client: WorkspaceFiles(client.store).download(
+                    conversation_id, path, Path(options.target), **watching
+                ),
+            )
+        else:
+            assert ends[1] is not None
+            conversation_id, path = ends[1]
+            files, size = on_conversation(
                 conversation_id,
-                Path(options.source),
-                path,
-                on_progress=progress("Copied"),
-                on_without_bits=without_bits.extend,
-            ),
-        )
+                lambda client: WorkspaceFiles(client.store).upload(
+                    conversation_id, Path(options.source), path, **watching
+                ),
+            )
     if without_bits:
         note(f"Copied without their set-user-id, set-group-id or sticky bits: {', '.join(without_bits)}.")
     if options.as_json:
