@@ -1,9 +1,11 @@
 """Transfers: files of a workspace brought in and out, by a tool worker of the node that has the workspace.
 
 The request lies in the store; an order in the node's action stream names it; the answer is written beside it. The files
-travel as a stored file: a tar file, compressed with zstd.
+travel as a tar file, compressed with zstd, in a stored file. A long one travels in parts, each by a separate request;
+meanwhile the node keeps what it has of it, or has packed, beside the workspace.
 
-Holds: a request that is carried out twice leaves the same behind; what nobody fetches is gone after ten minutes.
+Holds: a request that is carried out twice leaves the same behind; what nobody fetches is gone after ten minutes; the
+store holds one part of a file at a time; nothing of an upload is in the workspace before all of it has arrived.
 Does not: speak of it in the log.
 Keys: `deck:{k}:c:<id>:transfer:<token>`, stored files, and the node's action stream.
 """
@@ -12,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from broker.coordination.stored_files import StoredFiles
 from broker.runtime.errors import DeckhandsError, UsageError
@@ -23,6 +25,13 @@ from broker.store.store import Store
 
 TTL_SECONDS = 600.0
 ANSWER_LIMIT_SECONDS = 120.0
+LONG_ANSWER_LIMIT_SECONDS = 900.0
+"""For the requests at which the node packs or unpacks all."""
+PART_BYTES = 16 * 2**20
+MAX_COPY_BYTES = 4 * 2**30
+"""Of all files of one transfer; packed, they may have as much."""
+MAX_COPY_FILES = 200_000
+MAX_PARTS = MAX_COPY_BYTES // PART_BYTES
 _POLL_SECONDS = 0.05
 
 
@@ -33,14 +42,23 @@ class TransferRequest(BaseModel):
         what: `download` and `upload` a file or directory; `diff` is a patch of what was changed since the beginning;
             `checkpoint` saves the workspace where its node saves them.
         path: relative to the workspace.
+            A long one has its parts brought one by one: `upload_part` before `upload`, `download_part` after
+            `download`, which `end` follows.
         is_inside: of an upload: the path is a directory into which it goes, also if it is not there.
+        transfer: what the requests for one long transfer have in common; empty: it comes or goes at once.
+        part: which one, from 0.
+        size_bytes, digest: of an upload in parts: how long it is, packed, and its SHA-256.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    what: Literal["download", "upload", "diff", "checkpoint"]
+    what: Literal["download", "upload", "diff", "checkpoint", "upload_part", "download_part", "end"]
     path: str = "."
     is_inside: bool = False
+    transfer: Annotated[str, Field(max_length=64)] = ""
+    part: Annotated[int, Field(ge=0, lt=MAX_PARTS)] = 0
+    size_bytes: Annotated[int, Field(ge=0, le=MAX_COPY_BYTES)] = 0
+    digest: Annotated[str, Field(max_length=64)] = ""
 
 
 class TransferAnswer(BaseModel):
@@ -50,6 +68,8 @@ class TransferAnswer(BaseModel):
         files: entries of every kind that were carried.
         error: why nothing was, or empty.
         code: the class of the error.
+        transfer, packed_bytes, digest: of a download that waits in parts: its name, and what they are together.
+        without_bits: names of some entries whose set-user-id, set-group-id or sticky bit was not carried.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,6 +79,10 @@ class TransferAnswer(BaseModel):
     error: str = ""
     remedy: str = ""
     code: str = ""
+    transfer: str = ""
+    packed_bytes: int = 0
+    digest: str = ""
+    without_bits: tuple[str, ...] = ()
 
 
 class TransferFailed(DeckhandsError):
@@ -129,7 +153,7 @@ class Transfers:
             failure.code = answer.code
             raise failure
         brought = b""
-        if request.what in ("download", "diff"):
+        if request.what in ("download", "diff", "download_part") and not answer.packed_bytes:
             brought = await self._stored_files.fetch(conversation_id, f"{token}-back")
             await self._stored_files.drop(conversation_id, f"{token}-back")
         return Carried(answer, brought)

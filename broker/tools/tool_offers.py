@@ -59,8 +59,7 @@ class ToolOffers:
             limit_seconds: how long to wait for workers that have not published yet.
 
         Raises:
-            UsageError: nothing is offered under one of them, two tools have the same name for the model, or there
-                are more than 128.
+            UsageError: nothing is offered under one of them, or there are more than 128.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_seconds
@@ -68,7 +67,7 @@ class ToolOffers:
             offers = await self.all()
             missing = [pattern for pattern in wanted if not any(fnmatchcase(key, pattern) for key in offers)]
             if not missing:
-                return _distinct([offer for pattern in wanted for offer in _matching(offers, pattern)])
+                return _distinct(offer for pattern in wanted for offer in _matching(offers, pattern))
             if loop.time() >= deadline:
                 known = ", ".join(offers) or "none"
                 raise UsageError(f"No tool worker offers the tool {missing[0]!r}.", remedy=f"Offered: {known}.")
@@ -79,15 +78,8 @@ def _matching(offers: dict[str, ToolOffer], pattern: str) -> list[ToolOffer]:
     return [offer for key, offer in offers.items() if fnmatchcase(key, pattern)]
 
 
-def _distinct(chosen: list[ToolOffer]) -> tuple[ToolOffer, ...]:
-    by_name: dict[str, ToolOffer] = {}
-    for offer in chosen:
-        other = by_name.setdefault(offer.name, offer)
-        if other.key != offer.key:
-            raise UsageError(
-                f"The tools {other.key!r} and {offer.key!r} have the same name for the model, {offer.name!r}.",
-                remedy="Choose one of them.",
-            )
-    if len(by_name) > MAX_CHOSEN:
-        raise UsageError(f"{len(by_name)} tools are chosen; the limit is {MAX_CHOSEN}.", remedy="Choose fewer.")
-    return tuple(by_name.values())
+def _distinct(chosen: Iterable[ToolOffer]) -> tuple[ToolOffer, ...]:
+    by_key = {offer.key: offer for offer in chosen}
+    if len(by_key) > MAX_CHOSEN:
+        raise UsageError(f"{len(by_key)} tools are chosen; the limit is {MAX_CHOSEN}.", remedy="Choose fewer.")
+    return tuple(by_key.values())

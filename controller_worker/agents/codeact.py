@@ -12,6 +12,7 @@ from broker.contract.task_list import TaskItem
 from broker.specs.tool_specs import ToolSpec
 from controller_worker.agents.browsing import DELEGATE_TO_BROWSING_AGENT
 from controller_worker.agents.finish_tool import finish_tool
+from controller_worker.agents.offered_names import visible_names
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply, offered_tool
 
@@ -44,7 +45,8 @@ class CodeActAgent:
         offered.sort(key=lambda tool: ORDER.index(tool.name) if tool.name in ORDER else len(ORDER))
         own = [finish_tool(spec.output) if tool is AgentFinishAction.tool_spec else tool for tool in offered]
         names = {tool.name for tool in own}
-        offers = {offer.name: offered_tool(offer) for offer in spec.tools if offer.name not in names}
+        visible = visible_names(spec.tools, names)
+        offers = {offer.key: offered_tool(offer, visible[offer.key]) for offer in spec.tools}
         self._tools = (*own, *offers.values())
 
     @property

@@ -67,16 +67,16 @@ def events_of_reply(reply: ModelReply, tools: Iterable[ToolSpec], task_list: Seq
     return events
 
 
-def offered_tool(offer: ToolOffer) -> ToolSpec:
-    """Return a tool that a tool worker offers as one that an agent can offer a model."""
-    return replace(offer.spec, convert=partial(_offered, offer))
+def offered_tool(offer: ToolOffer, name: str) -> ToolSpec:
+    """Return a tool that a tool worker offers as one that an agent can offer a model, under a name."""
+    return replace(offer.spec, name=name, convert=partial(_offered, offer, name))
 
 
-def _offered(offer: ToolOffer, arguments: Mapping[str, Any]) -> Action:
+def _offered(offer: ToolOffer, name: str, arguments: Mapping[str, Any]) -> Action:
     # The tool itself says whether the arguments fit its schema, in words that its author has chosen.
     action_class = MCPAction if offer.runner == "mcp" else ToolCallAction
     return action_class(
-        name=offer.name,
+        name=name,
         arguments=dict(arguments),
         tool=offer.key,
         fingerprint=offer.fingerprint,

@@ -1,29 +1,26 @@
 """Copying files out of a workspace and into it.
 
 Holds: nothing is written outside the target, whatever the workspace contains; links that point outside are skipped and
-reported.
+reported; memory does not grow with the size of what is copied.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO, cast
 
-import zstandard
-
-from broker.coordination.stored_files import check_size
-from broker.coordination.transfers import TransferRequest, Transfers
+from broker.coordination.transfers import LONG_ANSWER_LIMIT_SECONDS, TransferRequest, Transfers
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
+from deckhands.client.packed_files import pack, unpack
+from deckhands.client.transfer_parts import IncomingParts, OutgoingParts, Progress
 
-if sys.version_info >= (3, 11, 4):
-    import tarfile
-else:  # Debian 12's tarfile has no data filter
-    from backports import tarfile  # type: ignore[no-redef]
 
-MAX_UNPACKED_BYTES = 512 * 2**20
+def _ignore(_names: list[str]) -> None:
+    return
 
 
 class WorkspaceFiles:
@@ -32,42 +29,79 @@ class WorkspaceFiles:
     def __init__(self, store: Store) -> None:
         self._transfers = Transfers(store)
 
-    async def download(self, conversation_id: str, path: str, target: Path) -> tuple[int, int, list[str]]:
-        """Copy a file or a directory out of a workspace.
+    async def download(
+        self,
+        conversation_id: str,
+        path: str,
+        target: Path,
+        *,
+        on_progress: Progress | None = None,
+        on_without_bits: Callable[[list[str]], None] = _ignore,
+    ) -> tuple[int, int, list[str]]:
+        """Copy a file or a directory out of a workspace; the target gets all of it or, if that fails, nothing.
 
         Args:
             path: relative to the workspace.
             target: an existing directory, or the new name of the file or directory.
+            on_progress: called from time to time while a long copy travels.
+            on_without_bits: gets the names of some whose set-user-id, set-group-id or sticky bit was not copied.
 
         Returns:
             How many entries and bytes were written, and what was skipped because it points outside the target.
 
         Raises:
-            UsageError: the target cannot be written, or the conversation has no workspace yet.
+            UsageError: the target cannot be written, it has more than 4 GiB, or the conversation has no workspace yet.
             TransferFailed: the tool worker failed.
         """
-        answer = await self._transfers.ask(conversation_id, TransferRequest(what="download", path=path))
+        request = TransferRequest(what="download", path=path)
+        answer = await self._transfers.ask(conversation_id, request, limit_seconds=LONG_ANSWER_LIMIT_SECONDS)
         try:
-            return await asyncio.to_thread(_unpack, answer.content, target)
+            if not answer.answer.packed_bytes:
+                done = await asyncio.to_thread(unpack, io.BytesIO(answer.content), target, lambda: None)
+            else:
+                parts = IncomingParts(self._transfers, conversation_id, answer.answer, on_progress)
+                try:
+                    done = await asyncio.to_thread(unpack, cast("IO[bytes]", parts), target, parts.check)
+                finally:
+                    await parts.end()
         except OSError as error:
             raise UsageError(f"{target} cannot be written: {error.strerror}.", remedy="Name another target.") from error
+        if answer.answer.without_bits:
+            on_without_bits(list(answer.answer.without_bits))
+        return done.files, done.size_bytes, done.skipped
 
-    async def upload(self, conversation_id: str, source: Path, path: str) -> tuple[int, int]:
+    async def upload(
+        self,
+        conversation_id: str,
+        source: Path,
+        path: str,
+        *,
+        on_progress: Progress | None = None,
+        on_without_bits: Callable[[list[str]], None] = _ignore,
+    ) -> tuple[int, int]:
         """Copy a file or a directory into a workspace, and return how many entries and bytes it has.
+
+        Nothing is in the workspace before all has arrived there; then each file appears whole.
 
         Args:
             path: relative to the workspace. An existing directory, or a name with a final `/`, gets it under its name.
+            on_progress: called from time to time while a long copy travels.
+            on_without_bits: gets the names of some whose set-user-id, set-group-id or sticky bit was not copied.
 
         Raises:
-            UsageError: the source cannot be read or is too large, or the conversation has no workspace yet.
+            UsageError: the source cannot be read or has more than 4 GiB, or the conversation has no workspace yet.
             TransferFailed: the tool worker failed.
         """
+        parts = OutgoingParts(self._transfers, conversation_id, on_progress)
         try:
-            content = await asyncio.to_thread(_pack, source)
+            without_bits = await asyncio.to_thread(pack, source, cast("IO[bytes]", parts))
+            answer = await parts.finish(path)
         except OSError as error:
             raise UsageError(f"{source} cannot be read: {error.strerror}.", remedy="Name another.") from error
-        request = TransferRequest(what="upload", path=path, is_inside=path.endswith("/"))
-        answer = (await self._transfers.ask(conversation_id, request, content)).answer
+        finally:
+            await parts.end()
+        if without_bits:
+            on_without_bits(without_bits)
         return answer.files, answer.size_bytes
 
     async def diff(self, conversation_id: str) -> bytes:
@@ -88,47 +122,3 @@ class WorkspaceFiles:
         """
         answer = (await self._transfers.ask(conversation_id, TransferRequest(what="checkpoint"))).answer
         return answer.files, answer.size_bytes
-
-
-def _pack(source: Path) -> bytes:
-    target = io.BytesIO()
-
-    def checked(header: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        check_size(target.tell(), f"{source}, packed,")
-        header.uid = header.gid = 0
-        header.uname = header.gname = ""
-        return header if header.isreg() or header.isdir() or header.issym() or header.islnk() else None
-
-    with (
-        zstandard.ZstdCompressor(level=3).stream_writer(target, closefd=False) as stream,
-        tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        # A link that is named itself stands for its target.
-        archive.add(source.resolve(strict=True), arcname=source.resolve().name or "root", filter=checked)
-    check_size(target.tell(), f"{source}, packed,")
-    return target.getvalue()
-
-
-def _unpack(content: bytes, target: Path) -> tuple[int, int, list[str]]:
-    files = size = 0
-    skipped: list[str] = []
-    is_inside = target.is_dir()
-    folder = target if is_inside else target.parent
-    with (
-        zstandard.ZstdDecompressor().stream_reader(io.BytesIO(content)) as stream,
-        tarfile.open(fileobj=stream, mode="r|") as archive,
-    ):
-        for member in archive:
-            name = member.name
-            if not is_inside:
-                member.name = "/".join([target.name, *name.split("/")[1:]])
-            size += member.size
-            if size > MAX_UNPACKED_BYTES:
-                raise UsageError(f"It has more than {MAX_UNPACKED_BYTES:,} bytes.", remedy="Take a part of it.")
-            try:
-                archive.extract(member, folder, filter="data")
-            except tarfile.FilterError:
-                skipped.append(name)
-                continue
-            files += 1
-    return files, size, skipped

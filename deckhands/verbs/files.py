@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,7 +12,7 @@ from broker.runtime.errors import UsageError
 from deckhands.cli.abbreviations import conversation_argument, whole_id
 from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import ConversationOptions, json_option
-from deckhands.cli.output import note, print_json
+from deckhands.cli.output import note, print_json, progress
 from deckhands.cli.verbs import options_as
 from deckhands.client.files import WorkspaceFiles
 from deckhands.reading.terminal import counted, print_patch
@@ -49,8 +50,8 @@ class CheckpointOptions:
 def cp(options: CopyOptions) -> None:
     """Copy a file or directory into a workspace or out of it: `cp ID:PATH LOCAL`, or `cp LOCAL ID:PATH`.
 
-    PATH is relative to the workspace. If the target is an existing directory, the copy is put into it. The limit is 64
-    MiB, compressed.
+    PATH is relative to the workspace. If the target is an existing directory, the copy is put into it. The limits are 4
+    GiB and 200,000 files. A copy that fails leaves nothing behind.
     """
     ends = _place(options.source), _place(options.target)
     if (ends[0] is None) == (ends[1] is None):
@@ -59,21 +60,30 @@ def cp(options: CopyOptions) -> None:
             remedy="Write ID:PATH for the path in the workspace and ./PATH for the local one.",
         )
     skipped: list[str] = []
-    if ends[0] is not None:
-        conversation_id, path = ends[0]
-        files, size, skipped = on_conversation(
-            conversation_id,
-            lambda client: WorkspaceFiles(client.store).download(conversation_id, path, Path(options.target)),
-        )
-    else:
-        assert ends[1] is not None
-        conversation_id, path = ends[1]
-        files, size = on_conversation(
-            conversation_id,
-            lambda client: WorkspaceFiles(client.store).upload(conversation_id, Path(options.source), path),
-        )
+    without_bits: list[str] = []
+    with progress("Copied") as on_progress:
+        watching: Any = {"on_progress": on_progress, "on_without_bits": without_bits.extend}
+        if ends[0] is not None:
+            conversation_id, path = ends[0]
+            files, size, skipped = on_conversation(
+                conversation_id,
+                lambda client: WorkspaceFiles(client.store).download(
+                    conversation_id, path, Path(options.target), **watching
+                ),
+            )
+        else:
+            assert ends[1] is not None
+            conversation_id, path = ends[1]
+            files, size = on_conversation(
+                conversation_id,
+                lambda client: WorkspaceFiles(client.store).upload(
+                    conversation_id, Path(options.source), path, **watching
+                ),
+            )
+    if without_bits:
+        note(f"Copied without their set-user-id, set-group-id or sticky bits: {', '.join(without_bits)}.")
     if options.as_json:
-        print_json({"files": files, "size_bytes": size, "skipped": skipped})
+        print_json({"files": files, "size_bytes": size, "skipped": skipped, "without_bits": without_bits})
         return
     for name in skipped:
         note(f"{name} points outside the directory and was skipped.")

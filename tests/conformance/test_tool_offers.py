@@ -41,12 +41,10 @@ async def test_offers_are_chosen_by_key_or_pattern_and_each_once(store: Store) -
         await offers.choose(["weather", "wether"])
 
 
-async def test_two_tools_of_one_name_cannot_be_chosen_together(store: Store) -> None:
+async def test_two_tools_of_one_name_can_be_chosen_together(store: Store) -> None:
     offers = ToolOffers(store)
     await offers.publish([offer("git/log"), offer("svn/log")])
-    with pytest.raises(UsageError, match="'git/log' and 'svn/log' have the same name for the model, 'log'"):
-        await offers.choose(["*/log"])
-    assert await offers.choose(["svn/*"]) == (offer("svn/log"),)
+    assert await offers.choose(["*/log"]) == (offer("git/log"), offer("svn/log"))
 
 
 async def test_a_worker_that_is_still_starting_is_waited_for(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from tests.integration.command_line import (
     environment,
     finish,
     finished,
+    on_terminal,
     script,
     started,
 )
@@ -85,7 +87,7 @@ def test_a_repository_is_worked_on_and_compared(cli: Cli, home: Path, project: P
     assert cli("cp", tmp_path / "taken", f"{conversation_id}:deep/er/").code == 0
     assert cli("cp", tmp_path / "taken" / "file", f"{conversation_id}:README").code == 0
     (report,) = cli("cp", f"{conversation_id}:deep/er/taken/file", tmp_path, "--json").json
-    assert report == {"files": 1, "size_bytes": 6, "skipped": []}
+    assert report == {"files": 1, "size_bytes": 6, "skipped": [], "without_bits": []}
     assert (tmp_path / "file").read_text() == "other\n"
     assert "+other" in called(home, "diff", conversation_id).out
 
@@ -95,6 +97,22 @@ def test_a_repository_is_worked_on_and_compared(cli: Cli, home: Path, project: P
         assert path in refused.err
     assert cli("cp", tmp_path / "file", f"{conversation_id}:../file").code == 1
     assert not (tmp_path / "refused").exists()
+
+
+def test_a_long_copy_shows_its_progress_on_a_terminal(cli: Cli, home: Path, project: Path, tmp_path: Path) -> None:  # noqa: F811
+    model = script(tmp_path / "s.json", finish("done"))
+    conversation_id = worked(cli, home, model, f"git+file://{project}#main")
+    source = tmp_path / "model.bin"
+    source.write_bytes(random.Random(3).randbytes(70 * 2**20))
+    source.chmod(0o4755)
+    shown = on_terminal("cp", str(source), f"{conversation_id}:data/", env=environment(home))
+    assert "\r\x1b[KCopied 16 MiB" in shown
+    assert "bits: model.bin." in shown
+    assert shown.rpartition("MiB")[2].startswith("\r\x1b[K")  # the line is gone before the report
+    assert shown.endswith("1 file, 73,400,320 bytes.\n")
+    shown = on_terminal("cp", f"{conversation_id}:data", str(tmp_path / "taken"), env=environment(home))
+    assert "Copied 70 of 70 MiB" in shown
+    assert (tmp_path / "taken" / "model.bin").read_bytes() == source.read_bytes()
 
 
 def test_an_archive_is_uploaded_and_forked(cli: Cli, home: Path, tmp_path: Path) -> None:

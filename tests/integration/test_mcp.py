@@ -142,8 +142,10 @@ async def test_a_program_is_confined(tmp_path: Path) -> None:
 
 async def test_a_program_that_ends_is_started_again_for_the_next_call(tmp_path: Path) -> None:
     async with offering(program(), tmp_path) as example:
-        ended = await example.result("end")
-        assert ended["isError"] is True
+        ended = await example.call("end")
+        assert isinstance(ended, ErrorObservation)
+        assert ended.error_id == "mcp_answer_lost"
+        assert "may have taken effect" in ended.content
         assert text_of(await example.result("echo", text="again")) == "again"
 
 
@@ -187,7 +189,7 @@ async def test_what_a_server_tells_later_is_for_new_conversations(tmp_path: Path
         assert text_of(await example.result("echo", text="now")) == "now"
 
         first = example.offers["example/echo"]
-        await example.result("end")  # the program that is started for the next call has the old description
+        await example.call("end")  # the program that is started for the next call has the old description
         refused = await example.call("echo", text="x")
         assert isinstance(refused, ErrorObservation)
         await until(has_new_events, what="the offer of the new program")
@@ -216,11 +218,19 @@ async def test_a_server_over_http(tmp_path: Path, kind: Literal["http", "sse"], 
         async with offering(spec, tmp_path) as example:
             assert text_of(await example.result("echo", text="by HTTP")) == "by HTTP"
             assert text_of(await example.result("header", name="X-Key")) == "k"
+            first = example.offers["example/echo"]
+            await example.result("retell", description="Shout something.")
+            await until(lambda: example.offers["example/echo"] != first, what="the new offer")
+            example.offers["example/echo"], second = first, example.offers["example/echo"]
+            refused = await example.call("echo", text="x")
+            assert isinstance(refused, ErrorObservation)
+            assert refused.error_id == "tool_changed"
+            example.offers["example/echo"] = second
             running.kill()
             running.wait()
             lost = await example.call("echo", text="x")
-            assert lost.kind in ("observation.error", "observation.mcp")
-            assert "isError" in lost.content or "cannot be reached" in lost.content
+            assert isinstance(lost, ErrorObservation)
+            assert "broke off" in lost.content or "cannot be reached" in lost.content
     finally:
         running.kill()
         running.wait()

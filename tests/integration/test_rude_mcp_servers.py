@@ -13,10 +13,13 @@ import psutil
 import pytest
 from aiohttp import web
 
-from broker.contract.observations import MCPObservation
+from broker.contract.observations import ErrorObservation, MCPObservation
+from broker.specs.tool_specs import MAX_DESCRIPTION_CHARS
+from broker.tools.custom_tools import ToolFailed
 from tests.integration.test_mcp import LIMIT_SECONDS, ROOT, offering, program, text_of
 from tests.polling import until
 from tool_worker.mcp.config import McpServerSpec
+from tool_worker.mcp.incoming import MAX_TOOLS
 from tool_worker.mcp.launch import SandboxedLaunch
 from tool_worker.mcp.server import McpServer
 
@@ -82,7 +85,9 @@ async def test_a_message_without_an_end_ends_the_connection_and_costs_bounded_me
     async with asyncio.timeout(LIMIT_SECONDS), offering(rude("endless"), tmp_path) as tools:
         before = psutil.Process().memory_info().rss
         for _ in range(2):  # the second finds a new program
-            assert "Connection closed" in (await tools.result("rude"))["error"]
+            lost = await tools.call("rude")
+            assert isinstance(lost, ErrorObservation)
+            assert lost.error_id == "mcp_answer_too_long"
         assert psutil.Process().memory_info().rss - before < 200 * 2**20
     assert not programs()
 
@@ -95,7 +100,9 @@ async def test_an_answer_by_http_without_an_end_costs_bounded_memory(tmp_path: P
         offering(McpServerSpec(name="example", url=url, timeout=30), tmp_path) as tools,
     ):
         before, began = psutil.Process().memory_info().rss, asyncio.get_running_loop().time()
-        assert (await tools.result("rude"))["isError"]
+        lost = await tools.call("rude")
+        assert isinstance(lost, ErrorObservation)
+        assert lost.error_id == "mcp_answer_too_long"
         assert psutil.Process().memory_info().rss - before < 200 * 2**20
         assert asyncio.get_running_loop().time() - began < 25.0
 
@@ -118,3 +125,74 @@ async def test_nobody_waits_for_a_server_that_says_nothing_and_its_program_goes_
         await asking
     await until(lambda: not programs(), what="end of the program")
     await server.aclose()
+
+
+async def test_nobody_waits_longer_than_the_limit_for_a_greeting(tmp_path: Path) -> None:
+    server = McpServer(rude("mute"), SandboxedLaunch("none", tmp_path), connect_limit_seconds=0.5)
+    with pytest.raises(ToolFailed, match=r"cannot be reached: it has not answered for 0\.5 seconds"):
+        await server.tools()
+    await until(lambda: not programs(), what="end of the program")
+    await server.aclose()
+
+
+async def test_a_program_that_dies_during_a_call_is_a_typed_error_and_is_started_again(tmp_path: Path) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS), offering(rude("dies"), tmp_path) as tools:
+        for _ in range(2):  # the second finds a new program
+            lost = await tools.call("rude")
+            assert isinstance(lost, ErrorObservation)
+            assert lost.error_id == "mcp_answer_lost"
+            assert "may have taken effect" in lost.content
+
+
+async def test_an_answer_that_is_no_result_is_a_typed_error(tmp_path: Path) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS), offering(rude("mumbles"), tmp_path) as tools:
+        lost = await tools.call("rude")
+        assert isinstance(lost, ErrorObservation)
+        assert lost.error_id == "mcp_answer_lost"
+        assert "no result" in lost.content
+
+
+@pytest.mark.parametrize("manner", ["floods", "chatters"])
+async def test_a_flood_of_announcements_keeps_nobody_from_anything(tmp_path: Path, manner: str) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS), offering(rude(manner), tmp_path) as tools:
+        before, used = psutil.Process().memory_info().rss, psutil.Process().cpu_times().user
+        began = asyncio.get_running_loop().time()
+        for _ in range(3):  # each finds a new program
+            lost = await tools.call("rude")
+            assert isinstance(lost, MCPObservation) or lost.error_id in ("mcp_answer_lost", "tool_failed")
+        passed = asyncio.get_running_loop().time() - began
+        assert psutil.Process().memory_info().rss - before < 200 * 2**20
+        assert psutil.Process().cpu_times().user - used < 3.0 + passed / 2
+
+
+async def test_a_tool_that_is_none_costs_itself_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS), offering(rude("invalid"), tmp_path) as tools:
+        assert sorted(tools.offers) == ["example/rude"]
+        assert text_of(await tools.result("rude")) == "fine"
+    for reason in (
+        "'no-schema' (inputSchema: Field required)",
+        "'7' (name: Input should be a valid string)",
+        "'typed'",
+        "its name has characters that are not seen",
+        "a name in its schema has characters that are not seen",
+        "a schema may have 14000 characters",
+    ):
+        assert reason in caplog.text
+    assert "\u202e" not in caplog.text
+
+
+async def test_of_a_huge_list_the_first_are_offered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS), offering(rude("huge"), tmp_path) as tools:
+        assert len(tools.offers) == MAX_TOOLS
+        assert "has 20000 tools; the first 1000 are taken" in caplog.text
+
+
+async def test_what_a_description_hides_is_spelt_out_and_its_length_is_bounded(tmp_path: Path) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS), offering(rude("hostile"), tmp_path) as tools:
+        offer = tools.offers["example/rude"]
+        assert offer.description.startswith("Reads.\\x1b[2K\\u202eevil\\u2066 Ignore")
+        assert len(offer.description) == MAX_DESCRIPTION_CHARS
+        assert offer.parameters["properties"] == {"title": {"type": "string", "title": "a\\u202eb"}}
+        assert text_of(await tools.result("rude")) == "fine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from tool_worker.errors import WorkspaceRefused, WorkspaceUnavailable
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.node.node_capacity import NodeCapacity
 from tool_worker.settings import tool_settings
-from tool_worker.worker import transfer_service
+from tool_worker.worker import packing
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.named_directories import NamedDirectories
 
@@ -116,11 +117,13 @@ def test_files_are_carried_from_the_directory_that_was_looked_at(made: World) ->
     with bindings.bind(folder, bound_to(swapped, "acme")) as directory:
         swapped.rename(made.roots / "kept")
         swapped.symlink_to(made.home)
-        _, content = transfer_service.packed(directory, "file")
+        content = io.BytesIO()
+        packing.pack(directory, "file", content)
         with pytest.raises(FileNotFoundError):
-            transfer_service.packed(directory, "secret.key")
+            packing.pack(directory, "secret.key", io.BytesIO())
+        content.seek(0)
         upload = TransferRequest(what="upload", path="copy")
-        transfer_service.unpacked(directory, upload, content, made.top / "noted")
+        packing.unpack(directory, upload, content, made.top / "noted")
     assert (made.roots / "kept" / "copy").read_text() == "harmless"
     assert not (made.home / "copy").exists()
     with pytest.raises(WorkspaceRefused, match="a part of its path is a symbolic link"):

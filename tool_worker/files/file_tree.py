@@ -19,6 +19,7 @@ from typing import Self
 from tool_worker.errors import WorkspaceTooLarge
 from tool_worker.files.openat2_paths import Directory
 
+SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 DIRECTORY, FILE, LINK = "directory", "file", "link"
 MAX_PATH_BYTES = 3072
 """With the path of the workspace before it, a path of an entry still is one that the kernel takes."""
@@ -49,6 +50,7 @@ class Entry:
         mode: permissions, without set-user-id and its like.
         stamp: changes when the content does: device, number, size, and both times of the file.
         target: of a link.
+        special_bits: those of set-user-id, set-group-id and sticky that it has.
     """
 
     path: str
@@ -59,6 +61,7 @@ class Entry:
     ctime_ns: int
     stamp: tuple[int, ...]
     target: str = ""
+    special_bits: int = 0
 
 
 def entries(
@@ -204,4 +207,5 @@ def _entry(path: str, kind: str, status: os.stat_result, target: str = "") -> En
         ctime_ns=status.st_ctime_ns,
         stamp=stamp,
         target=target,
+        special_bits=status.st_mode & SPECIAL_BITS,
     )

@@ -78,6 +78,19 @@ class Unpacking:
             raise FileUnfit(f"The archive cannot be unpacked: {error}") from error
         return self.done
 
+    def unpack_stream(self, plain: IO[bytes]) -> Unpacked:
+        """Unpack a tar file from a stream that can only be read onward; raises what `unpack` does."""
+        try:
+            self._unpack_tar(
+                cast(
+                    "IO[bytes]",
+                    _BoundedReads(cast("IO[bytes]", _Onward(plain))),
+                )
+            )
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            raise FileUnfit(f"The archive is damaged: {error}") from error
+        return self.done
+
     def _unpack_tar(self, stream: IO[bytes]) -> None:
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             while (member := archive.next()) is not None:
@@ -218,3 +231,38 @@ class _BoundedReads:
 
     def tell(self) -> int:
         return self._file.tell()
+
+
+class _Onward:
+    """A stream as a file in which one can go forward, and back by the one byte that tarfile reads again."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._position = 0
+        self._last = b""
+        self._is_back = False
+
+    def read(self, size: int) -> bytes:
+        pieces = [self._last] if self._is_back and size else []
+        wanted = size - len(pieces)
+        while wanted > 0 and (piece := self._stream.read(min(wanted, CHUNK_BYTES))):
+            pieces.append(piece)
+            wanted -= len(piece)
+        found = b"".join(pieces)
+        if found:
+            self._last, self._is_back = found[-1:], False
+        self._position += len(found)
+        return found
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        assert whence == os.SEEK_SET
+        if offset == self._position - 1 and self._last and not self._is_back:
+            self._position, self._is_back = offset, True
+        elif offset < self._position:
+            raise tarfile.ReadError("a member begins before the end of the one before it")
+        while self._position < offset and self.read(min(CHUNK_BYTES, offset - self._position)):
+            pass
+        return self._position
+
+    def tell(self) -> int:
+        return self._position

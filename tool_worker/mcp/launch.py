@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tool_worker.launch.egress_gate import EgressGate, proxy_environment
 from tool_worker.mcp.config import McpServerSpec
-from tool_worker.mcp.server import Launch
+from tool_worker.mcp.connection import Launch
 from tool_worker.opening.program_egress import proxied_command, proxy_for
 from tool_worker.sandbox.choice import named_sandbox
 from tool_worker.sandbox.docker import Containers

@@ -3,8 +3,9 @@
 The SDK's own joins what it has read of a line to what comes, again and again, and has no limit: a message of 40 MB
 costs half a minute of the worker's event loop, and one without an end all of its memory.
 
-Holds: a message costs time in proportion to its length, and one that is too long ends the connection; what is no
-message is passed over; the program, and all that it has started in its session, ends with the connection.
+Holds: a message costs time in proportion to its length; one that is too long ends the connection, and those who wait
+for an answer read why; what is no message is passed over; the program, and all that it has started in its session,
+ends with the connection.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 MESSAGE_LIMIT_BYTES = 16 * 2**20
+ANSWER_TOO_LONG = "the server's message has more than 16 MiB"
 FLUSH_SECONDS = 0.5
 END_STEPS = (None, signal.SIGTERM, signal.SIGKILL)
 """What a program gets after its input has ended, each if the one before does not help; None: a while to end itself."""
@@ -52,8 +54,9 @@ async def program_streams(
     )
     to_session, from_program = anyio.create_memory_object_stream[Any](0)
     to_program, from_session = anyio.create_memory_object_stream[Any](0)
-    reading = asyncio.create_task(_read(process, to_session))
-    writing = asyncio.create_task(_write(process, from_session, to_session))
+    asked: set[Any] = set()
+    reading = asyncio.create_task(_read(process, to_session, asked))
+    writing = asyncio.create_task(_write(process, from_session, to_session, asked))
     try:
         yield from_program, to_program
     finally:
@@ -63,11 +66,15 @@ async def program_streams(
             stream.close()
 
 
-async def _read(process: Process, to_session: MemoryObjectSendStream[Any]) -> None:
-    """Pass the program's messages on; its end, or a message that is too long, closes the stream."""
+async def _read(process: Process, to_session: MemoryObjectSendStream[Any], asked: set[Any]) -> None:
+    """Pass the program's messages on; its end, or a message that is too long, closes the stream.
+
+    Args:
+        asked: the ids of requests that have no answer yet.
+    """
     import anyio
     from mcp.shared.message import SessionMessage
-    from mcp.types import jsonrpc_message_adapter
+    from mcp.types import CONNECTION_CLOSED, ErrorData, JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
     assert process.stdout is not None
     with to_session, suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, ConnectionError):
@@ -76,6 +83,9 @@ async def _read(process: Process, to_session: MemoryObjectSendStream[Any]) -> No
                 line = await process.stdout.readline()
             except ValueError:
                 _log.warning("an MCP server sent a message of more than %d bytes; it is ended", MESSAGE_LIMIT_BYTES)
+                why = ErrorData(code=CONNECTION_CLOSED, message=ANSWER_TOO_LONG)
+                for request_id in tuple(asked):
+                    await to_session.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=why)))
                 return
             if not line:
                 return
@@ -83,16 +93,27 @@ async def _read(process: Process, to_session: MemoryObjectSendStream[Any]) -> No
                 message = jsonrpc_message_adapter.validate_json(line.decode("utf-8", "replace"), by_name=False)
             except ValueError:
                 continue  # what a program prints by mistake
+            if isinstance(message, JSONRPCResponse | JSONRPCError):
+                asked.discard(message.id)
             await to_session.send(SessionMessage(message))
 
 
 async def _write(
-    process: Process, from_session: MemoryObjectReceiveStream[Any], to_session: MemoryObjectSendStream[Any]
+    process: Process,
+    from_session: MemoryObjectReceiveStream[Any],
+    to_session: MemoryObjectSendStream[Any],
+    asked: set[Any],
 ) -> None:
     """Pass the session's messages on; if the program takes none, its stream to us is closed as well."""
+    from mcp.types import JSONRPCNotification, JSONRPCRequest
+
     assert process.stdin is not None
     async with from_session:
         async for sent in from_session:
+            if isinstance(sent.message, JSONRPCRequest):
+                asked.add(sent.message.id)
+            elif isinstance(sent.message, JSONRPCNotification) and sent.message.method == "notifications/cancelled":
+                asked.discard((sent.message.params or {}).get("requestId"))
             written = sent.message.model_dump_json(by_alias=True, exclude_unset=True)
             try:
                 process.stdin.write(written.encode("utf-8", "replace") + b"\n")

@@ -1,57 +1,44 @@
-"""A connection to one MCP server, by the official SDK, which is imported when the first server is reached.
+"""One MCP server, by the official SDK, which is imported when the first server is reached.
 
-Holds: one connection serves all calls of a worker; the next call replaces a broken one; a server that is
-started runs in a separate sandbox, without a workspace, and ends with its connection.
+Holds: one connection serves all calls of a worker; the next call replaces a broken one; a call goes over the very
+connection whose tools were looked at before it; a server that is started runs in a separate sandbox, without a
+workspace, and ends with its connection.
 Does not: sample from models, ask people or offer directories to a server; it gets calls and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from broker.tools.custom_tools import ToolFailed
 from tool_worker.mcp.config import McpServerSpec
-from tool_worker.mcp.program import program_streams
+from tool_worker.mcp.connection import CONNECT_LIMIT_SECONDS, Announcements, Connection, Launch
+from tool_worker.mcp.program import ANSWER_TOO_LONG
 
 if TYPE_CHECKING:
-    from mcp import ClientSession
-    from mcp.client.session import IncomingMessage
+    from mcp import MCPError
     from mcp.types import CallToolResult, Tool
 
-CONNECT_LIMIT_SECONDS = 30.0
-TRUSTED_SECONDS = 1.0
-"""How long after a call its connection is taken for alive."""
-MAX_TOOL_PAGES = 20
-
-_log = logging.getLogger(__name__)
+SHOWN_CHARS = 500
+CHECK_FIRST = "The call may have taken effect. Check before you repeat it."
+_SESSION_ENDED = "Session terminated"
+"""What the SDK makes of the status 404: the server has not run the call, because it knows no such session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How the program of a server is started: the command line, its environment, and where its messages go.
+class AnswerLost(ToolFailed):
+    """A call was sent, and no answer to it will come."""
 
-    Attributes:
-        proxy_for: is open while the program runs.
-    """
+    code = "mcp_answer_lost"
 
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    log: Path
-    proxy_for: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+
+class AnswerTooLong(ToolFailed):
+    """A call was answered by more than is taken."""
+
+    code = "mcp_answer_too_long"
 
 
 class McpServer:
@@ -59,17 +46,25 @@ class McpServer:
 
     Args:
         launch: Says how to start its program; asked before each start, and only for servers that are started.
+        connect_limit_seconds: For a server that does not answer the greeting.
 
     Attributes:
         changed: set when it may have other tools than it had.
     """
 
-    def __init__(self, spec: McpServerSpec, launch: Callable[[McpServerSpec], Launch]) -> None:
+    def __init__(
+        self,
+        spec: McpServerSpec,
+        launch: Callable[[McpServerSpec], Launch],
+        *,
+        connect_limit_seconds: float = CONNECT_LIMIT_SECONDS,
+    ) -> None:
         self.spec = spec
         self._launch = launch
+        self._connect_limit_seconds = connect_limit_seconds
         self.changed = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._was_reached = False
 
     async def tools(self) -> list[Tool]:
@@ -78,21 +73,41 @@ class McpServer:
         Raises:
             ToolFailed: it cannot be reached.
         """
-        connection = await self._open()
-        if connection.notifications.is_set():
-            await connection.ask_again(self.spec.name)
-        return connection.tools
+        return (await self._present()).tools
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
+    async def call(
+        self, name: str, arguments: dict[str, Any], check: Callable[[Sequence[Tool]], None]
+    ) -> CallToolResult:
         """Call a tool.
+
+        Args:
+            check: gets the tools that the server has now, and raises what forbids the call.
 
         Raises:
             ToolFailed: the server cannot be reached; nothing was called.
-            MCPError: it refused, broke off, or has not answered in time.
+            AnswerLost, AnswerTooLong: the call was sent; what it did is done.
+            MCPError: the server refused, or has not answered in time.
         """
-        connection = await self._open()
-        with connection.in_use():
-            return await connection.session.call_tool(name, arguments, read_timeout_seconds=self.spec.timeout)
+        from mcp import MCPError
+        from mcp.types import INVALID_REQUEST
+
+        is_repeated = False
+        while True:
+            connection = await self._present()
+            check(connection.tools)
+            try:
+                return await self._sent(connection, name, arguments)
+            except MCPError as error:
+                if is_repeated or (error.code, error.message) != (INVALID_REQUEST, _SESSION_ENDED):
+                    raise self._explained(error, name) from error
+            is_repeated = True
+            await self._drop(connection)
+
+    async def is_deaf(self) -> bool:
+        """Say whether an HTTP server is not connected now, or cannot announce that its tools have changed."""
+        if self.spec.command:
+            return False
+        return self._connection is None or self._connection.is_deaf() or not await self._connection.is_alive()
 
     async def aclose(self) -> None:
         """End the connection, and the program if it was started.  Idempotent."""
@@ -101,201 +116,58 @@ class McpServer:
                 await self._connection.aclose()
                 self._connection = None
 
-    async def _open(self) -> _Connection:
+    async def _sent(self, connection: Connection, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        # By `send_request`: the SDK's own `call_tool` throws answers away that do not fit the tool's output schema.
+        from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
+
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
+        with connection.in_use():
+            try:
+                return await connection.session.send_request(
+                    request, CallToolResult, request_read_timeout_seconds=self.spec.timeout
+                )
+            except ValidationError as error:
+                text = f"The MCP server {self.spec.name} answered the call of {name} with what is no result."
+                raise AnswerLost(text, remedy=CHECK_FIRST) from error
+
+    def _explained(self, error: MCPError, name: str) -> Exception:
+        from mcp.types import CONNECTION_CLOSED
+
+        from tool_worker.mcp.http_connection import NOT_SENT
+
+        server = self.spec.name
+        if ANSWER_TOO_LONG in str(error):
+            text = f"The tool {name} of the MCP server {server} answered with more than 16 MiB, which is not taken."
+            return AnswerTooLong(text, remedy="The call has run; only its answer is lost. Ask for less, if you can.")
+        if error.code == CONNECTION_CLOSED:
+            why = error.message[:SHOWN_CHARS]
+            if error.data == NOT_SENT:
+                return ToolFailed(f"The MCP server {server} cannot be reached: {why}. Nothing was called.")
+            text = f"The MCP server {server} broke off before it answered the call of {name} ({why})."
+            return AnswerLost(text, remedy=CHECK_FIRST)
+        return error
+
+    async def _present(self) -> Connection:
+        connection = await self._open()
+        await connection.list_if_changed(self.spec.name)
+        return connection
+
+    async def _drop(self, connection: Connection) -> None:
+        async with self._turn:
+            if self._connection is connection:
+                self._connection = None
+                await connection.aclose()
+
+    async def _open(self) -> Connection:
         async with self._turn:
             if self._connection is not None and not await self._connection.is_alive():
                 await self._connection.aclose()
                 self._connection = None
             if self._connection is None:
-                notifications = _Notifications(self.changed)
-                self._connection = await _Connection.made(
-                    lambda: _transport(self.spec, self._launch), self.spec.name, notifications
+                self._connection = await Connection.made(
+                    self.spec, self._launch, Announcements(self.changed), limit_seconds=self._connect_limit_seconds
                 )
                 if self._was_reached:  # it may be another version by now
                     self.changed.set()
                 self._was_reached = True
             return self._connection
-
-
-class _Notifications:
-    """Whether a server has announced other tools; also sets the event of those who wait for it."""
-
-    def __init__(self, changed: asyncio.Event) -> None:
-        self._changed = changed
-        self._is_set = False
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        self._is_set = True
-        self._changed.set()
-
-    def clear(self) -> None:
-        self._is_set = False
-
-    async def take(self, message: IncomingMessage) -> None:
-        """Take in what a server says by itself."""
-        from mcp.types import ToolListChangedNotification
-
-        if isinstance(message, ToolListChangedNotification):
-            self.set()
-
-
-class _Connection:
-    """A session in a separate task, because the SDK requires that the task that begins a session also ends it."""
-
-    def __init__(
-        self,
-        session: ClientSession,
-        tools: list[Tool],
-        notifications: _Notifications,
-        end: asyncio.Event,
-        task: asyncio.Task[None],
-    ) -> None:
-        self.session = session
-        self.tools = tools
-        self.notifications = notifications
-        self._end = end
-        self._task = task
-        self._calls = 0
-        self._last_used = asyncio.get_running_loop().time()
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Count a call, so that a server that is busy with it is not asked whether it lives."""
-        self._calls += 1
-        self._last_used = -math.inf  # a call that fails leaves a connection that is not trusted
-        try:
-            yield
-            self._last_used = asyncio.get_running_loop().time()
-        finally:
-            self._calls -= 1
-
-    @classmethod
-    async def made(cls, transport: Callable[[], Any], name: str, notifications: _Notifications) -> _Connection:
-        ready: asyncio.Future[tuple[ClientSession, list[Tool]]] = asyncio.get_running_loop().create_future()
-        end = asyncio.Event()
-        task = asyncio.create_task(_serve(transport, ready, notifications, end), name=f"mcp {name}")
-        try:
-            async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
-                session, tools = await asyncio.shield(ready)
-        except asyncio.CancelledError:
-            task.cancel()  # or its program would be left to nobody
-            raise
-        except Exception as error:
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-            why = _first_cause(error)
-            raise ToolFailed(f"The MCP server {name} cannot be reached: {type(why).__name__}: {why}") from error
-        return cls(session, tools, notifications, end, task)
-
-    async def ask_again(self, name: str) -> None:
-        """Ask which tools there are now.
-
-        Raises:
-            ToolFailed: the server does not say.
-        """
-        self.notifications.clear()  # before, or a notification that comes meanwhile would be lost
-        try:
-            async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
-                self.tools = await _all_tools(self.session)
-        except Exception as error:
-            self.notifications.set()
-            why = _first_cause(error)
-            raise ToolFailed(f"The MCP server {name} did not list its tools: {type(why).__name__}: {why}") from error
-
-    async def is_alive(self) -> bool:
-        """Say whether the session still answers; one that has rested for a while is asked."""
-        if self._task.done():
-            return False
-        if self._calls or asyncio.get_running_loop().time() - self._last_used < TRUSTED_SECONDS:
-            return True
-        try:
-            async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
-                await self.session.send_ping()
-        except Exception:  # noqa: BLE001  (whatever it is, the connection is of no use)
-            return False
-        return True
-
-    async def aclose(self) -> None:
-        self._end.set()
-        done, _ = await asyncio.wait({self._task}, timeout=CONNECT_LIMIT_SECONDS)
-        if not done:
-            self._task.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await self._task
-
-
-async def _serve(
-    transport: Callable[[], Any],
-    ready: asyncio.Future[tuple[ClientSession, list[Tool]]],
-    notifications: _Notifications,
-    end: asyncio.Event,
-) -> None:
-    from mcp import ClientSession
-
-    try:
-        async with AsyncExitStack() as stack:
-            streams = await stack.enter_async_context(transport())
-            opening = ClientSession(streams[0], streams[1], message_handler=notifications.take)
-            session = await stack.enter_async_context(opening)
-            await session.initialize()
-            ready.set_result((session, await _all_tools(session)))
-            await end.wait()
-    except Exception as error:  # noqa: BLE001  (the edge of the SDK: it becomes the answer to the caller)
-        if not ready.done():
-            ready.set_exception(error)
-        else:
-            _log.warning("an MCP connection broke: %s", _first_cause(error))
-
-
-async def _all_tools(session: ClientSession) -> list[Tool]:
-    from mcp.types import PaginatedRequestParams
-
-    found: list[Tool] = []
-    cursor: str | None = None
-    for _ in range(MAX_TOOL_PAGES):
-        page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
-        found += page.tools
-        cursor = page.next_cursor
-        if not cursor:
-            break
-    return found
-
-
-@asynccontextmanager
-async def _transport(spec: McpServerSpec, launch: Callable[[McpServerSpec], Launch]) -> AsyncIterator[Any]:
-    """Yield the streams of a server, both ways."""
-    if spec.command:
-        started = launch(spec)
-        with started.log.open("w", encoding="utf-8", errors="replace") as log:
-            async with started.proxy_for(), program_streams(started.command, started.environment, log) as streams:
-                yield streams
-    elif spec.type == "sse":
-        from mcp.client.sse import sse_client
-
-        from tool_worker.mcp.http_connection import bounded_client
-
-        async with sse_client(
-            spec.url, headers=dict(spec.headers), timeout=spec.timeout, httpx_client_factory=bounded_client
-        ) as streams:
-            yield streams
-    else:
-        from mcp.client.streamable_http import streamable_http_client
-
-        from tool_worker.mcp.http_connection import bounded_client
-
-        async with (
-            bounded_client(spec.headers, timeout=spec.timeout) as client,
-            streamable_http_client(spec.url, http_client=client) as streams,
-        ):
-            yield streams
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Return what is inside of groups of exceptions."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

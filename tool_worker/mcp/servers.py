@@ -11,18 +11,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from broker.contract.observations import MCPObservation
-from broker.specs.tool_specs import MAX_DESCRIPTION_CHARS, OutcomePolicy, ToolOffer
+from broker.specs.tool_specs import ToolOffer
 from broker.tools.custom_tools import CustomTool, ToolContext, ToolFailed
 from tool_worker.mcp.config import McpServerSpec
-from tool_worker.mcp.server import CONNECT_LIMIT_SECONDS, Launch, McpServer
+from tool_worker.mcp.connection import CONNECT_LIMIT_SECONDS, Launch
+from tool_worker.mcp.incoming import SHOWN_NAME_CHARS
+from tool_worker.mcp.listed_tools import offer_of, prefix_of
+from tool_worker.mcp.server import McpServer
 from tool_worker.tools.offered import OfferedTools
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
+LOOK_SECONDS = 60.0
+"""How often a server is asked for its tools that cannot announce that they have changed."""
 
 Publish = Callable[[Sequence[ToolOffer]], Awaitable[None]]
 
@@ -45,7 +50,7 @@ class McpServers:
         self._servers = [McpServer(spec, launch) for spec in specs]
         self._offered = offered
         for spec in specs:
-            offered.expect(_prefix(spec))
+            offered.expect(prefix_of(spec))
 
     async def offer(self, publish: Publish) -> None:
         """Reach every server and publish its tools; a server that cannot be reached is tried again and again."""
@@ -60,11 +65,24 @@ class McpServers:
         await asyncio.gather(*(server.aclose() for server in self._servers))
 
     async def _follow(self, server: McpServer, publish: Publish) -> None:
+        loop = asyncio.get_running_loop()
+        pause, offered = FIRST_PAUSE_SECONDS, loop.time()
         while True:
-            await server.changed.wait()
-            await asyncio.sleep(FIRST_PAUSE_SECONDS)  # a server that changes all the time is not asked all the time
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await server.changed.wait()
+            except TimeoutError:
+                if await server.is_deaf():
+                    with suppress(ToolFailed):
+                        await server.tools()  # sets `changed` if they have
+                continue
+            # A server that changes all the time, or does not live long, is not asked all the time.
+            is_soon = loop.time() - offered < 2 * pause
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS) if is_soon else FIRST_PAUSE_SECONDS
+            await asyncio.sleep(pause)
             server.changed.clear()
             await self._offer(server, publish)
+            offered = loop.time()
 
     async def _offer(self, server: McpServer, publish: Publish) -> None:
         pause = FIRST_PAUSE_SECONDS
@@ -76,63 +94,55 @@ class McpServers:
                 _log.warning("%s", error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        self._offered.replace(tools, prefix=_prefix(server.spec))
+        self._offered.replace(tools, prefix=prefix_of(server.spec))
         await publish([tool.offer for tool in tools])
-
-
-def _prefix(spec: McpServerSpec) -> str:
-    return f"{spec.name}/"
 
 
 def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
     """Return those tools of a server that its entry lets through; one that cannot be offered is left out and logged."""
     found, names = [], set[str]()
     for tool in tools:
+        shown = tool.name[:SHOWN_NAME_CHARS]
         if tool.name in names:
-            _log.warning("%s tells of two tools %s; the second is left out", server.spec.name, tool.name)
+            _log.warning("%s tells of two tools %r; the second is left out", server.spec.name, shown)
             continue
         if not any(fnmatchcase(tool.name, pattern) for pattern in server.spec.tools):
             continue
         names.add(tool.name)
         try:
             found.append(_custom_tool(server, tool))
-        except ValidationError as error:
-            first = error.errors(include_input=False)[0]
-            _log.warning("the tool %s of %s cannot be offered: %s", tool.name, server.spec.name, first["msg"])
+        except ValueError as error:
+            first = error.errors(include_input=False)[0]["msg"] if isinstance(error, ValidationError) else error
+            _log.warning("the tool %r of %s cannot be offered and is left out: %s", shown, server.spec.name, first)
     return found
 
 
 def _custom_tool(server: McpServer, tool: Tool) -> CustomTool:
-    spec, hints = server.spec, tool.annotations
-    may_repeat = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-    offer = ToolOffer(
-        key=f"{_prefix(spec)}{tool.name}",
-        name=re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)[:64],
-        description=(tool.description or "")[:MAX_DESCRIPTION_CHARS],
-        parameters=tool.input_schema,
-        runner="mcp",
-        pool=spec.pool,
-        outcome=OutcomePolicy.IDEMPOTENT if may_repeat else OutcomePolicy.AT_MOST_ONCE,
-    )
+    offer = offer_of(server.spec, tool)
 
     async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:  # noqa: ARG001  (the protocol's)
         return await _called(server, tool, offer, arguments)
 
-    return CustomTool(offer, None, run, timeout_seconds=spec.timeout + 2 * CONNECT_LIMIT_SECONDS)
+    return CustomTool(offer, None, run, timeout_seconds=server.spec.timeout + 2 * CONNECT_LIMIT_SECONDS)
 
 
 async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: dict[str, Any]) -> MCPObservation:
     from mcp import MCPError
 
-    present = next((found for found in await server.tools() if found.name == tool.name), None)
-    if present is None or _differs(server, present, offer):
-        raise ToolFailed(
-            f"The MCP server {server.spec.name} has changed its tool {tool.name} since this conversation began. "
-            "The tool was not called.",
-            remedy="Continue without it, or tell the user.",
-        )
+    def check(tools: Sequence[Tool]) -> None:
+        present = next((found for found in tools if found.name == tool.name), None)
+        if present is None:
+            text = f"The MCP server {server.spec.name} no longer has the tool {tool.name}."
+            raise ToolFailed(f"{text} Nothing was called.", remedy="Continue without it, or tell the user.")
+        if _differs(server, present, offer):
+            raise ToolFailed(
+                f"The MCP server {server.spec.name} has changed its tool {tool.name} since this conversation began. "
+                "The tool was not called.",
+                remedy="Continue without it, or tell the user.",
+            )
+
     try:
-        result = await server.call(tool.name, arguments)
+        result = await server.call(tool.name, arguments, check)
     except MCPError as error:
         is_late = "timed out" in str(error).lower()
         text = f'Tool "{offer.name}" timed out after {server.spec.timeout:g} seconds' if is_late else str(error)
@@ -142,7 +152,10 @@ async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: di
 
 
 def _differs(server: McpServer, tool: Tool, offer: ToolOffer) -> bool:
-    return not any(found.offer.fingerprint == offer.fingerprint for found in custom_tools(server, [tool]))
+    try:
+        return offer_of(server.spec, tool).fingerprint != offer.fingerprint
+    except ValueError:  # it can be offered no more
+        return True
 
 
 def _observation(result: CallToolResult, name: str, arguments: dict[str, Any]) -> MCPObservation:

@@ -87,7 +87,8 @@ class OfferedTools:
         context = context or ToolContext(conversation_id, action.id)
         tool = await self._found(action.tool or action.name)
         if tool is None:
-            text = f"This worker has no tool {action.tool or action.name!r}. Continue without it, or tell the user."
+            why = self._reason(action.tool or action.name)
+            text = f"{why} Nothing was called. Continue without it, or tell the user."
             return ErrorObservation(content=text, error_id="no_such_tool")
         if action.fingerprint and action.fingerprint != tool.offer.fingerprint:
             text = (
@@ -114,6 +115,13 @@ class OfferedTools:
             _log.warning("the tool %s failed", action.name, exc_info=error)
             text = f"The tool {action.name} failed: {type(error).__name__}: {error}"
             return ErrorObservation(content=text, error_id=ToolFailed.code)
+
+    def _reason(self, key: str) -> str:
+        server, mark, name = key.partition("/")
+        is_known = mark and f"{server}/" in self._expected and self._expected[f"{server}/"].is_set()
+        if is_known:
+            return f"The MCP server {server} no longer has the tool {name}."
+        return f"This worker has no tool {key!r}."
 
     async def _found(self, key: str) -> CustomTool | None:
         for prefix, is_known in self._expected.items():

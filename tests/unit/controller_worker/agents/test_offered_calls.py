@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Literal
 
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import ErrorObservation
 from broker.contract.offered_tools import MCPAction, ToolCallAction
 from broker.specs.tool_specs import ToolOffer
 from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.offered_names import visible_names
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = ToolOffer(key="weather", name="weather", description="Tell the weather.", parameters=SCHEMA, pool="net")
@@ -45,5 +48,61 @@ def test_what_was_not_offered_cannot_be_called() -> None:
 def test_an_offer_cannot_take_the_place_of_an_agents_own_tool() -> None:
     agent = CodeActAgent(AgentSpec(tools=(FALSE_BASH,)))
     assert [tool.name for tool in agent.tools].count("execute_bash") == 1
+    assert agent.tools[-1].name == "evil__execute_bash"
     (action,) = agent.events_of(call("execute_bash", command="ls"))
     assert action.kind == "action.run"
+
+
+def offer(key: str, name: str = "", runner: Literal["function", "mcp"] = "mcp") -> ToolOffer:
+    return ToolOffer(key=key, name=name or key.rpartition("/")[2], parameters=SCHEMA, runner=runner)
+
+
+def names(*offers: ToolOffer) -> dict[str, str]:
+    agent = CodeActAgent(AgentSpec(tools=offers))
+    own = len(CodeActAgent(AgentSpec()).tools)
+    found = [tool.name for tool in agent.tools[own:]]
+    assert len({tool.name for tool in agent.tools}) == len(agent.tools)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in found)
+    assert visible_names(offers, set()).keys() == visible_names(offers[::-1], set()).keys()
+    return dict(zip((tool.key for tool in offers), found, strict=True))
+
+
+def test_tools_of_one_name_are_called_by_their_servers() -> None:
+    assert names(offer("git/log"), offer("svn/log"), offer("svn/diff")) == {
+        "git/log": "git__log",
+        "svn/log": "svn__log",
+        "svn/diff": "diff",
+    }
+
+
+def test_a_function_keeps_its_name_beside_a_servers() -> None:
+    assert names(offer("log", runner="function"), offer("git/log")) == {"log": "log", "git/log": "git__log"}
+
+
+def test_a_function_that_is_named_like_an_agents_own_tool_is_offered_under_another_name() -> None:
+    assert names(offer("grep", runner="function")) == {"grep": "tool__grep"}
+
+
+def test_names_that_are_too_long_or_taken_end_with_a_hash() -> None:
+    long = "x" * 64
+    found = names(
+        offer(f"a/{long}"), offer(f"b/{long}"), offer("git/log"), offer("svn/log"), offer("evil/git__log"),
+        offer("c/a.b", "a_b"), offer("c/a_b"),
+    )  # fmt: skip
+    assert re.fullmatch(r"a__x{52}_[0-9a-f]{8}", found[f"a/{long}"])
+    assert re.fullmatch(r"git__log_[0-9a-f]{8}", found["git/log"])
+    assert found["svn/log"] == "svn__log"
+    assert re.fullmatch(r"c__a_b_[0-9a-f]{8}", found["c/a.b"])
+
+
+def test_names_do_not_depend_on_the_order() -> None:
+    offers = [offer(f"{server}/{tool}") for server in ("a", "b", "a__b") for tool in ("c", "b__c", "grep")]
+    assert visible_names(offers, {"grep"}) == visible_names(offers[::-1], {"grep"})
+    assert len(set(visible_names(offers, {"grep"}).values())) == len(offers)
+
+
+def test_a_call_under_such_a_name_reaches_the_tool_that_was_offered() -> None:
+    git, svn = offer("git/log"), offer("svn/log")
+    (action,) = CodeActAgent(AgentSpec(tools=(git, svn))).events_of(call("svn__log", city="Oslo"))
+    assert isinstance(action, MCPAction)
+    assert (action.name, action.tool, action.fingerprint) == ("svn__log", "svn/log", svn.fingerprint)

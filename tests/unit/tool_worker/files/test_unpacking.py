@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -190,3 +191,30 @@ def test_nothing_is_left_of_a_file_whose_unpacking_is_killed(tmp_path: Path) -> 
             unpacking.wait(0.1)
         unpacking.kill()
     assert tree(folder) == {"large": "as before"}
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 2**20, 3 * 2**20 + 1])
+def test_a_stream_that_only_goes_onward_is_unpacked(tmp_path: Path, size: int) -> None:
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in ("a", "é" * 120):
+            header = tarfile.TarInfo(name)
+            header.size = size
+            archive.addfile(header, io.BytesIO(b"x" * size))
+    packed = io.BytesIO(zstandard.ZstdCompressor().compress(plain.getvalue()))
+    with Directory(tmp_path) as directory, zstandard.ZstdDecompressor().stream_reader(packed) as stream:
+        done = Unpacking(directory, TreeLimits()).unpack_stream(stream)
+    assert (done.files, done.size_bytes) == (2, 2 * size)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(("a", "é" * 120), b"x" * size)
+
+
+def test_a_little_that_unpacks_to_very_much_is_not_read_to_its_end(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("zeros")
+    header.size = 2**40
+    compressor = zstandard.ZstdCompressor().compressobj()
+    packed = compressor.compress(header.tobuf()) + b"".join(compressor.compress(bytes(2**20)) for _ in range(20))
+    with Directory(tmp_path) as directory, zstandard.ZstdDecompressor().stream_reader(packed) as stream:
+        unpacking = Unpacking(directory, TreeLimits(bytes=10 * 2**20))
+        with pytest.raises(WorkspaceTooLarge):
+            unpacking.unpack_stream(stream)
+    assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,14 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from tool_worker.mcp.http_connection import EVENT_ENDS, bounded_client
+from tool_worker.mcp.http_connection import (
+    EVENT_ENDS,
+    LATE_SECONDS,
+    SILENCE_SECONDS,
+    Listening,
+    StreamableClient,
+    bounded_client,
+)
 from tool_worker.mcp.program import MESSAGE_LIMIT_BYTES
 
 
@@ -37,5 +44,19 @@ async def test_many_events_may_be_longer_than_one_may_be(end: bytes) -> None:
 
 
 async def test_one_event_may_not() -> None:
-    with pytest.raises(httpx2.StreamError, match="more than"):
+    with pytest.raises(httpx2.SSEError, match="more than"):
         await received_bytes(Pieces(b"data: " + b"x" * 2**20, b"\n", 20))
+
+
+@pytest.mark.parametrize(("method", "limit"), [("GET", SILENCE_SECONDS), ("POST", 1.0 + LATE_SECONDS)])
+async def test_the_limit_of_a_call_does_not_end_the_stream_of_announcements(method: str, limit: float) -> None:
+    seen: list[float] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request.extensions["timeout"]["read"])
+        return httpx2.Response(200, json={})
+
+    async with StreamableClient({}, 1.0, Listening(lambda: None)) as client:
+        client._transport = httpx2.MockTransport(answer)
+        await client.request(method, "http://server.example/mcp", json={})
+    assert seen == [limit]

@@ -13,19 +13,20 @@ import zstandard
 
 from broker.coordination.transfers import TransferAnswer, TransferRequest
 from tool_worker.files.openat2_paths import Directory
-from tool_worker.worker import transfer_service
+from tool_worker.worker import packing
 
 ODD_NAMES = (b"new\nline", b"\xff\xfe", b"n" * 255, "é".encode() * 127, b"-rf", b" ", b"\x1b[31mred", b"back\\slash")
 
 
 def packed(folder: Path, path: str) -> tuple[TransferAnswer, bytes]:
+    target = io.BytesIO()
     with Directory(folder) as root:
-        return transfer_service.packed(root, path)
+        return packing.pack(root, path, target), target.getvalue()
 
 
 def unpacked(folder: Path, request: TransferRequest, content: bytes, noted: Path) -> None:
     with Directory(folder) as root:
-        transfer_service.unpacked(root, request, content, noted)
+        packing.unpack(root, request, io.BytesIO(content), noted)
 
 
 def test_odd_names_and_files_arrive_and_what_is_no_file_stays(tmp_path: Path) -> None:

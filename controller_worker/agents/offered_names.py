@@ -1,0 +1,55 @@
+"""How a model calls the tools that a conversation was given, whatever their authors have called them.
+
+Holds: the names of one conversation are distinct, and depend on its tools alone and not on their order; a tool that is
+alone with its name keeps it; every name fits what providers take.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from broker.specs.tool_specs import ToolOffer
+
+MAX_NAME_CHARS = 64
+"""What providers take, of letters, digits, `_` and `-`."""
+_HASH_CHARS = 8
+_WITHOUT_SERVER = "tool"
+
+
+def visible_names(offers: Iterable[ToolOffer], own: AbstractSet[str]) -> dict[str, str]:
+    """Return the name of each offer for the model, by its key.
+
+    A tool of an MCP server is `<server>__<tool>` if another tool has its name, and any other tool is `tool__<name>` if
+    the agent itself has one of that name. What is too long then, or still taken, ends with a hash of its key.
+
+    Args:
+        own: the names of the agent's tools.
+    """
+    by_key = {offer.key: offer for offer in offers}
+    counts = Counter(offer.name for offer in by_key.values())
+    names, prefixed = dict[str, str](), dict[str, str]()
+    for key, offer in by_key.items():
+        is_of_server = offer.runner == "mcp"
+        if offer.name not in own and (counts[offer.name] == 1 or not is_of_server):
+            names[key] = offer.name
+            continue
+        server = key.partition("/")[0] if is_of_server else _WITHOUT_SERVER
+        prefixed[key] = f"{server}__{offer.name}"
+    taken = {*own, *names.values()}
+    again = Counter(prefixed.values())
+    for key, name in sorted(prefixed.items()):
+        fits = len(name) <= MAX_NAME_CHARS and again[name] == 1 and name not in taken
+        names[key] = name if fits else _hashed(name, key, taken)
+        taken.add(names[key])
+    return names
+
+
+def _hashed(name: str, key: str, taken: AbstractSet[str]) -> str:
+    found, text = "", key
+    while not found or found in taken:
+        text = hashlib.sha256(text.encode()).hexdigest()
+        found = f"{name[: MAX_NAME_CHARS - _HASH_CHARS - 1]}_{text[:_HASH_CHARS]}"
+    return found

@@ -1,0 +1,134 @@
+"""Files of this machine as a packed tar file, and back.
+
+Holds: memory does not grow with the size of what is copied; nothing is written outside the target, whatever the tar
+file contains; the target gets all of it or, if the copy fails, nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import zstandard
+
+from broker.coordination.transfers import MAX_COPY_BYTES
+from broker.runtime.errors import UsageError
+
+if sys.version_info >= (3, 11, 4):
+    import tarfile
+else:  # Debian 12's tarfile has no data filter
+    from backports import tarfile  # type: ignore[no-redef]
+
+SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
+MAX_NAMED = 20
+
+
+@dataclass(slots=True)
+class Unpacked:
+    """What was written: entries, bytes of files, and what was left out because it points outside the target."""
+
+    files: int = 0
+    size_bytes: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+
+def pack(source: Path, target: IO[bytes]) -> list[str]:
+    """Write a file or directory as a packed tar file.
+
+    Returns:
+        Some of those whose set-user-id, set-group-id or sticky bit is left out.
+
+    Raises:
+        UsageError: it is too large.
+        OSError: it cannot be read.
+    """
+    without_bits: list[str] = []
+    total = 0
+
+    def checked(header: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        nonlocal total
+        total += header.size
+        if total > MAX_COPY_BYTES:
+            raise UsageError(f"{source} has more than {MAX_COPY_BYTES:,} bytes.", remedy="Take a part of it.")
+        if header.mode & SPECIAL_BITS and len(without_bits) < MAX_NAMED:
+            without_bits.append(header.name)
+        header.mode &= ~SPECIAL_BITS
+        header.uid = header.gid = 0
+        header.uname = header.gname = ""
+        return header if header.isreg() or header.isdir() or header.issym() or header.islnk() else None
+
+    with (
+        zstandard.ZstdCompressor(level=3).stream_writer(target, closefd=False) as stream,
+        tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        # A link that is named itself stands for its target.
+        archive.add(source.resolve(strict=True), arcname=source.resolve().name or "root", filter=checked)
+    return without_bits
+
+
+def unpack(content: IO[bytes], target: Path, check: Callable[[], None]) -> Unpacked:
+    """Write what a packed tar file has into an existing directory, or under a new name.
+
+    Args:
+        check: called when all has been read; raises if it is not what was sent.
+
+    Raises:
+        UsageError: it is too large, or something in the target is in the way.
+        OSError: the target cannot be written.
+    """
+    is_inside = target.is_dir()
+    folder = target if is_inside else target.parent
+    draft = Path(tempfile.mkdtemp(prefix=".deckhands-", dir=folder))
+    try:
+        done = _extracted(content, draft, "" if is_inside else target.name)
+        check()
+        for made in sorted(draft.iterdir()):
+            _move(made, folder / made.name)
+        return done
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _extracted(content: IO[bytes], draft: Path, name: str) -> Unpacked:
+    done = Unpacked()
+    with (
+        zstandard.ZstdDecompressor().stream_reader(content) as stream,
+        tarfile.open(fileobj=stream, mode="r|") as archive,
+    ):
+        for member in archive:
+            original = member.name
+            archive.members = []  # type: ignore[attr-defined]  # a hundred thousand of them would stay in memory
+            if name:
+                member.name = "/".join([name, *original.split("/")[1:]])
+            done.size_bytes += member.size
+            if done.size_bytes > MAX_COPY_BYTES:
+                raise UsageError(f"It has more than {MAX_COPY_BYTES:,} bytes.", remedy="Take a part of it.")
+            try:
+                archive.extract(member, draft, filter="data")
+            except tarfile.FilterError:
+                done.skipped.append(original)
+                continue
+            done.files += 1
+        while stream.read(2**20):
+            pass
+    return done
+
+
+def _move(made: Path, place: Path) -> None:
+    """Move an entry to its place: at once where there is none, into a directory that is there, else instead of it."""
+    if not made.is_dir() or made.is_symlink() or not os.path.lexists(place):
+        if place.is_dir() and not place.is_symlink():
+            raise UsageError(f"{place} is a directory.", remedy="Name another target.")
+        made.replace(place)
+        return
+    if place.is_symlink() or not place.is_dir():
+        raise UsageError(f"{place} is no directory.", remedy="Name another target.")
+    for inner in sorted(made.iterdir()):
+        _move(inner, place / inner.name)

@@ -1,0 +1,178 @@
+"""Long transfers as files: what is written travels in parts, and what travels in parts is read.
+
+Holds: one part is in memory; both are used in a thread, while the loop sends and fetches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from broker.coordination.transfers import (
+    LONG_ANSWER_LIMIT_SECONDS,
+    MAX_COPY_BYTES,
+    PART_BYTES,
+    TransferAnswer,
+    TransferFailed,
+    TransferRequest,
+    Transfers,
+)
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import new_key
+
+T = TypeVar("T")
+END_LIMIT_SECONDS = 10.0
+Progress = Callable[[int, int | None], None]
+"""Gets how many bytes have travelled, packed, and of how many if that is known."""
+
+
+class _Parts:
+    """The way from a thread to the loop."""
+
+    def __init__(self, transfers: Transfers, conversation_id: str, on_progress: Progress | None) -> None:
+        self._is_stopped = False
+        self._turn = asyncio.Lock()
+        self._transfers = transfers
+        self._conversation_id = conversation_id
+        self._on_progress = on_progress or (lambda _done, _all: None)
+        self._loop = asyncio.get_running_loop()
+        self._digest = hashlib.sha256()
+        self._count = 0
+
+    def _done(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._is_stopped:
+            work.close()
+            raise TransferFailed("The copy was stopped.")
+        return asyncio.run_coroutine_threadsafe(self._in_turn(work), self._loop).result()
+
+    async def _in_turn(self, work: Coroutine[Any, Any, T]) -> T:
+        async with self._turn:
+            if self._is_stopped:
+                work.close()
+                raise TransferFailed("The copy was stopped.")
+            return await work
+
+    async def _forget(self, transfer: str) -> None:
+        """Stop the thread, and have the node forget the transfer; raises nothing that the node does."""
+        self._is_stopped = True
+        async with self._turn:  # a part that is on its way would come after it
+            with suppress(TransferFailed):
+                request = TransferRequest(what="end", transfer=transfer)
+                await self._transfers.ask(self._conversation_id, request, limit_seconds=END_LIMIT_SECONDS)
+
+
+class OutgoingParts(_Parts):
+    """An upload, as a file that is written."""
+
+    def __init__(self, transfers: Transfers, conversation_id: str, on_progress: Progress | None = None) -> None:
+        super().__init__(transfers, conversation_id, on_progress)
+        self._transfer = new_key()
+        self._has_begun = False
+        self._buffer = bytearray()
+        self._size = 0
+
+    def write(self, content: bytes) -> int:
+        """Take the next bytes; sends a part when there is one."""
+        self._buffer += content
+        while len(self._buffer) > PART_BYTES:
+            self._done(self._send())
+        return len(content)
+
+    def flush(self) -> None:
+        """Do nothing: what is no whole part waits."""
+
+    async def finish(self, path: str) -> TransferAnswer:
+        """Send what is left, and have it all put into the workspace.
+
+        Raises:
+            TransferFailed: the tool worker failed.
+        """
+        is_inside = path.endswith("/")
+        if not self._count:
+            request = TransferRequest(what="upload", path=path, is_inside=is_inside)
+            content = bytes(self._buffer)
+        else:
+            await self._send()
+            request = TransferRequest(
+                what="upload",
+                path=path,
+                is_inside=is_inside,
+                transfer=self._transfer,
+                size_bytes=self._size,
+                digest=self._digest.hexdigest(),
+            )
+            content = b""
+        ask, limit = self._transfers.ask, LONG_ANSWER_LIMIT_SECONDS
+        return (await ask(self._conversation_id, request, content, limit_seconds=limit)).answer
+
+    async def end(self) -> None:
+        """Have the node forget what it has of it, if anything.  Idempotent."""
+        if self._has_begun:
+            await self._forget(self._transfer)
+        self._is_stopped = True
+
+    async def _send(self) -> None:
+        part = bytes(self._buffer[:PART_BYTES])
+        if self._size + len(part) > MAX_COPY_BYTES:
+            raise UsageError(f"It has more than {MAX_COPY_BYTES:,} bytes when packed.", remedy="Take a part of it.")
+        self._has_begun = True
+        request = TransferRequest(what="upload_part", transfer=self._transfer, part=self._count)
+        await self._transfers.ask(self._conversation_id, request, part)
+        del self._buffer[:PART_BYTES]
+        self._digest.update(part)
+        self._size += len(part)
+        self._count += 1
+        self._on_progress(self._size, None)
+
+
+class IncomingParts(_Parts):
+    """A download, as a file that is read."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        conversation_id: str,
+        answer: TransferAnswer,
+        on_progress: Progress | None = None,
+    ) -> None:
+        super().__init__(transfers, conversation_id, on_progress)
+        self._answer = answer
+        self._rest = b""
+        self._size = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes, at most so many; fetches a part when there are none."""
+        if not self._rest and self._size < self._answer.packed_bytes:
+            self._rest = self._done(self._fetch())
+        end = len(self._rest) if size < 0 else size
+        found, self._rest = self._rest[:end], self._rest[end:]
+        return found
+
+    def check(self) -> None:
+        """Say that all has arrived.
+
+        Raises:
+            TransferFailed: it has not, or is not what was sent.
+        """
+        while self.read(PART_BYTES):
+            pass
+        if self._digest.hexdigest() != self._answer.digest:
+            raise TransferFailed("What arrived is not what was sent.", remedy="Copy it again.")
+
+    async def end(self) -> None:
+        """Have the node forget it.  Idempotent."""
+        await self._forget(self._answer.transfer)
+
+    async def _fetch(self) -> bytes:
+        request = TransferRequest(what="download_part", transfer=self._answer.transfer, part=self._count)
+        content = (await self._transfers.ask(self._conversation_id, request)).content
+        if not content:
+            raise TransferFailed("A part of the download is missing.", remedy="Copy it again.")
+        self._digest.update(content)
+        self._size += len(content)
+        self._count += 1
+        self._on_progress(self._size, self._answer.packed_bytes)
+        return content

@@ -1,0 +1,160 @@
+"""Files of a workspace as a packed tar file, and back.
+
+Holds: no path and no link leads out of the workspace, whatever its programs do meanwhile; memory does not grow with the
+size of what is packed; set-user-id, set-group-id and sticky bits stay behind, and it is said of what.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+import zstandard
+
+from broker.coordination.transfers import MAX_COPY_BYTES, MAX_COPY_FILES, TransferAnswer, TransferRequest
+from tool_worker.errors import FileUnfit, WorkspaceTooLarge
+from tool_worker.files.file_tree import FILE, LINK, SPECIAL_BITS, Entry, TreeLimits, entries
+from tool_worker.files.openat2_paths import Directory
+from tool_worker.files.unpacking import Unpacking
+
+LIMITS = TreeLimits(files=MAX_COPY_FILES, bytes=MAX_COPY_BYTES)
+"""The limits of one transfer, unpacked."""
+IN_PARTS = "Transfer a part of it."
+MAX_NAMED = 20
+MAX_NAMED_CHARS = 200
+
+
+def pack(root: Directory, path: str, target: IO[bytes]) -> TransferAnswer:
+    """Write a file or a directory of a workspace as a packed tar file whose names begin with its own name.
+
+    Raises:
+        FileUnfit: it is neither.
+        WorkspaceTooLarge: it is larger than what is carried.
+        OSError: it is not there, or leads out.
+    """
+    name = PurePosixPath(path).name or "workspace"
+    files = size = 0
+    without_bits: list[str] = []
+    with (
+        zstandard.ZstdCompressor(level=3).stream_writer(target, closefd=False) as stream,
+        tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for entry_name, entry, descriptor in _found(root, path, name):
+            archive.members = []  # type: ignore[attr-defined]  # a hundred thousand of them would stay in memory
+            files += 1
+            size += _add(archive, entry_name, entry, descriptor, room=LIMITS.bytes - size)
+            if _has_special_bits(entry) and len(without_bits) < MAX_NAMED:
+                without_bits.append(entry_name.encode(errors="replace").decode()[:MAX_NAMED_CHARS])
+    return TransferAnswer(files=files, size_bytes=size, without_bits=tuple(without_bits))
+
+
+def unpack(root: Directory, request: TransferRequest, content: IO[bytes], noted: Path) -> TransferAnswer:
+    """Put the one file or directory of a packed tar file into the workspace.
+
+    Args:
+        noted: where it is noted, from the first try on, whether it goes into the target or becomes it: a try that
+            was cut short may have made the target.
+
+    Raises:
+        FileUnfit, WorkspaceTooLarge, OSError: see `Unpacking.unpack`.
+    """
+    parts = [part for part in request.path.split("/") if part not in ("", ".")]
+    is_inside = request.is_inside or not parts or _is_directory(root, "/".join(parts))
+    is_inside = _first_choice(noted, is_inside=is_inside)
+    rename = None if is_inside else parts.pop()
+    if rename == "..":
+        raise FileUnfit(f"{request.path} leads out of the workspace.")
+    try:
+        with (
+            zstandard.ZstdDecompressor().stream_reader(content) as plain,
+            Directory.inside(root, _made(root, parts)) as directory,
+        ):
+            done = Unpacking(directory, LIMITS, rename_first=rename).unpack_stream(plain)
+    except zstandard.ZstdError as error:
+        raise FileUnfit(f"The upload is damaged: {error}") from error
+    return TransferAnswer(files=done.files, size_bytes=done.size_bytes)
+
+
+def _first_choice(noted: Path, *, is_inside: bool) -> bool:
+    earlier = noted.read_text() if noted.exists() else ""
+    if earlier not in ("inside", "instead"):
+        noted.write_text("inside" if is_inside else "instead")
+        return is_inside
+    return earlier == "inside"
+
+
+def _found(root: Directory, path: str, name: str) -> Iterator[tuple[str, Entry | os.stat_result, int]]:
+    """Yield what is to be packed: the name it gets, what it is, and a descriptor of a regular file's content."""
+    if not _is_directory(root, path):
+        with root.opened_file(path) as descriptor:
+            yield name, os.fstat(descriptor), descriptor
+        return
+    with Directory.inside(root, path) as directory:
+        yield name, os.fstat(directory.descriptor), -1
+        for entry in entries(directory, LIMITS):
+            if entry.kind != FILE:
+                yield f"{name}/{entry.path}", entry, -1
+                continue
+            with suppress(OSError, FileUnfit), directory.opened_file(entry.path, follows_links=False) as descriptor:
+                yield f"{name}/{entry.path}", os.fstat(descriptor), descriptor
+
+
+def _has_special_bits(entry: Entry | os.stat_result) -> bool:
+    return bool(entry.special_bits if isinstance(entry, Entry) else entry.st_mode & SPECIAL_BITS)
+
+
+def _add(archive: tarfile.TarFile, name: str, entry: Entry | os.stat_result, descriptor: int, *, room: int) -> int:
+    """Add an entry to a tar file and return how many bytes its content has, at most `room`."""
+    header = tarfile.TarInfo(name)
+    if isinstance(entry, Entry):
+        header.mode, header.mtime = entry.mode, entry.mtime_ns // 10**9
+        header.type = tarfile.SYMTYPE if entry.kind == LINK else tarfile.DIRTYPE
+        header.linkname = entry.target
+    else:
+        header.mode, header.mtime = stat.S_IMODE(entry.st_mode) & 0o777, int(entry.st_mtime)
+        header.type = tarfile.DIRTYPE if stat.S_ISDIR(entry.st_mode) else tarfile.REGTYPE
+    if descriptor < 0:
+        archive.addfile(header)
+        return 0
+    assert isinstance(entry, os.stat_result)
+    header.size = entry.st_size
+    if header.size > room:  # it was smaller when it was counted, or stands for itself
+        raise WorkspaceTooLarge(f"It has more than {LIMITS.bytes:,} bytes.", remedy=IN_PARTS)
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        archive.addfile(header, cast("IO[bytes]", _PaddedFile(file)))
+    return header.size
+
+
+class _PaddedFile:
+    """A file that holds as many bytes as it did, whatever it has lost since: the header with its size is written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        return self._file.read(size).ljust(size, b"\0")
+
+
+def _is_directory(root: Directory, path: str) -> bool:
+    try:
+        descriptor = root.open(path, os.O_PATH)
+    except FileNotFoundError:
+        return False
+    try:
+        return stat.S_ISDIR(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+
+
+def _made(root: Directory, parts: list[str]) -> str:
+    """Make a directory and all around it, and return its path; links that stay inside are followed."""
+    for end in range(1, len(parts) + 1):
+        if not _is_directory(root, "/".join(parts[:end])):
+            with Directory.inside(root, "/".join(parts[: end - 1]) or ".") as parent:
+                os.mkdir(parts[end - 1], 0o755, dir_fd=parent.descriptor)
+    return "/".join(parts) or "."
