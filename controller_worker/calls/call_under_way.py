@@ -28,6 +28,7 @@ from controller_worker.core.effects import Append, CallModel
 from controller_worker.core.state import State
 from controller_worker.llm.errors import NoResponseError
 from controller_worker.llm.llm import Completion
+from controller_worker.llm.request_size import prompt_tokens
 from controller_worker.security.assessment import assessed
 from controller_worker.services import Services
 
@@ -37,18 +38,27 @@ WARM = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What one call brought."""
+    """What one call brought.
+
+    Attributes:
+        estimated_tokens: of its prompt; None where nobody counts them.
+    """
 
     call: CallModel
     question: Question
     result: Completion | ModelCallFailed | ModelCallDeferred
+    estimated_tokens: int | None = None
 
     def events(self, state: State, agent: Agent) -> tuple[Event, ...]:
         """Return what it leads to, with the risk of each action; to be appended behind `state.version`."""
         if isinstance(self.result, ModelCallFailed | ModelCallDeferred):
             return (self.result,)
         reply = reply_of(
-            self.result, iteration=self.call.iteration, seen_id=self.question.seen_id, event_id=state.version + 1
+            self.result,
+            iteration=self.call.iteration,
+            seen_id=self.question.seen_id,
+            event_id=state.version + 1,
+            estimated_tokens=self.estimated_tokens,
         )
         events = self.question.events_of(reply, agent, state)
         return assessed(events, state.setup.agent.confirmation, state.setup.workspace)
@@ -184,4 +194,17 @@ class CallUnderWay:
             )
         if batched is not None:
             question = replace(question, seen_id=batched.seen_id)
-        return ModelAnswer(wanted, question, result)
+        return ModelAnswer(wanted, question, result, self._estimate(state, question, result))
+
+    def _estimate(
+        self, state: State, question: Question, result: Completion | ModelCallFailed | ModelCallDeferred
+    ) -> int | None:
+        """Return what was estimated of the prompt, and let later estimates learn from what it was."""
+        if not isinstance(result, Completion):
+            return None
+        if state.usage.max_budget_usd is None and not self.permit.counts_tokens:
+            return None
+        permits = self._services.permits
+        estimated = prompt_tokens(question.request, permits.tokens)
+        permits.learn_prompt(result.asked, estimated_tokens=estimated, prompt_tokens=result.usage.prompt_tokens)
+        return estimated

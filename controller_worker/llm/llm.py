@@ -99,6 +99,7 @@ class Completion:
         cost_usd: None when the price of the model is not known.
         latency_seconds: from the request to the end of the reply.
         quota_left: what the provider says is left for now; see `quota_headers`.
+        asked: the model that has answered, as its settings name it; empty until they are known.
     """
 
     text: str
@@ -111,6 +112,7 @@ class Completion:
     cost_usd: float | None
     latency_seconds: float
     quota_left: Mapping[str, int] = field(default_factory=dict)
+    asked: str = ""
 
 
 class LLM(Protocol):
