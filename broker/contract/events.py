@@ -179,6 +179,7 @@ class ModelReply(Event):
         service: who asked: `agent` for a step; `condenser` for a condensation and `critic` for a verdict on a finish,
             which are no steps.
         estimate: None where no budget and no quota wanted one.
+        is_output: the words are the output of the conversation, to whose schema the model was held; None: they are not.
     """
 
     kind: Literal["model.reply"] = "model.reply"
@@ -196,6 +197,7 @@ class ModelReply(Event):
     iteration: int = 0
     seen_id: int = 0
     estimate: CallEstimate | None = None
+    is_output: bool | None = None
 
     @property
     def sentence(self) -> str:

@@ -7,13 +7,16 @@ Does not: import the SDK before a model is created; that costs more than a secon
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
+from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import look_up
 from controller_worker.llm.parameters import body_and_headers, may_be_long, messages_parameters
+from controller_worker.llm.strictness import Strict, Strictness
 from controller_worker.wires.messages_stream import MessagesStream
 from controller_worker.wires.messages_wire import MessagesWire, read_message
 from controller_worker.wires.plausible_usage import completion_of
@@ -44,6 +47,7 @@ class AnthropicLLM:
         self._headers = {"Content-Type": "application/json"} | self._version | further_headers
         self._is_long = may_be_long(self._parameters)
         self._wire = MessagesWire(caching_prompt=config.caching_prompt, cache_lifetime=config.cache_lifetime)
+        self._strictness = Strictness(config, is_known=features_of(config.base_model or model).strict_schemas)
         self._client = _client(config, clock)
         self._clock = clock
 
@@ -56,8 +60,12 @@ class AnthropicLLM:
         stream = MessagesStream if is_streamed(request, is_long=self._is_long) else None
         if stream is not None:
             parameters = parameters | {"stream": True}
-        body = self._wire.body(parameters, request)
-        message, headers = await self._client.ask(request, _PATH, body, self._headers, stream=stream)
+
+        async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
+            body = self._wire.body(parameters, request, strict)
+            return *await self._client.ask(request, _PATH, body, self._headers, stream=stream), len(body)
+
+        message, headers, sent_bytes = await self._strictness.ask(request, ask)
         reply = read_message(message)
         return completion_of(
             reply,
@@ -65,7 +73,7 @@ class AnthropicLLM:
             self._config,
             self._row,
             latency_seconds=self._clock.monotonic() - began,
-            sent_bytes=len(body),
+            sent_bytes=sent_bytes,
             quota_left=quota_left(headers),
         )
 

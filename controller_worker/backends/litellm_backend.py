@@ -23,6 +23,7 @@ from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.model_features import features_of, normalised
 from controller_worker.llm.model_table import look_up
 from controller_worker.llm.parameters import chat_parameters, may_be_long
+from controller_worker.llm.strictness import Strict, Strictness
 from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import ChatWire, asked_fields, read_chat_reply
 from controller_worker.wires.event_stream import stream_limits, until_headers, within_limits
@@ -62,17 +63,23 @@ class LitellmLLM:
             thoughts=features.thoughts,
             cache_lifetime=config.cache_lifetime,
         )
+        self._strictness = Strictness(config, is_known=features.strict_schemas and not features.is_claude)
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask once. See `LLM.complete`."""
         began = self._clock.monotonic()
-        parameters = self._parameters | asked_fields(request)
+        parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
-            parameters["temperature"] = request.temperature
+            parameters = parameters | {"temperature": request.temperature}
         if self._config.sends_cache_key:
-            parameters["prompt_cache_key"] = request.conversation_id
-        answer, hidden = await self._ask(parameters, self._wire.values(request.messages), self._watcher(request))
+            parameters = parameters | {"prompt_cache_key": request.conversation_id}
+
+        async def ask(strict: Strict) -> tuple[Any, dict[str, Any]]:
+            messages = self._wire.values(request.messages)
+            return await self._ask(parameters | asked_fields(request, strict), messages, self._watcher(request))
+
+        answer, hidden = await self._strictness.ask(request, ask)
         reply = read_chat_reply(answer)
         headers = hidden.get("additional_headers") or {}
         return completion_of(

@@ -52,7 +52,9 @@ class CachedLLM:
             else _Directory(Path(config.cache_dir).expanduser())
         )
         self._ttl_seconds = config.cache_ttl_seconds
-        self._settings = config.model_dump(mode="json", exclude=set(_NOT_PART_OF_A_REQUEST))
+        # Settings that came later are part of a name only where they change a request: kept replies stay in use.
+        later = {name for name in ("strict_tools", "structured_output") if getattr(config, name) == "off"}
+        self._settings = config.model_dump(mode="json", exclude={*_NOT_PART_OF_A_REQUEST, *later})
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask once, or answer from the cache. See `LLM.complete`."""
@@ -72,7 +74,7 @@ class CachedLLM:
         await self._inner.aclose()
 
     def _name(self, request: ModelRequest) -> str:
-        asked = {
+        asked: dict[str, Any] = {
             "version": FORMAT_VERSION,
             "settings": self._settings,
             "messages": [asdict(message) for message in request.messages],
@@ -80,6 +82,8 @@ class CachedLLM:
             "temperature": request.temperature,
             "stop": request.stop,
         }
+        if request.output_schema is not None:
+            asked["output_schema"] = request.output_schema
         name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=_plain).encode()).hexdigest()
         return f"{name[:2]}/{name}.json"
 

@@ -36,6 +36,8 @@ AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 """No fetching of prices, and no `.env` file of whatever directory we happen to run in."""
 
+Wish = Literal["off", "auto", "on"]
+
 NOT_HERE: Mapping[str, str] = {
     "correct_num": "there is no editor that asks a model",
     "custom_tokenizer": "tokens are estimated without one",
@@ -79,6 +81,9 @@ class LLMConfig(BaseModel):
         drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
         native_tool_calling: whether tools are the provider's business; False puts them into the prompt as text (see
             `text_tools`); None decides by model.
+        strict_tools: whether the provider holds calls of tools to their schemas; `auto`: where the table knows that the
+            model takes it (see `strictness`).
+        structured_output: whether it holds a reply in words to the schema of the conversation's output, likewise.
         cache_lifetime: how long Claude keeps a marked prompt; `1h` costs twice the price of input, for agents whose
             steps take longer than five minutes.
         prompt_cache_key: send the conversation's id, so that its calls reach the same cache; None: to OpenAI alone.
@@ -143,6 +148,8 @@ class LLMConfig(BaseModel):
     prompt_cache_key: bool | None = None
     service_tier: str | None = Field(default=None, min_length=1)
     native_tool_calling: bool | None = None
+    strict_tools: Wish = "off"
+    structured_output: Wish = "off"
     disable_stop_word: bool = False
 
     @property

@@ -49,6 +49,8 @@ class ModelRequest:
             `critic` for a verdict on a finish.
         carry: takes the body of the request instead of the connection, and returns the answer, parsed from JSON; see
             `batching`. None for a call by the connection.
+        output_schema: what the answer has to fit if it calls no tool, for models that can be held to it; None for
+            none.
     """
 
     messages: Sequence[Message]
@@ -61,6 +63,7 @@ class ModelRequest:
     on_delta: Callable[[Delta], None] | None = None
     service: Literal["agent", "condenser", "critic"] = "agent"
     carry: Callable[[bytes], Awaitable[Any]] | None = None
+    output_schema: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.messages:

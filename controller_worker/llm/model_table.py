@@ -88,6 +88,8 @@ class ModelRow:
     vision: bool
     reasons: bool = False
     asks_responses: bool = False
+    native_schemas: bool = False
+    response_schemas: bool = False
     batch_prices: Prices | None = None
     service_prices: Mapping[str, Prices] = field(default_factory=dict)
 
@@ -184,6 +186,8 @@ def _row(row: Mapping[str, Any]) -> ModelRow:
         thinks_adaptively=row.get("supports_adaptive_thinking") is True,
         reasons=row.get("supports_reasoning") is True,
         asks_responses=row.get("mode") == "responses",
+        native_schemas=row.get("supports_native_structured_output") is True,
+        response_schemas=row.get("supports_response_schema") is True,
         vision=row.get("supports_vision") is True,
     )
 
