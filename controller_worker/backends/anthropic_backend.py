@@ -7,6 +7,7 @@ Does not: import the SDK before a model is created; that costs more than a secon
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from broker.runtime.clock import Clock
@@ -21,12 +22,16 @@ from controller_worker.wires.messages_stream import MessagesStream
 from controller_worker.wires.messages_wire import MessagesWire, read_message
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.quota_headers import quota_left
-from controller_worker.wires.raw_client import RawClient, connections, is_streamed
+from controller_worker.wires.raw_client import RawClient, connections, is_streamed, parsed
+from controller_worker.wires.reply import token_count
 
 PREFIX = "anthropic/"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
 
 _PATH = "/v1/messages"
+_COUNT_PATH = "/v1/messages/count_tokens"
+_COUNTED_FIELDS = ("model", "thinking", "tool_choice", "output_config")
+"""What of our fields the endpoint takes, besides the conversation."""
 
 
 class AnthropicLLM:
@@ -76,6 +81,13 @@ class AnthropicLLM:
             sent_bytes=sent_bytes,
             quota_left=quota_left(headers),
         )
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `CountsTokens.count_tokens`."""
+        fields = {name: value for name, value in self._parameters.items() if name in _COUNTED_FIELDS}
+        body = self._wire.body(fields, replace(request, stop=()), self._strictness.of(request))
+        answer = parsed(await self._client.request("POST", _COUNT_PATH, self._headers, content=body))
+        return token_count(answer.get("input_tokens")) or None if isinstance(answer, dict) else None
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Make a request of another kind than a call, for `batching`; raises `ModelError`."""

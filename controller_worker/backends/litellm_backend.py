@@ -31,11 +31,13 @@ from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.provider_errors import model_error
 from controller_worker.wires.quota_headers import quota_left
 from controller_worker.wires.raw_client import is_streamed, timeouts, unseen
-from controller_worker.wires.reply import told_usd
+from controller_worker.wires.reply import token_count, told_usd
 
 if TYPE_CHECKING:
     import httpx
 
+COUNTING_PROVIDERS = frozenset({"openai", "gemini"})
+RESPONSES_PREFIX = "responses/"
 GEMINI_PRO_THINKING_TOKENS = 128
 PROVIDERS_OWN = "llm_provider-"
 """What litellm puts before the names of a provider's own headers."""
@@ -91,6 +93,35 @@ class LitellmLLM:
             told_usd=told_usd(headers.get(f"{PROVIDERS_OWN}{COST_HEADER}")),
             quota_left=quota_left(headers, prefix=PROVIDERS_OWN),
         )
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """Ask OpenAI's Responses or Gemini by litellm's own way to their endpoints; others are not asked.
+
+        litellm's public function counts with a tokenizer of its own where a provider does not answer; our estimate is
+        cheaper and as good.
+        """
+        try:
+            model, provider, key, base = self._litellm.get_llm_provider(
+                model=self._parameters["model"],
+                api_base=self._parameters.get("base_url"),
+                api_key=self._parameters.get("api_key"),
+            )
+            if provider not in COUNTING_PROVIDERS:
+                return None
+            known = self._litellm.utils.ProviderConfigManager.get_provider_model_info(
+                model=model, provider=self._litellm.LlmProviders(provider)
+            )
+            found = await known.get_token_counter().count_tokens(
+                model_to_use=model.removeprefix(RESPONSES_PREFIX),
+                messages=self._wire.values(request.messages),
+                contents=None,
+                deployment={"litellm_params": {"model": model, "api_key": key, "api_base": base}},
+                request_model=model,
+                tools=asked_fields(request, self._strictness.of(request)).get("tools"),
+            )
+        except Exception as error:
+            raise model_error(error, secrets=self._secrets) from error
+        return None if found is None or found.error else token_count(found.total_tokens) or None
 
     async def aclose(self) -> None:
         """Do nothing: the connections belong to litellm, for all models of a provider."""

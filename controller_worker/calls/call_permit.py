@@ -63,7 +63,13 @@ class CallPermit:
         return self._quota.key_env
 
     async def acquire(
-        self, state: State, config: LLMConfig | None, request: ModelRequest, prepare: Callable[[], Awaitable[object]]
+        self,
+        state: State,
+        config: LLMConfig | None,
+        request: ModelRequest,
+        prepare: Callable[[], Awaitable[object]],
+        *,
+        counted_ratio: float | None = None,
     ) -> ModelCallDeferred | ModelCallAdmitted | None:
         """Ask for the permit. Afterwards `is_refused` says whether the call waits for a wake, else it may be made.
 
@@ -72,6 +78,7 @@ class CallPermit:
         Args:
             config: how the model is asked; None where that cannot be known, and the call will fail by itself.
             prepare: makes the model's client; a permit that waited for it would be used later than the quota thinks.
+            counted_ratio: how far the estimate of the prompt is off, if it was counted.
 
         Returns:
             What the log has to say: that a long wait begins, or that it is over.
@@ -86,7 +93,8 @@ class CallPermit:
             with contextlib.suppress(LLMConfigError):
                 await prepare()
             self.counts_tokens = True
-            estimate, ratio = prompt_tokens(request, self._permits.tokens), self._ratio(state, config, request)
+            ratio = counted_ratio or self.ratio(state, config, request)
+            estimate = prompt_tokens(request, self._permits.tokens)
             deferred = await self._quota.acquire(pool, config.model, corrected(estimate, ratio or 1.0))
             if deferred is None and accounts:
                 tokens = corrected(estimate, ratio or LARGEST_RATIO)
@@ -99,6 +107,24 @@ class CallPermit:
     def held(self, model: str) -> AbstractAsyncContextManager[Held]:
         """Hold the permit while one call is made; see `QuotaPermit.held`."""
         return self._quota.held(model)
+
+    async def counted(self, config: LLMConfig, count: Callable[[str | None], Awaitable[int | None]]) -> int | None:
+        """Count a prompt under the quota of its model, if that has room now; None where it has none.
+
+        Args:
+            count: asks the provider with the key of an environment variable, None for the usual one.
+        """
+        pool = self._permits.governor.pool_of(config.model)
+        if pool is None:
+            return await count(None)
+        if self._quota.is_granted or self._quota.is_queued:
+            return None
+        return await self._quota.counted(pool, config.model, count)
+
+    def ratio(self, state: State, config: LLMConfig, request: ModelRequest) -> float | None:
+        """Return how far estimates for the model are off: in this conversation, else in those of this worker."""
+        latest = latest_of(state.usage.latest, request.service, config.model)
+        return self._permits.ratio(config.model) if latest is None or latest.ratio is None else latest.ratio
 
     def key_count(self, config: LLMConfig) -> int:
         """Return how many keys the quota of a model has; 1 without a quota."""
@@ -170,11 +196,6 @@ class CallPermit:
         if config is None or not is_batched(config, request, priority_of(state)):
             return None
         return BatchedCall(self._permits.batches, self._cid, call, spec=spec, config=config, seen_id=state.version)
-
-    def _ratio(self, state: State, config: LLMConfig, request: ModelRequest) -> float | None:
-        """Return how far estimates for the model are off: in this conversation, else in those of this worker."""
-        latest = latest_of(state.usage.latest, request.service, config.model)
-        return self._permits.ratio(config.model) if latest is None or latest.ratio is None else latest.ratio
 
     async def _reserve_budget(
         self, state: State, accounts: list[str], config: LLMConfig, tokens: int

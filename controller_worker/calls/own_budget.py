@@ -27,23 +27,36 @@ EXPECTED_REPLY_TOKENS = 4_096
 ROUNDING_USD = 1e-9
 
 
-def estimate_usd(state: State, config: LLMConfig | None, request: ModelRequest, sizes: MessageMemo[int]) -> float:
+def estimate_usd(
+    state: State,
+    config: LLMConfig | None,
+    request: ModelRequest,
+    sizes: MessageMemo[int],
+    *,
+    counted_ratio: float | None = None,
+) -> float:
     """Return about what a call will cost.
 
     Args:
         config: of the model that is asked; None where it is not known.
         sizes: remembers how many tokens each message has.
+        counted_ratio: how far the estimate of the prompt is off, if it was counted.
     """
     latest = latest_of(state.usage.latest, request.service, None if config is None else config.model)
     floor_usd = latest.cost_usd if latest is not None else 0.0
     if config is None:
         return floor_usd
     reply_tokens = max(EXPECTED_REPLY_TOKENS, latest.longest_reply_tokens if latest is not None else 0)
-    tokens = prompt_tokens(request, sizes)
-    if latest is not None and latest.ratio is not None:
-        tokens = corrected(tokens, latest.ratio)
+    ratio = counted_ratio or (latest.ratio if latest is not None else None) or 1.0
+    tokens = corrected(prompt_tokens(request, sizes), ratio)
     batched = is_batched(config, request, priority_of(state))
     return max(expected_cost_usd(config, tokens, reply_tokens, is_batched=batched), floor_usd)
+
+
+def left_usd(state: State) -> float | None:
+    """Return what is left of the budget for a call; None without one."""
+    maximum = state.usage.max_budget_usd
+    return None if maximum is None else maximum - state.usage.cost_usd - usd_reserved(state)
 
 
 def has_room(state: State, cost_usd: float) -> bool:

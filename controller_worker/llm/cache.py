@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from broker.runtime.clock import Clock
 from broker.runtime.ids import new_key
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest, Usage
+from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest, Usage, counted_tokens
 from controller_worker.messages.messages import ToolCall
 
 FORMAT_VERSION = 1
@@ -33,7 +33,7 @@ _NOT_PART_OF_A_REQUEST = frozenset({
     *("api_key", "aws_access_key_id", "aws_secret_access_key", "num_retries", "retry_multiplier", "retry_min_wait"),
     *("retry_max_wait", "timeout", "connect_timeout", "first_byte_timeout", "read_timeout", "fallbacks", "router"),
     *("max_message_chars", "input_cost_per_token", "output_cost_per_token", "backend", "cache_dir", "batch"),
-    *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name"),
+    *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name", "count_tokens"),
 })  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -68,6 +68,10 @@ class CachedLLM:
         completion = await self._inner.complete(request)
         await asyncio.to_thread(self._write, name, completion)
         return completion
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `counted_tokens`."""
+        return await counted_tokens(self._inner, request)
 
     async def aclose(self) -> None:
         """Close all connections."""

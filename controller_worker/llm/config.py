@@ -88,6 +88,7 @@ class LLMConfig(BaseModel):
             steps take longer than five minutes.
         prompt_cache_key: send the conversation's id, so that its calls reach the same cache; None: to OpenAI alone.
         service_tier: sent to the provider, which answers with the tier that it has used; that one is priced.
+        count_tokens: let the provider count a prompt where its size decides something; see `calls.prompt_count`.
         disable_stop_word: send no stop word with tools in text.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
     """
@@ -150,6 +151,7 @@ class LLMConfig(BaseModel):
     native_tool_calling: bool | None = None
     strict_tools: Wish = "off"
     structured_output: Wish = "off"
+    count_tokens: bool = False
     disable_stop_word: bool = False
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from broker.specs.tool_specs import ToolSpec
 from controller_worker.messages.messages import Message, ToolCall
@@ -134,3 +134,21 @@ class LLM(Protocol):
     async def aclose(self) -> None:
         """Close all connections. The model must not be asked any more."""
         ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A model whose provider counts prompts, too."""
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """Return how many tokens the prompt of a request has; None where the provider does not say.
+
+        Raises:
+            ModelError: it could not be asked.
+        """
+        ...
+
+
+async def counted_tokens(llm: LLM, request: ModelRequest) -> int | None:
+    """Return what the provider of a model counts, or None if it cannot be asked; raises what `count_tokens` does."""
+    return await llm.count_tokens(request) if isinstance(llm, CountsTokens) else None

@@ -126,6 +126,12 @@ def cost_usd(prices: Prices, usage: Usage) -> float:
     )
 
 
+def max_input_tokens(config: LLMConfig) -> int | None:
+    """Return how many tokens a prompt may have, by the settings or else the table; None if neither says."""
+    row = look_up(config.known_as)
+    return config.max_input_tokens or (row.max_input_tokens if row is not None else None)
+
+
 def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage, sold: Sale = Sale()) -> float | None:
     """Return what a call cost by the configured prices, if there are both, else by the table's; None if unknown."""
     if config.input_cost_per_token is not None and config.output_cost_per_token is not None:
