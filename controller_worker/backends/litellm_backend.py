@@ -36,7 +36,7 @@ from controller_worker.wires.reply import token_count, told_usd
 if TYPE_CHECKING:
     import httpx
 
-COUNTING_PROVIDERS = frozenset({"openai", "gemini"})
+COUNTING_PROVIDER = "openai"
 RESPONSES_PREFIX = "responses/"
 GEMINI_PRO_THINKING_TOKENS = 128
 PROVIDERS_OWN = "llm_provider-"
@@ -95,7 +95,7 @@ class LitellmLLM:
         )
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
-        """Ask OpenAI's Responses or Gemini by litellm's own way to their endpoints; others are not asked.
+        """Ask OpenAI's Responses by litellm's own way to its endpoint; other providers are not asked.
 
         litellm's public function counts with a tokenizer of its own where a provider does not answer; our estimate is
         cheaper and as good.
@@ -106,7 +106,7 @@ class LitellmLLM:
                 api_base=self._parameters.get("base_url"),
                 api_key=self._parameters.get("api_key"),
             )
-            if provider not in COUNTING_PROVIDERS:
+            if provider != COUNTING_PROVIDER:
                 return None
             known = self._litellm.utils.ProviderConfigManager.get_provider_model_info(
                 model=model, provider=self._litellm.LlmProviders(provider)
