@@ -97,7 +97,7 @@ class LitellmLLM:
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """Ask OpenAI's Responses by litellm's own way to its endpoint; other providers are not asked.
 
-        litellm's public function counts with a tokenizer of its own where a provider does not answer; our estimate is
+        litellm's public function counts with a tokenizer here where a provider does not answer; our estimate is
         cheaper and as good.
         """
         try:

@@ -5,7 +5,7 @@ choices, texts, numbers. OpenAI wants every property required, so one that may b
 Anthropic takes it as it is.
 
 Holds: a schema that cannot be written this way stays as it is, and its tool is not strict; what a null stands for is
-read back by `without_forced_nulls`, whoever has written it.
+read back by `without_forced_nulls`, whichever model wrote it.
 Does not: translate bounds, patterns and formats, which providers take differently.
 """
 
@@ -184,7 +184,7 @@ def _meant(schema: Any, root: Schema) -> Any:
 
 
 def _takes_null(schema: Any, root: Schema) -> bool:
-    """Say whether null is a value of its own there; where that cannot be known, it is."""
+    """Say whether null is a value there, and not the lack of one; where that cannot be known, it is."""
     schema = _meant(schema, root)
     if not isinstance(schema, Mapping):
         return True

@@ -1,4 +1,4 @@
-"""Prompts that the provider counts before the call: when, how often, and what comes of it."""
+"""Prompts that the provider counts before the call: when, how often, and with which result."""
 
 from __future__ import annotations
 
