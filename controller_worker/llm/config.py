@@ -197,7 +197,13 @@ class LLMConfig(BaseModel):
     @field_validator("completion_kwargs")
     @classmethod
     def _leaves_the_conversation_alone(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        for name in sorted(OF_THE_CONVERSATION & set(value or ())):
+        further = [
+            name for name in ("extra_body", "extra_headers") if not isinstance((value or {}).get(name) or {}, dict)
+        ]
+        for name in further:
+            raise ValueError(f"{name!r} has to be a table of fields")
+        given = {*(value or {}), *((value or {}).get("extra_body") or {})}
+        for name in sorted(OF_THE_CONVERSATION & given):
             raise ValueError(f"{name!r} comes from the conversation and its agent; it cannot be set here")
         return value
 

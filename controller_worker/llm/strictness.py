@@ -38,7 +38,10 @@ class Strictness:
         """Read the settings; `is_known` says whether the table knows that the model takes strict schemas."""
         self._model = config.model
         self._tools = _is_wanted(config.strict_tools, is_known=is_known)
-        self._output = _is_wanted(config.structured_output, is_known=is_known)
+        chosen = config.completion_kwargs or {}
+        form = chosen.get("output_config")
+        has_form = "response_format" in chosen or (isinstance(form, dict) and "format" in form)
+        self._output = _is_wanted(config.structured_output, is_known=is_known) and not has_form
 
     def of(self, request: ModelRequest) -> Strict:
         """Return what of a call is strict."""

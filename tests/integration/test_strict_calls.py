@@ -82,6 +82,11 @@ async def test_chat_completions(server: RunningModelServer, backend: str) -> Non
     }
 
 
+async def test_a_form_of_the_reply_that_is_set_stays(server: RunningModelServer) -> None:
+    chosen = {"response_format": {"type": "json_object"}}
+    assert (await sent(server, "openai", **ON, completion_kwargs=chosen))["response_format"] == {"type": "json_object"}
+
+
 async def test_responses(server: RunningModelServer) -> None:
     body = await sent(server, "responses", **ON)
     strict, loose = body["tools"]
