@@ -88,6 +88,18 @@ class TokenUsage(Part):
     cache_write_tokens: int = 0
 
 
+class CallEstimate(Part):
+    """What was expected of a call before it was made, which corrects the expectations of later ones.
+
+    Attributes:
+        model: that has answered, as the settings of the workers name it.
+        prompt_tokens: of the prompt, estimated from its characters.
+    """
+
+    model: str
+    prompt_tokens: int
+
+
 class Parent(Part):
     """Whose delegate a conversation is: the conversation and the action that asked for it; `level` 1 for the first."""
 
@@ -171,6 +183,8 @@ class ModelReply(Event):
         seen_id: the last event the prompt was made from.
         service: who asked: `agent` for a step; `condenser` for a condensation and `critic` for a verdict on a finish,
             which are no steps.
+        estimate: None where no budget and no quota wanted one.
+        is_output: the words are the output of the conversation, to whose schema the model was held; None: they are not.
     """
 
     kind: Literal["model.reply"] = "model.reply"
@@ -187,6 +201,8 @@ class ModelReply(Event):
     latency_seconds: float = 0.0
     iteration: int = 0
     seen_id: int = 0
+    estimate: CallEstimate | None = None
+    is_output: bool | None = None
 
     @property
     def sentence(self) -> str:

@@ -5,14 +5,19 @@ Does not: judge what is handed in; see `controller_worker.concerns.output`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from broker.contract.actions import AgentFinishAction
+from broker.contract.events import Event, ModelReply
+from broker.contract.task_list import TaskItem
 from broker.specs.specs import OutputSpec
 from broker.specs.tool_arguments import ToolCallError, json_in, said_in
 from broker.specs.tool_specs import ToolSpec
+from broker.tools.output_schema import problems_of
+from controller_worker.agents.agent import Agent
+from controller_worker.llm.strict_schemas import without_forced_nulls
 
 ARGUMENT = "output"
 _SHARED = ("$defs", "definitions")
@@ -37,6 +42,26 @@ def finish_tool(output: OutputSpec | None) -> ToolSpec:
         },
         convert=_finish_with_output,
     )
+
+
+def turn_of(agent: Agent, reply: ModelReply, task_list: Sequence[TaskItem], output: OutputSpec | None) -> list[Event]:
+    """Return what a reply leads to; see `Agent.events_of`. One whose words are the output is a finish."""
+    finish = handed_in(reply, output) if output is not None and reply.is_output else None
+    return agent.events_of(reply, task_list) if finish is None else [finish]
+
+
+def handed_in(reply: ModelReply, output: OutputSpec) -> AgentFinishAction | None:
+    """Return the finish that a reply in words can be: it consists of an output that fits; None for any other."""
+    if reply.tool_calls:
+        return None
+    try:
+        found = json_in(reply.content)
+    except (ValueError, RecursionError):
+        return None
+    outputs = without_forced_nulls(found, output.json_schema)
+    if not isinstance(outputs, dict) or problems_of(outputs, output.json_schema):
+        return None
+    return AgentFinishAction(outputs=outputs)
 
 
 def _finish_with_output(arguments: Mapping[str, Any]) -> AgentFinishAction:

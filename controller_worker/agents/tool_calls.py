@@ -22,6 +22,7 @@ from broker.contract.offered_tools import MCPAction, ToolCallAction
 from broker.contract.task_list import TaskItem, TaskTrackingAction
 from broker.specs.tool_arguments import ToolCallError, json_in
 from broker.specs.tool_specs import ToolOffer, ToolSpec
+from controller_worker.llm.strict_schemas import without_forced_nulls
 
 MAX_CALLS = 128
 MAX_ARGUMENTS_CHARS = 4_000_000
@@ -108,7 +109,7 @@ def _action_of(call: ModelToolCall, position: int, tools: Mapping[str, ToolSpec]
     if not isinstance(arguments, dict):
         raise ToolCallError(f"The arguments of {call.name} must be a JSON object, not {type(arguments).__name__}.")
     try:
-        action = tool.convert(arguments)
+        action = tool.convert(without_forced_nulls(arguments, tool.parameters))
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = first["loc"][0] if first["loc"] else ""

@@ -7,23 +7,31 @@ Does not: import the SDK before a model is created; that costs more than a secon
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
+from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import look_up
 from controller_worker.llm.parameters import body_and_headers, may_be_long, messages_parameters
+from controller_worker.llm.strictness import Strict, Strictness
 from controller_worker.wires.messages_stream import MessagesStream
 from controller_worker.wires.messages_wire import MessagesWire, read_message
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.quota_headers import quota_left
-from controller_worker.wires.raw_client import RawClient, connections, is_streamed
+from controller_worker.wires.raw_client import RawClient, connections, is_streamed, parsed
+from controller_worker.wires.reply import token_count
 
 PREFIX = "anthropic/"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
 
 _PATH = "/v1/messages"
+_COUNT_PATH = "/v1/messages/count_tokens"
+_COUNTED_FIELDS = ("model", "thinking", "tool_choice", "output_config")
+"""What of our fields the endpoint takes, besides the conversation."""
 
 
 class AnthropicLLM:
@@ -44,6 +52,7 @@ class AnthropicLLM:
         self._headers = {"Content-Type": "application/json"} | self._version | further_headers
         self._is_long = may_be_long(self._parameters)
         self._wire = MessagesWire(caching_prompt=config.caching_prompt, cache_lifetime=config.cache_lifetime)
+        self._strictness = Strictness(config, is_known=features_of(config.base_model or model).strict_schemas)
         self._client = _client(config, clock)
         self._clock = clock
 
@@ -56,8 +65,12 @@ class AnthropicLLM:
         stream = MessagesStream if is_streamed(request, is_long=self._is_long) else None
         if stream is not None:
             parameters = parameters | {"stream": True}
-        body = self._wire.body(parameters, request)
-        message, headers = await self._client.ask(request, _PATH, body, self._headers, stream=stream)
+
+        async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
+            body = self._wire.body(parameters, request, strict)
+            return *await self._client.ask(request, _PATH, body, self._headers, stream=stream), len(body)
+
+        message, headers, sent_bytes = await self._strictness.ask(request, ask)
         reply = read_message(message)
         return completion_of(
             reply,
@@ -65,9 +78,16 @@ class AnthropicLLM:
             self._config,
             self._row,
             latency_seconds=self._clock.monotonic() - began,
-            sent_bytes=len(body),
+            sent_bytes=sent_bytes,
             quota_left=quota_left(headers),
         )
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `CountsTokens.count_tokens`."""
+        fields = {name: value for name, value in self._parameters.items() if name in _COUNTED_FIELDS}
+        body = self._wire.body(fields, replace(request, stop=()), self._strictness.of(request))
+        answer = parsed(await self._client.request("POST", _COUNT_PATH, self._headers, content=body))
+        return token_count(answer.get("input_tokens")) or None if isinstance(answer, dict) else None
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Make a request of another kind than a call, for `batching`; raises `ModelError`."""

@@ -23,6 +23,7 @@ from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.model_features import features_of, normalised
 from controller_worker.llm.model_table import look_up
 from controller_worker.llm.parameters import chat_parameters, may_be_long
+from controller_worker.llm.strictness import Strict, Strictness
 from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import ChatWire, asked_fields, read_chat_reply
 from controller_worker.wires.event_stream import stream_limits, until_headers, within_limits
@@ -30,11 +31,13 @@ from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.provider_errors import model_error
 from controller_worker.wires.quota_headers import quota_left
 from controller_worker.wires.raw_client import is_streamed, timeouts, unseen
-from controller_worker.wires.reply import told_usd
+from controller_worker.wires.reply import token_count, told_usd
 
 if TYPE_CHECKING:
     import httpx
 
+COUNTING_PROVIDER = "openai"
+RESPONSES_PREFIX = "responses/"
 GEMINI_PRO_THINKING_TOKENS = 128
 PROVIDERS_OWN = "llm_provider-"
 """What litellm puts before the names of a provider's own headers."""
@@ -62,17 +65,23 @@ class LitellmLLM:
             thoughts=features.thoughts,
             cache_lifetime=config.cache_lifetime,
         )
+        self._strictness = Strictness(config, is_known=features.strict_schemas and not features.is_claude)
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask once. See `LLM.complete`."""
         began = self._clock.monotonic()
-        parameters = self._parameters | asked_fields(request)
+        parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
-            parameters["temperature"] = request.temperature
+            parameters = parameters | {"temperature": request.temperature}
         if self._config.sends_cache_key:
-            parameters["prompt_cache_key"] = request.conversation_id
-        answer, hidden = await self._ask(parameters, self._wire.values(request.messages), self._watcher(request))
+            parameters = parameters | {"prompt_cache_key": request.conversation_id}
+
+        async def ask(strict: Strict) -> tuple[Any, dict[str, Any]]:
+            messages = self._wire.values(request.messages)
+            return await self._ask(parameters | asked_fields(request, strict), messages, self._watcher(request))
+
+        answer, hidden = await self._strictness.ask(request, ask)
         reply = read_chat_reply(answer)
         headers = hidden.get("additional_headers") or {}
         return completion_of(
@@ -84,6 +93,35 @@ class LitellmLLM:
             told_usd=told_usd(headers.get(f"{PROVIDERS_OWN}{COST_HEADER}")),
             quota_left=quota_left(headers, prefix=PROVIDERS_OWN),
         )
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """Ask OpenAI's Responses by litellm's own way to its endpoint; other providers are not asked.
+
+        litellm's public function counts with a tokenizer here where a provider does not answer; our estimate is
+        cheaper and as good.
+        """
+        try:
+            model, provider, key, base = self._litellm.get_llm_provider(
+                model=self._parameters["model"],
+                api_base=self._parameters.get("base_url"),
+                api_key=self._parameters.get("api_key"),
+            )
+            if provider != COUNTING_PROVIDER:
+                return None
+            known = self._litellm.utils.ProviderConfigManager.get_provider_model_info(
+                model=model, provider=self._litellm.LlmProviders(provider)
+            )
+            found = await known.get_token_counter().count_tokens(
+                model_to_use=model.removeprefix(RESPONSES_PREFIX),
+                messages=self._wire.values(request.messages),
+                contents=None,
+                deployment={"litellm_params": {"model": model, "api_key": key, "api_base": base}},
+                request_model=model,
+                tools=asked_fields(request, self._strictness.of(request)).get("tools"),
+            )
+        except Exception as error:
+            raise model_error(error, secrets=self._secrets) from error
+        return None if found is None or found.error else token_count(found.total_tokens) or None
 
     async def aclose(self) -> None:
         """Do nothing: the connections belong to litellm, for all models of a provider."""

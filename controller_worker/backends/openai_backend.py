@@ -11,6 +11,7 @@ Does not: import the SDK before a model is created; that costs a second of CPU.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
@@ -18,6 +19,7 @@ from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import look_up
 from controller_worker.llm.parameters import body_and_headers, chat_parameters, may_be_long
+from controller_worker.llm.strictness import Strict, Strictness
 from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import ChatWire, read_chat_reply
 from controller_worker.wires.plausible_usage import completion_of
@@ -56,6 +58,7 @@ class OpenAICompatibleLLM:
             thoughts=features.thoughts,
             cache_lifetime=config.cache_lifetime,
         )
+        self._strictness = Strictness(config, is_known=features.strict_schemas and not features.is_claude)
         self._client = _client(config, clock)
         self._clock = clock
 
@@ -70,8 +73,12 @@ class OpenAICompatibleLLM:
         stream = ChatStream if is_streamed(request, is_long=self._is_long) else None
         if stream is not None:
             parameters = parameters | {"stream": True, "stream_options": {"include_usage": True}}
-        body = self._wire.body(parameters, request)
-        answer, headers = await self._client.ask(request, _PATH, body, self._headers, stream=stream)
+
+        async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
+            body = self._wire.body(parameters, request, strict)
+            return *await self._client.ask(request, _PATH, body, self._headers, stream=stream), len(body)
+
+        answer, headers, sent_bytes = await self._strictness.ask(request, ask)
         reply = read_chat_reply(answer)
         return completion_of(
             reply,
@@ -79,7 +86,7 @@ class OpenAICompatibleLLM:
             self._config,
             self._row,
             latency_seconds=self._clock.monotonic() - began,
-            sent_bytes=len(body),
+            sent_bytes=sent_bytes,
             told_usd=told_usd(headers.get(COST_HEADER)),
             quota_left=quota_left(headers),
         )

@@ -26,6 +26,7 @@ from controller_worker.calls.permits import Permits
 from controller_worker.calls.quota_permit import Held, QuotaPermit
 from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.effects import CallModel
+from controller_worker.core.latest_calls import LARGEST_RATIO, corrected, latest_of
 from controller_worker.core.state import State
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
@@ -43,10 +44,12 @@ class CallPermit:
 
     Attributes:
         is_refused: the call has to wait, and the conversation has not been woken since.
+        counts_tokens: a quota or a budget counts what the latest call uses.
     """
 
     def __init__(self, permits: Permits, ownership: Ownership) -> None:
         self.is_refused = False
+        self.counts_tokens = False
         self._permits = permits
         self._ownership = ownership
         self._cid = ownership.conversation_id
@@ -60,7 +63,13 @@ class CallPermit:
         return self._quota.key_env
 
     async def acquire(
-        self, state: State, config: LLMConfig | None, request: ModelRequest, prepare: Callable[[], Awaitable[object]]
+        self,
+        state: State,
+        config: LLMConfig | None,
+        request: ModelRequest,
+        prepare: Callable[[], Awaitable[object]],
+        *,
+        counted_ratio: float | None = None,
     ) -> ModelCallDeferred | ModelCallAdmitted | None:
         """Ask for the permit. Afterwards `is_refused` says whether the call waits for a wake, else it may be made.
 
@@ -69,11 +78,12 @@ class CallPermit:
         Args:
             config: how the model is asked; None where that cannot be known, and the call will fail by itself.
             prepare: makes the model's client; a permit that waited for it would be used later than the quota thinks.
+            counted_ratio: how far the estimate of the prompt is off, if it was counted.
 
         Returns:
             What the log has to say: that a long wait begins, or that it is over.
         """
-        self.is_refused = False
+        self.is_refused = self.counts_tokens = False
         priority, accounts = priority_of(state), accounts_above(state)
         self._quota.priority, self._quota.tenant = priority, state.setup.tenancy.tenant
         self._is_batched = is_batched(config, request, priority)
@@ -82,9 +92,12 @@ class CallPermit:
         if config is not None and (pool is not None or accounts):
             with contextlib.suppress(LLMConfigError):
                 await prepare()
-            tokens = prompt_tokens(request, self._permits.tokens)
-            deferred = await self._quota.acquire(pool, config.model, tokens)
+            self.counts_tokens = True
+            ratio = counted_ratio or self.ratio(state, config, request)
+            estimate = prompt_tokens(request, self._permits.tokens)
+            deferred = await self._quota.acquire(pool, config.model, corrected(estimate, ratio or 1.0))
             if deferred is None and accounts:
+                tokens = corrected(estimate, ratio or LARGEST_RATIO)
                 deferred = await self._reserve_budget(state, accounts, config, tokens)
             if deferred is not None:
                 self.is_refused = True
@@ -94,6 +107,24 @@ class CallPermit:
     def held(self, model: str) -> AbstractAsyncContextManager[Held]:
         """Hold the permit while one call is made; see `QuotaPermit.held`."""
         return self._quota.held(model)
+
+    async def counted(self, config: LLMConfig, count: Callable[[str | None], Awaitable[int | None]]) -> int | None:
+        """Count a prompt under the quota of its model, if that has room now; None where it has none.
+
+        Args:
+            count: asks the provider with the key of an environment variable, None for the usual one.
+        """
+        pool = self._permits.governor.pool_of(config.model)
+        if pool is None:
+            return await count(None)
+        if self._quota.is_granted or self._quota.is_queued:
+            return None
+        return await self._quota.counted(pool, config.model, count)
+
+    def ratio(self, state: State, config: LLMConfig, request: ModelRequest) -> float | None:
+        """Return how far estimates for the model are off: in this conversation, else in those of this worker."""
+        latest = latest_of(state.usage.latest, request.service, config.model)
+        return self._permits.ratio(config.model) if latest is None or latest.ratio is None else latest.ratio
 
     def key_count(self, config: LLMConfig) -> int:
         """Return how many keys the quota of a model has; 1 without a quota."""
@@ -106,7 +137,9 @@ class CallPermit:
         pool = self._permits.governor.pool_of(config.model)
         if pool is None:
             return True
-        return await self._quota.try_acquire(pool, config.model, prompt_tokens(request, self._permits.tokens))
+        estimate = prompt_tokens(request, self._permits.tokens)
+        tokens = corrected(estimate, self._permits.ratio(config.model) or 1.0)
+        return await self._quota.try_acquire(pool, config.model, tokens)
 
     async def charge(self, state: State, result: Completion | ModelCallFailed | None) -> None:
         """Charge what the log has come to, once it has the call's outcome; give an unused permit back.

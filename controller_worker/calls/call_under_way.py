@@ -17,17 +17,21 @@ from broker.log.fencing import Ownership
 from broker.runtime.failpoints import failpoint
 from broker.specs.agent_state import AgentState
 from controller_worker.agents.agent import Agent
+from controller_worker.calls.batched_call import step_of
 from controller_worker.calls.call_permit import CallPermit
 from controller_worker.calls.model_call import ask, failed_by, reply_of
 from controller_worker.calls.own_budget import estimate_usd, has_room, refused, will_have_room
+from controller_worker.calls.prompt_count import PromptCount, count, is_worth_counting, overflow
 from controller_worker.calls.question import Question, next_question
 from controller_worker.calls.recollection import Recollection
 from controller_worker.calls.streaming import shown
 from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.effects import Append, CallModel
 from controller_worker.core.state import State
+from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import NoResponseError
-from controller_worker.llm.llm import Completion
+from controller_worker.llm.llm import Completion, ModelRequest
+from controller_worker.llm.request_size import prompt_tokens
 from controller_worker.security.assessment import assessed
 from controller_worker.services import Services
 
@@ -37,18 +41,27 @@ WARM = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What one call brought."""
+    """What one call brought.
+
+    Attributes:
+        estimated_tokens: of its prompt; None where nobody counts them.
+    """
 
     call: CallModel
     question: Question
     result: Completion | ModelCallFailed | ModelCallDeferred
+    estimated_tokens: int | None = None
 
     def events(self, state: State, agent: Agent) -> tuple[Event, ...]:
         """Return what it leads to, with the risk of each action; to be appended behind `state.version`."""
         if isinstance(self.result, ModelCallFailed | ModelCallDeferred):
             return (self.result,)
         reply = reply_of(
-            self.result, iteration=self.call.iteration, seen_id=self.question.seen_id, event_id=state.version + 1
+            self.result,
+            iteration=self.call.iteration,
+            seen_id=self.question.seen_id,
+            event_id=state.version + 1,
+            estimated_tokens=self.estimated_tokens,
         )
         events = self.question.events_of(reply, agent, state)
         return assessed(events, state.setup.agent.confirmation, state.setup.workspace)
@@ -71,6 +84,8 @@ class CallUnderWay:
         self._name = f"model {ownership.conversation_id}"
         self._on_answer = on_answer
         self._task: asyncio.Task[None] | None = None
+        self._counted = PromptCount()
+        self._is_counted = False
 
     @property
     def is_running(self) -> bool:
@@ -102,24 +117,36 @@ class CallUnderWay:
         question = await next_question(state, agent, recollection, models)
         if isinstance(question, CondensationAction):
             return Append((question,))
+        llm, request, config = question.llm, question.request, models.settings(question.llm)
         is_paid = state.calls.deferral is not None and state.calls.deferral.reason == BATCH
+        if config is not None and not is_paid:
+            if self._wants_count(wanted, state, config, request):
+                await before_waiting()
+                self._task = asyncio.create_task(self._count(wanted, question), name=self._name)
+                return None
+            failure = overflow(self._count_of(wanted), config, request, attempt=wanted.attempt)
+            if failure is not None:
+                return Append((failure,))
+        ratio = self._count_of(wanted).ratio
         if state.usage.max_budget_usd is not None and not is_paid:
-            cost_usd = estimate_usd(
-                state, models.settings(question.llm), question.request, self._services.permits.tokens
-            )
+            cost_usd = estimate_usd(state, config, request, self._services.permits.tokens, counted_ratio=ratio)
             if not will_have_room(state, cost_usd):
                 return Append((refused(state, cost_usd),))
             if not has_room(state, cost_usd):
                 return None  # until a delegate has ended, and what it has not spent is free
         await before_waiting()  # for a client that is made, a permit, the model
-        llm = question.llm
-        notice = await self.permit.acquire(state, models.settings(llm), question.request, lambda: models.of(llm))
+        notice = await self.permit.acquire(state, config, request, lambda: models.of(llm), counted_ratio=ratio)
         if notice is not None:
             return Append((notice,))
         if not self.permit.is_refused:
             failpoint("controller.model_thinking")
             self._task = asyncio.create_task(self._run(wanted, state, question, is_watched), name=self._name)
         return None
+
+    def take_news(self) -> bool:
+        """Say whether the loop has to look again: there is an answer, or a prompt was counted since it was asked."""
+        is_counted, self._is_counted = self._is_counted, False
+        return is_counted or self.answer is not None
 
     async def events(self, answer: ModelAnswer, state: State, agent: Agent) -> Append | None:
         """Return what the answer leads to. None: the conversation was stopped meanwhile, and the answer is dropped."""
@@ -149,6 +176,30 @@ class CallUnderWay:
         if self._task is not None:
             self._task.cancel()
         self.permit.abandon(state)
+
+    def _count_of(self, wanted: CallModel) -> PromptCount:
+        """Return what counting the prompt of a step has brought; nothing if it was not counted."""
+        return self._counted if self._counted.step == step_of(wanted) else PromptCount()
+
+    def _wants_count(self, wanted: CallModel, state: State, config: LLMConfig, request: ModelRequest) -> bool:
+        is_new = self._counted.step != step_of(wanted)
+        return is_new and is_worth_counting(state, config, request, self.permit, self._services.permits)
+
+    async def _count(self, wanted: CallModel, question: Question) -> None:
+        """Count the prompt, then let the loop want the call again."""
+        services = self._services
+        counted = await count(
+            step_of(wanted),
+            services.models,
+            question.llm,
+            question.request,
+            permit=self.permit,
+            permits=services.permits,
+        )
+        if self._task is not asyncio.current_task():
+            return
+        self._task, self._counted, self._is_counted = None, counted, True
+        self._on_answer()
 
     async def _run(self, wanted: CallModel, state: State, question: Question, is_watched: bool) -> None:
         try:
@@ -184,4 +235,17 @@ class CallUnderWay:
             )
         if batched is not None:
             question = replace(question, seen_id=batched.seen_id)
-        return ModelAnswer(wanted, question, result)
+        return ModelAnswer(wanted, question, result, self._estimate(state, question, result))
+
+    def _estimate(
+        self, state: State, question: Question, result: Completion | ModelCallFailed | ModelCallDeferred
+    ) -> int | None:
+        """Return what was estimated of the prompt, and let later estimates learn from what it was."""
+        if not isinstance(result, Completion):
+            return None
+        if state.usage.max_budget_usd is None and not self.permit.counts_tokens:
+            return None
+        permits = self._services.permits
+        estimated = prompt_tokens(question.request, permits.tokens)
+        permits.learn_prompt(result.asked, estimated_tokens=estimated, prompt_tokens=result.usage.prompt_tokens)
+        return estimated

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from broker.contract.events import (
+    CallEstimate,
     EventSource,
     LLMSpec,
     ModelCallDeferred,
@@ -96,7 +98,7 @@ def failed_by(error: Exception, request: ModelRequest, *, attempt: int) -> Model
 
 async def _complete(llm: LLM, config: LLMConfig, request: ModelRequest, permit: CallPermit) -> Completion:
     async with permit.held(config.model) as held:
-        completion = held.completion = await llm.complete(request)
+        completion = held.completion = replace(await llm.complete(request), asked=config.model)
     return completion
 
 
@@ -155,8 +157,15 @@ def _void(request: ModelRequest) -> None:
         request.on_delta(Delta("superseded", ""))
 
 
-def reply_of(completion: Completion, *, iteration: int, seen_id: int, event_id: int) -> ModelReply:
-    """Turn a reply into its event; tool call ids that repeat are made unique, so that each result has one call."""
+def reply_of(
+    completion: Completion, *, iteration: int, seen_id: int, event_id: int, estimated_tokens: int | None = None
+) -> ModelReply:
+    """Turn a reply into its event; tool call ids that repeat are made unique, so that each result has one call.
+
+    Args:
+        estimated_tokens: of the prompt; None where nobody has estimated it.
+    """
+    is_estimated = estimated_tokens is not None
     calls: list[ModelToolCall] = []
     taken: set[str] = set()
     for call in completion.tool_calls:
@@ -191,6 +200,7 @@ def reply_of(completion: Completion, *, iteration: int, seen_id: int, event_id: 
         latency_seconds=completion.latency_seconds,
         iteration=iteration,
         seen_id=seen_id,
+        estimate=CallEstimate(model=completion.asked, prompt_tokens=estimated_tokens) if is_estimated else None,
     )
 
 

@@ -104,6 +104,11 @@ class Models:
         config = self.settings(spec)
         return MAX_MESSAGE_CHARS if config is None else config.max_message_chars
 
+    def structures_output(self, spec: LLMSpec) -> bool:
+        """Say whether a model may be held to the schema of a conversation's output."""
+        config = self.settings(spec)
+        return config is not None and config.structured_output != "off"
+
     def sees_images(self, spec: LLMSpec) -> bool:
         """Say whether the model, or one that may be asked in its place, takes images."""
         if spec in self._sights:

@@ -16,6 +16,7 @@ from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable
 from broker.runtime.errors import StoreRefused
 from broker.store.store import Store
+from controller_worker.core.latest_calls import ratio_of
 from controller_worker.messages.written_messages import MessageMemo
 
 SWEEP_SECONDS = 1.0
@@ -42,6 +43,7 @@ class Permits:
         self.keeps_budgets = False
         self.tokens: MessageMemo[int] = MessageMemo()
         self._typical_output: dict[str, float] = {}
+        self._ratios: dict[str, float] = {}
         self._unfinished: set[asyncio.Task[None]] = set()
 
     def expected_output(self, model: str) -> int:
@@ -52,6 +54,16 @@ class Permits:
         """Take note of a reply's length."""
         before = self._typical_output.get(model, FIRST_GUESS_TOKENS)
         self._typical_output[model] = before + (tokens - before) / 8
+
+    def ratio(self, model: str) -> float | None:
+        """Return how many tokens a model's provider counts for each that is estimated; None before its first reply."""
+        return self._ratios.get(model)
+
+    def learn_prompt(self, model: str, *, estimated_tokens: int, prompt_tokens: int) -> None:
+        """Take note of how large a prompt was: at once where it was larger than expected, slowly where smaller."""
+        found = ratio_of(prompt_tokens, estimated_tokens)
+        before = self._ratios.get(model, found)
+        self._ratios[model] = found if found > before else before + (found - before) / 8
 
     def finish_later(self, work: Coroutine[Any, Any, None]) -> None:
         """Give something back in the background, for a call or a conversation that is already gone."""

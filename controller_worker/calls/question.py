@@ -15,6 +15,7 @@ from broker.contract.actions import CondensationAction
 from broker.contract.events import Event, LLMSpec, ModelReply
 from broker.specs.tool_specs import ToolSpec
 from controller_worker.agents.agent import Agent, sees_pages
+from controller_worker.agents.finish_tool import handed_in, turn_of
 from controller_worker.backends.silent import MODEL as SILENT_MODEL
 from controller_worker.calls import critic
 from controller_worker.calls.models import Models
@@ -46,7 +47,10 @@ class Question:
     def events_of(self, reply: ModelReply, agent: Agent, state: State) -> tuple[Event, ...]:
         """Return what an answer leads to, the reply itself first."""
         if self.conclude is None:
-            return (reply, *examined(agent.events_of(reply, state.tasks.items), state.setup.agent.output))
+            output = state.setup.agent.output
+            if output is not None and self.request.output_schema is not None and handed_in(reply, output) is not None:
+                reply = reply.model_copy(update={"is_output": True})
+            return (reply, *examined(turn_of(agent, reply, state.tasks.items, output), output))
         reply = reply.model_copy(update={"service": self.request.service, "iteration": self.request.iteration})
         return (reply, self.conclude(reply))
 
@@ -88,7 +92,10 @@ async def _unrouted(
     if isinstance(prompt, Inquiry):
         request = _request(state, prompt.messages, prompt.tools, "condenser")
         return Question(_asked_once(prompt.llm or llm), request, state.version, prompt.conclude)
-    return Question(llm, _request(state, prompt, agent.tools, "agent"), state.version)
+    request, output = _request(state, prompt, agent.tools, "agent"), state.setup.agent.output
+    if output is not None and models.structures_output(llm):
+        request = replace(request, output_schema=output.json_schema)
+    return Question(llm, request, state.version)
 
 
 async def _question_to_critic(state: State, recollection: Recollection) -> Question:

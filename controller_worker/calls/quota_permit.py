@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -115,6 +115,31 @@ class QuotaPermit:
         self._permits.learn_output(model, held.completion.usage.completion_tokens)
         if grant is not None:
             await self._settle(grant, held.completion)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for a quota."""
+        return self._queue is not None
+
+    async def counted(self, pool: Pool, model: str, count: Callable[[str | None], Awaitable[int | None]]) -> int | None:
+        """Count a prompt with a permit for one request without tokens; None if the quota has no room for it."""
+        if not await self.try_acquire(pool, model, 0):
+            return None
+        grant, self._grant = self._grant, None
+        assert grant is not None
+        try:
+            tokens = await count(grant.key_env)
+        except asyncio.CancelledError:
+            self._permits.finish_later(self._give_back(grant, CallOutcome.FAILED))
+            raise
+        except RateLimitError as error:
+            await self._give_back(grant, CallOutcome.LIMITED, error.retry_after_seconds)
+            raise
+        except Exception:
+            await self._give_back(grant, CallOutcome.FAILED)
+            raise
+        await self._give_back(grant, CallOutcome.OK)
+        return tokens
 
     async def leave_others(self, pool: Pool | None) -> None:
         """Leave the queue, and give the permit back, of any other quota: the conversation has changed its model."""

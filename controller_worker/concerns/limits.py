@@ -18,6 +18,7 @@ from broker.specs.agent_state import AgentState
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Effect
+from controller_worker.core.latest_calls import LatestCall, noted
 
 if TYPE_CHECKING:
     from controller_worker.core.state import State
@@ -48,8 +49,7 @@ class Usage:
     Attributes:
         iteration: model replies so far; a delegate's are counted in `delegation`.
         has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
-        last_cost_usd: what the latest reply of the agent cost.
-        longest_reply_tokens: the length of its longest.
+        latest: the latest reply of each kind of call.
         inherited_usd: what a fork did not pay for, because the conversation it was made from did.
         deadline: when work ends for want of time.
     """
@@ -61,8 +61,7 @@ class Usage:
     deadline: datetime | None = None
     cost_usd: float = 0.0
     has_unknown_cost: bool = False
-    last_cost_usd: float = 0.0
-    longest_reply_tokens: int = 0
+    latest: tuple[LatestCall, ...] = ()
     inherited_usd: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -86,12 +85,10 @@ def _after_creation(usage: Usage, created: ConversationCreated, state: State) ->
 
 def _after_reply(usage: Usage, reply: ModelReply, state: State) -> Usage:
     usage = _after_event(usage, reply, state)
-    is_step = reply.service == "agent"
     return evolve(
         usage,
-        iteration=usage.iteration + is_step,
-        last_cost_usd=(reply.cost_usd or 0.0) if is_step else usage.last_cost_usd,
-        longest_reply_tokens=max(usage.longest_reply_tokens, reply.usage.completion_tokens if is_step else 0),
+        iteration=usage.iteration + (reply.service == "agent"),
+        latest=noted(usage.latest, reply),
         cost_usd=usage.cost_usd + (reply.cost_usd or 0.0),
         has_unknown_cost=usage.has_unknown_cost or reply.cost_usd is None,
         prompt_tokens=usage.prompt_tokens + reply.usage.prompt_tokens,

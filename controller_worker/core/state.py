@@ -31,7 +31,7 @@ from controller_worker.concerns.survey import Survey
 from controller_worker.concerns.task_list import TaskList
 from controller_worker.core.pending import Tools
 
-SNAPSHOT_VERSION = 23
+SNAPSHOT_VERSION = 24
 
 
 @dataclass(frozen=True)

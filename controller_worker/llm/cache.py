@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from broker.runtime.clock import Clock
 from broker.runtime.ids import new_key
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest, Usage
+from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest, Usage, counted_tokens
 from controller_worker.messages.messages import ToolCall
 
 FORMAT_VERSION = 1
@@ -33,7 +33,7 @@ _NOT_PART_OF_A_REQUEST = frozenset({
     *("api_key", "aws_access_key_id", "aws_secret_access_key", "num_retries", "retry_multiplier", "retry_min_wait"),
     *("retry_max_wait", "timeout", "connect_timeout", "first_byte_timeout", "read_timeout", "fallbacks", "router"),
     *("max_message_chars", "input_cost_per_token", "output_cost_per_token", "backend", "cache_dir", "batch"),
-    *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name"),
+    *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name", "count_tokens"),
 })  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,9 @@ class CachedLLM:
             else _Directory(Path(config.cache_dir).expanduser())
         )
         self._ttl_seconds = config.cache_ttl_seconds
-        self._settings = config.model_dump(mode="json", exclude=set(_NOT_PART_OF_A_REQUEST))
+        # Settings that came later are part of a name only where they change a request: kept replies stay in use.
+        later = {name for name in ("strict_tools", "structured_output") if getattr(config, name) == "off"}
+        self._settings = config.model_dump(mode="json", exclude={*_NOT_PART_OF_A_REQUEST, *later})
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask once, or answer from the cache. See `LLM.complete`."""
@@ -67,12 +69,16 @@ class CachedLLM:
         await asyncio.to_thread(self._write, name, completion)
         return completion
 
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `counted_tokens`."""
+        return await counted_tokens(self._inner, request)
+
     async def aclose(self) -> None:
         """Close all connections."""
         await self._inner.aclose()
 
     def _name(self, request: ModelRequest) -> str:
-        asked = {
+        asked: dict[str, Any] = {
             "version": FORMAT_VERSION,
             "settings": self._settings,
             "messages": [asdict(message) for message in request.messages],
@@ -80,6 +86,8 @@ class CachedLLM:
             "temperature": request.temperature,
             "stop": request.stop,
         }
+        if request.output_schema is not None:
+            asked["output_schema"] = request.output_schema
         name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=_plain).encode()).hexdigest()
         return f"{name[:2]}/{name}.json"
 

@@ -36,6 +36,8 @@ AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 """No fetching of prices, and no `.env` file of whatever directory we happen to run in."""
 
+Wish = Literal["off", "auto", "on"]
+
 NOT_HERE: Mapping[str, str] = {
     "correct_num": "there is no editor that asks a model",
     "custom_tokenizer": "tokens are estimated without one",
@@ -79,10 +81,14 @@ class LLMConfig(BaseModel):
         drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
         native_tool_calling: whether tools are the provider's business; False puts them into the prompt as text (see
             `text_tools`); None decides by model.
+        strict_tools: whether the provider holds calls of tools to their schemas; `auto`: where the table knows that the
+            model takes it (see `strictness`).
+        structured_output: whether it holds a reply in words to the schema of the conversation's output, likewise.
         cache_lifetime: how long Claude keeps a marked prompt; `1h` costs twice the price of input, for agents whose
             steps take longer than five minutes.
         prompt_cache_key: send the conversation's id, so that its calls reach the same cache; None: to OpenAI alone.
         service_tier: sent to the provider, which answers with the tier that it has used; that one is priced.
+        count_tokens: let the provider count a prompt where its size decides something; see `calls.prompt_count`.
         disable_stop_word: send no stop word with tools in text.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
     """
@@ -143,6 +149,9 @@ class LLMConfig(BaseModel):
     prompt_cache_key: bool | None = None
     service_tier: str | None = Field(default=None, min_length=1)
     native_tool_calling: bool | None = None
+    strict_tools: Wish = "off"
+    structured_output: Wish = "off"
+    count_tokens: bool = False
     disable_stop_word: bool = False
 
     @property
@@ -188,7 +197,13 @@ class LLMConfig(BaseModel):
     @field_validator("completion_kwargs")
     @classmethod
     def _leaves_the_conversation_alone(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        for name in sorted(OF_THE_CONVERSATION & set(value or ())):
+        further = [
+            name for name in ("extra_body", "extra_headers") if not isinstance((value or {}).get(name) or {}, dict)
+        ]
+        for name in further:
+            raise ValueError(f"{name!r} has to be a table of fields")
+        given = {*(value or {}), *((value or {}).get("extra_body") or {})}
+        for name in sorted(OF_THE_CONVERSATION & given):
             raise ValueError(f"{name!r} comes from the conversation and its agent; it cannot be set here")
         return value
 

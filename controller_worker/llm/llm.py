@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from broker.specs.tool_specs import ToolSpec
 from controller_worker.messages.messages import Message, ToolCall
@@ -49,6 +49,8 @@ class ModelRequest:
             `critic` for a verdict on a finish.
         carry: takes the body of the request instead of the connection, and returns the answer, parsed from JSON; see
             `batching`. None for a call by the connection.
+        output_schema: what the answer has to fit if it calls no tool, for models that can be held to it; None for
+            none.
     """
 
     messages: Sequence[Message]
@@ -61,6 +63,7 @@ class ModelRequest:
     on_delta: Callable[[Delta], None] | None = None
     service: Literal["agent", "condenser", "critic"] = "agent"
     carry: Callable[[bytes], Awaitable[Any]] | None = None
+    output_schema: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.messages:
@@ -99,6 +102,7 @@ class Completion:
         cost_usd: None when the price of the model is not known.
         latency_seconds: from the request to the end of the reply.
         quota_left: what the provider says is left for now; see `quota_headers`.
+        asked: the model that has answered, as its settings name it; empty until they are known.
     """
 
     text: str
@@ -111,6 +115,7 @@ class Completion:
     cost_usd: float | None
     latency_seconds: float
     quota_left: Mapping[str, int] = field(default_factory=dict)
+    asked: str = ""
 
 
 class LLM(Protocol):
@@ -129,3 +134,21 @@ class LLM(Protocol):
     async def aclose(self) -> None:
         """Close all connections. The model must not be asked any more."""
         ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A model whose provider counts prompts, too."""
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """Return how many tokens the prompt of a request has; None where the provider does not say.
+
+        Raises:
+            ModelError: it could not be asked.
+        """
+        ...
+
+
+async def counted_tokens(llm: LLM, request: ModelRequest) -> int | None:
+    """Return what the provider of a model counts, or None if it cannot be asked; raises what `count_tokens` does."""
+    return await llm.count_tokens(request) if isinstance(llm, CountsTokens) else None

@@ -64,6 +64,7 @@ class ModelFeatures:
         prompt_cache: takes explicit cache marks.
         stop_words: takes stop sequences.
         thoughts: the form in which it reads its thoughts again.
+        strict_schemas: can be held to the schemas of its tools and of its output.
     """
 
     is_claude: bool
@@ -76,6 +77,7 @@ class ModelFeatures:
     prompt_cache: bool
     stop_words: bool
     thoughts: ThoughtForm
+    strict_schemas: bool
 
 
 @lru_cache(maxsize=256)
@@ -102,6 +104,8 @@ def features_of(model: str) -> ModelFeatures:
         prompt_cache=_matches(model, PROMPT_CACHE) or (is_claude and row is not None and row.prompt_cache),
         stop_words=not _matches(model, NO_STOP_WORDS),
         thoughts=_thought_form(model, reasons=reasons, asks_responses=row is not None and row.asks_responses),
+        strict_schemas=row is not None
+        and (row.native_schemas if is_claude else row.response_schemas and _matches(model, OPENAI_REASONING)),
     )
 
 

@@ -88,6 +88,8 @@ class ModelRow:
     vision: bool
     reasons: bool = False
     asks_responses: bool = False
+    native_schemas: bool = False
+    response_schemas: bool = False
     batch_prices: Prices | None = None
     service_prices: Mapping[str, Prices] = field(default_factory=dict)
 
@@ -122,6 +124,12 @@ def cost_usd(prices: Prices, usage: Usage) -> float:
         + write * (prices.input if prices.cache_write is None else prices.cache_write)
         + usage.completion_tokens * prices.output
     )
+
+
+def max_input_tokens(config: LLMConfig) -> int | None:
+    """Return how many tokens a prompt may have, by the settings or else the table; None if neither says."""
+    row = look_up(config.known_as)
+    return config.max_input_tokens or (row.max_input_tokens if row is not None else None)
 
 
 def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage, sold: Sale = Sale()) -> float | None:
@@ -184,6 +192,8 @@ def _row(row: Mapping[str, Any]) -> ModelRow:
         thinks_adaptively=row.get("supports_adaptive_thinking") is True,
         reasons=row.get("supports_reasoning") is True,
         asks_responses=row.get("mode") == "responses",
+        native_schemas=row.get("supports_native_structured_output") is True,
+        response_schemas=row.get("supports_response_schema") is True,
         vision=row.get("supports_vision") is True,
     )
 

@@ -19,7 +19,7 @@ from controller_worker.llm.choices import PRIMARY, RouterSpec, RouteRule
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
-from controller_worker.llm.model_table import look_up
+from controller_worker.llm.model_table import max_input_tokens
 from controller_worker.llm.request_size import prompt_tokens
 from controller_worker.llm.without_images import has_images
 
@@ -125,7 +125,7 @@ def router_of(spec: RouterSpec, choices: Mapping[str, LLMConfig]) -> Router:
     match spec.kind:
         case "multimodal":
             assert spec.secondary is not None
-            return MultimodalRouter(spec.secondary, _max_input_tokens(choices[spec.secondary]))
+            return MultimodalRouter(spec.secondary, max_input_tokens(choices[spec.secondary]))
         case "rules":
             return RuleRouter(spec.rules)
         case "random":
@@ -144,11 +144,6 @@ def _own_router(path: str) -> Router:
             f"The router {path!r} cannot be made: {error!r}.", remedy="Name a class that takes no arguments."
         ) from error
     return router
-
-
-def _max_input_tokens(config: LLMConfig) -> int | None:
-    row = look_up(config.known_as)
-    return config.max_input_tokens or (row.max_input_tokens if row is not None else None)
 
 
 def _holds(rule: RouteRule, request: ModelRequest) -> bool:

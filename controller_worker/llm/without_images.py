@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller_worker.llm.llm import LLM, Completion, ModelRequest
+from controller_worker.llm.llm import LLM, Completion, ModelRequest, counted_tokens
 from controller_worker.messages.messages import NOT_SEEN, ImagePart, Message
 from controller_worker.messages.written_messages import MessageMemo
 
@@ -22,14 +22,21 @@ class WithoutImagesLLM:
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask once. See `LLM.complete`."""
-        messages = [
-            self._made.of(message, _without_images) if has_images(message) else message for message in request.messages
-        ]
-        return await self._inner.complete(replace(request, messages=messages))
+        return await self._inner.complete(self._seen(request))
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `counted_tokens`."""
+        return await counted_tokens(self._inner, self._seen(request))
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._inner.aclose()
+
+    def _seen(self, request: ModelRequest) -> ModelRequest:
+        messages = [
+            self._made.of(message, _without_images) if has_images(message) else message for message in request.messages
+        ]
+        return replace(request, messages=messages)
 
 
 def has_images(message: Message) -> bool:

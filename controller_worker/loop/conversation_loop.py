@@ -138,7 +138,7 @@ class ConversationLoop:
             assert rounds < MAX_ROUNDS, f"no end to what is wanted at version {self.state.version}"
             if not await self._step():
                 await self._suspicion.rest()
-                if not self._log.has_new_events and self._call.answer is None:
+                if not self._log.has_new_events and not self._call.take_news():
                     return
                 rounds = -1
 

@@ -44,6 +44,7 @@ from broker.runtime.errors import DeckhandsError, UsageError
 from broker.specs.agent_state import AgentState
 from broker.specs.skills import NO_SKILLS
 from controller_worker.agents.agent import Agent
+from controller_worker.agents.finish_tool import turn_of
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.critic import verdict_of
 from controller_worker.concerns import delegation
@@ -227,7 +228,8 @@ class Replay:
             return [verdict_of(event, finish_id=self._state.lifecycle.result_id)]
         if not isinstance(event, ModelReply) or event.service != "agent":
             return []
-        led_to = examined(self._agent.events_of(event, self._state.tasks.items), self._state.setup.agent.output)
+        output = self._state.setup.agent.output
+        led_to = examined(turn_of(self._agent, event, self._state.tasks.items, output), output)
         return list(assessed(led_to, self._state.setup.agent.confirmation, self._state.setup.workspace))
 
     def _error_of_the_shell(self, event: Event) -> list[Event]:

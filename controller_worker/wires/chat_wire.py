@@ -15,6 +15,8 @@ from broker.specs.tool_specs import ToolSpec
 from controller_worker.llm.errors import MalformedReplyError, NoResponseError
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.model_features import ThoughtForm
+from controller_worker.llm.strict_schemas import strict_schema
+from controller_worker.llm.strictness import LOOSE, Strict
 from controller_worker.messages.call_names import fitting, with_distinct_ids
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.messages.tool_arguments import arguments_text
@@ -23,6 +25,7 @@ from controller_worker.wires.messages_wire import CACHE_MARKS, CacheLifetime, tu
 from controller_worker.wires.reply import Reply, counts_of, token_count, told_usd, usable
 from controller_worker.wires.thoughts import attach, thought_fields, thoughts_of
 
+OUTPUT_NAME = "output"
 SEE_BELOW = "The result is the picture below."
 
 
@@ -47,9 +50,9 @@ class ChatWire:
         self._apart: MessageMemo[tuple[Message, Message]] = MessageMemo()
         self.written = WrittenMessages(lambda message: json_bytes(self._value(message, is_marked=False)))
 
-    def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
+    def body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
         """Return the JSON body of a request; `parameters` are its fields besides messages and tools."""
-        fields = dict(parameters) | asked_fields(request)
+        fields = dict(parameters) | asked_fields(request, strict)
         shown = self._pictures_apart(with_distinct_ids(request.messages))
         marked = self._marked(shown)
         messages = b",".join(
@@ -114,21 +117,25 @@ class ChatWire:
         return written | thought_fields(message.thinking_blocks, self._thoughts)
 
 
-def asked_fields(request: ModelRequest) -> dict[str, Any]:
+def asked_fields(request: ModelRequest, strict: Strict = LOOSE) -> dict[str, Any]:
     """Return what a request asks for besides its messages."""
-    fields: dict[str, Any] = {"tools": chat_tools(request.tools)} if request.tools else {}
+    fields: dict[str, Any] = {"tools": chat_tools(request.tools, is_strict=strict.tools)} if request.tools else {}
+    schema = strict_schema(strict.output, optional_as_null=True) if strict.output is not None else None
+    if schema is not None:
+        output = {"name": OUTPUT_NAME, "schema": schema, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": output}
     return fields | ({"stop": list(request.stop)} if request.stop else {})
 
 
-def chat_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """Write the tools."""
-    return [
-        {
-            "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-        }
-        for tool in tools
-    ]
+def chat_tools(tools: Sequence[ToolSpec], *, is_strict: bool = False) -> list[dict[str, Any]]:
+    """Write the tools; strict are those whose schemas can be."""
+    written = []
+    for tool in tools:
+        function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        schema = strict_schema(tool.parameters, optional_as_null=True) if is_strict else None
+        function |= {"parameters": schema, "strict": True} if schema is not None else {}
+        written.append({"type": "function", "function": function})
+    return written
 
 
 def _divided(result: Message) -> tuple[Message, Message]:

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from broker.specs.tool_specs import ToolSpec
 from controller_worker.llm.errors import MalformedReplyError
 from controller_worker.llm.llm import ModelRequest, Usage
+from controller_worker.llm.strict_schemas import strict_schema, strict_tools
+from controller_worker.llm.strictness import LOOSE, Strict
 from controller_worker.messages.call_names import fitting, with_distinct_ids
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.messages.tool_arguments import arguments_object
@@ -53,7 +55,7 @@ class MessagesWire:
         self._mark = CACHE_MARKS[cache_lifetime]
         self.written = WrittenMessages(_write)
 
-    def body(self, parameters: Mapping[str, Any], request: ModelRequest) -> bytes:
+    def body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
         """Return the JSON body of a request; `parameters` are its fields besides system, tools and messages."""
         shown = with_distinct_ids(request.messages)
         marked = set(map(id, turn_ends(shown) if self._caching_prompt else ()))
@@ -67,7 +69,12 @@ class MessagesWire:
                 system[-1]["cache_control"] = self._mark
             fields["system"] = system
         if request.tools:
-            fields["tools"] = [_tool(tool) for tool in request.tools]
+            schemas = strict_tools(request.tools) if strict.tools else [None] * len(request.tools)
+            fields["tools"] = [_tool(tool, schema) for tool, schema in zip(request.tools, schemas, strict=True)]
+        if strict.output is not None:
+            schema = strict_schema(strict.output, optional_as_null=False)
+            form = {"format": {"type": "json_schema", "schema": schema}} if schema is not None else {}
+            fields |= {"output_config": fields.get("output_config", {}) | form} if form else {}
         if request.stop:
             fields["stop_sequences"] = list(request.stop)
         spoken = ((message.role, self._bytes(message, marked)) for message in shown)
@@ -162,8 +169,9 @@ def _part(part: TextPart | ImagePart) -> Block | None:
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": content}}
 
 
-def _tool(tool: ToolSpec) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+def _tool(tool: ToolSpec, strict: Mapping[str, Any] | None) -> dict[str, Any]:
+    written = {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+    return written if strict is None else written | {"input_schema": strict, "strict": True}
 
 
 def read_message(message: Any) -> Reply:

@@ -74,6 +74,9 @@ OTHER_CONTEXT_WINDOW_TEXTS = (
         "number of input tokens&cannot exceed",
     ),
     # Others that repeat one another
+    # llama-cpp-python; vLLM, whose room for a reply is what the prompt leaves; OpenAI; LM Studio; gateways
+    *("exceed context window of", "max_tokens must be at least 1, got -", "input tokens exceed the configured limit"),
+    *("context size has been exceeded", "context_length_exceeded"),
     *("but the configured context size is", "maximum allowed input length of", "exceeds the context length"),
 )
 """Of servers that are asked directly here, and by litellm in OpenHands, which knows most of them."""

@@ -10,6 +10,7 @@ from broker.contract.events import AgentSpec, DelegateEnded, Limits, LLMSpec, Mo
 from broker.log.status import status_of
 from broker.runtime.clock import SystemClock
 from broker.specs.agent_state import AgentState
+from broker.specs.specs import CriticSpec, GoalSpec
 from controller_worker.calls.models import Models
 from controller_worker.core.controller import next_effect
 from controller_worker.core.effects import CallModel
@@ -78,6 +79,56 @@ async def test_a_reply_is_expected_to_be_as_long_as_the_longest_so_far(hands: Ha
     await hands.begin(*thoughts(3, usage=used), limits=Limits(max_budget_usd=0.5))
     await hands.go()
     assert await spent(hands) == (1, pytest.approx(0.3045))
+
+
+async def test_what_a_step_costs_is_not_expected_of_a_critic(hands: Hands) -> None:
+    finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}], "cost_usd": 1.35}
+    verdict = {"tool_calls": [{"name": "verdict", "arguments": {"accepted": True, "reason": "Tested."}}]}
+    agent = AgentSpec(llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"), goal=GoalSpec(critic=CriticSpec()))
+    await hands.begin(
+        *(*thoughts(2, cost_usd=1.35), finish | {"critic": verdict | {"cost_usd": 0.05}}),
+        agent=agent,
+        limits=Limits(max_budget_usd=4.25),
+    )
+    loop = await hands.go()
+    assert loop.state.lifecycle.agent_state is AgentState.FINISHED
+    assert await spent(hands) == (4, pytest.approx(4.10))
+
+
+CHEAP = {
+    "LLM_MAX_OUTPUT_TOKENS": "100",
+    "LLM_OUTPUT_COST_PER_TOKEN": "0",
+    "LLM_INPUT_COST_PER_TOKEN": "0.000001",
+}
+
+
+async def test_what_the_provider_counted_is_expected_of_the_next_prompt(hands: Hands) -> None:
+    with_prices(hands, **CHEAP)
+    thought = {"name": "think", "arguments": {"thought": "What is to be done next? " * 800}}
+    turns = [
+        {
+            "tool_calls": [thought],
+            "usage": {"prompt_tokens": 7_000, "completion_tokens": 10},
+        },  # three times the estimate
+        *thoughts(1, usage={"prompt_tokens": 21_000, "completion_tokens": 10}),
+    ]
+    await hands.begin(*turns, limits=Limits(max_budget_usd=0.02))
+    loop = await hands.go()
+    assert await spent(hands) == (1, pytest.approx(0.007))
+    assert loop.state.lifecycle.error_code == "max_budget"
+
+
+async def test_an_absurd_count_spoils_no_estimate_for_long(hands: Hands) -> None:
+    with_prices(hands, **CHEAP)
+    absurd = {"prompt_tokens": 10**9, "completion_tokens": 10}
+    used = {"prompt_tokens": 3_000, "completion_tokens": 10}
+    await hands.begin(
+        *thoughts(1, usage=absurd, cost_usd=0.003), *thoughts(20, usage=used), limits=Limits(max_budget_usd=0.05)
+    )
+    await hands.go()
+    replies, cost = await spent(hands)
+    assert replies == 16
+    assert cost == pytest.approx(0.048)
 
 
 async def test_without_a_price_the_budget_ends_work_as_far_as_it_is_known(hands: Hands) -> None:

@@ -71,7 +71,8 @@ class Fault(BaseModel):
 
     Attributes:
         times: how many requests it meets; None for all.
-        turn: only requests of this turn, from 0; None for any; -1 for the making of a batch.
+        turn: only requests of this turn, from 0; None for any; -1 for the making of a batch, -2 for
+            the counting of tokens.
         retry_after: header of an error reply, seconds or an HTTP date.
         text: the error's message instead of the provider's usual one.
         interval_seconds: between two bytes of a drip.

@@ -25,6 +25,11 @@ from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_bod
 from tests.model_server.quota import Quota, retry_after
 
 FORMATS: Mapping[str, ModuleType] = {module.PATH: module for module in (chat_format, messages_format, responses_format)}
+COUNTED: Mapping[str, ModuleType] = {
+    "/v1/messages/count_tokens": messages_format,
+    "/v1/responses/input_tokens": responses_format,
+}
+COUNTING_TURN = -2
 REQUEST_LIMIT_BYTES = 64 * 1024 * 1024
 BODIES_REMEMBERED = 10_000
 WAIT_LIMIT_SECONDS = 600.0
@@ -99,6 +104,7 @@ class ModelServer:
         """Build the application."""
         app = web.Application(client_max_size=REQUEST_LIMIT_BYTES)
         app.add_routes([web.post(path, self._complete) for path in FORMATS])
+        app.add_routes([web.post(path, self._count_tokens) for path in COUNTED])
         app.add_routes(self._batches.routes())
         app.add_routes(
             [
@@ -188,6 +194,19 @@ class ModelServer:
         if fault is None and len(self._bodies) < BODIES_REMEMBERED:
             self._bodies[asked] = body
         return spoil_body(kind, body)
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        """Count what the reply to the same prompt will report; a fault of the turn -2 is one of the counting."""
+        wire = COUNTED[request.path]
+        record = Record(self._counts["received"], request.path, dict(request.headers), await request.read())
+        self._records.append(record)
+        body, fault = json.loads(record.body), self._plan.next(COUNTING_TURN)
+        if fault is not None and fault.kind == "hang":
+            await asyncio.Event().wait()
+        if fault is not None:
+            return _refuse(wire, fault.kind, fault.text, fault.retry_after)
+        count = self._script.turn(wire.replies_so_far(body)).usage.prompt_tokens
+        return web.json_response({"input_tokens": count})
 
     async def _list_models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self._models]})

@@ -125,6 +125,15 @@ def test_an_estimate_that_is_none_is_unknown(value: object) -> None:
     assert bash(security_risk=value).security_risk is ActionSecurityRisk.UNKNOWN
 
 
+@pytest.mark.parametrize("name", ["is_input", "timeout", "is_background", "terminal", "control"])
+def test_a_null_for_what_may_be_left_out_counts_as_left_out(name: str) -> None:
+    assert bash(**{name: None}) == bash()
+
+
+def test_a_null_for_what_has_to_be_there_is_refused() -> None:
+    assert "command" in error_of("execute_bash", {"command": None})
+
+
 def test_a_missing_command() -> None:
     assert error_of("execute_bash", {}) == 'Missing required argument "command" in tool call execute_bash'
 

@@ -31,6 +31,7 @@ from controller_worker.concerns.setup import Setup
 from controller_worker.concerns.survey import Survey
 from controller_worker.concerns.task_list import TaskList
 from controller_worker.core.controller import CONCERNS
+from controller_worker.core.latest_calls import LatestCall
 from controller_worker.core.pending import PendingAction, Tools
 from controller_worker.core.state import SNAPSHOT_VERSION, State, snapshot_of, state_from
 from controller_worker.core.stuck_detector import Loop, RecentEvents, Trace
@@ -82,8 +83,7 @@ FULL = State(
         deadline=datetime(2026, 3, 1, 13, 0, tzinfo=UTC),
         cost_usd=0.1 + 0.2,
         has_unknown_cost=True,
-        last_cost_usd=0.1,
-        longest_reply_tokens=200,
+        latest=(LatestCall("agent", "openai/a", 0.1, longest_reply_tokens=200, prompt_tokens=9, estimated_tokens=8),),
         inherited_usd=0.05,
         prompt_tokens=12_345_678,
         completion_tokens=321,
@@ -178,7 +178,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, {part: " ".join(vars_of(getattr(State(), part))) for part in PARTS}) == (
-        23,
+        24,
         {
             "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at",
             "lifecycle": "agent_state requested ending last_error error_code result_id",
@@ -189,7 +189,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             "calls": "reply_id attempt wait deferral overflows wants_condensation",
             "usage": (
                 "iteration max_iterations max_budget_usd max_tokens deadline cost_usd has_unknown_cost "
-                "last_cost_usd longest_reply_tokens inherited_usd prompt_tokens completion_tokens"
+                "latest inherited_usd prompt_tokens completion_tokens"
             ),
             "opening": "action_id attempts is_open has_failed",
             "survey": "action_id attempts answer_id is_over scripts",

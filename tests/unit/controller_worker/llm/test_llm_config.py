@@ -62,6 +62,9 @@ def test_the_defaults_are_those_of_openhands() -> None:
         "prompt_cache_key": None,
         "service_tier": None,
         "native_tool_calling": None,
+        "strict_tools": "off",
+        "structured_output": "off",
+        "count_tokens": False,
         "disable_stop_word": False,
     }
     assert config.total_timeout_seconds == 600.0
@@ -196,6 +199,14 @@ def test_azure_gets_an_api_version() -> None:
 def test_what_comes_from_the_conversation_is_refused_as_a_setting(name: str) -> None:
     with pytest.raises(LLMConfigError, match=f"'{name}' comes from the conversation"):
         LLMConfig.create(model="gpt-4o", completion_kwargs={name: []})
+    with pytest.raises(LLMConfigError, match=f"'{name}' comes from the conversation"):
+        LLMConfig.create(model="gpt-4o", completion_kwargs={"extra_body": {name: []}})
+
+
+@pytest.mark.parametrize("name", ["extra_body", "extra_headers"])
+def test_further_fields_are_a_table(name: str) -> None:
+    with pytest.raises(LLMConfigError, match=f"'{name}' has to be a table"):
+        LLMConfig.create(model="gpt-4o", completion_kwargs={name: 5})
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,11 @@ def test_the_context_window_texts_of_openhands(text: str) -> None:
         "Input Tokens Exceeded: Number of input tokens exceeds maximum length.",
         "the number of input tokens 9000 cannot exceed the total tokens limit 8192 for this model",
         "Prompt has 5000 tokens, but the configured context size is 4096 tokens",
+        "Requested tokens (5000) exceed context window of 4096",
+        "max_tokens must be at least 1, got -3021.",
+        "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300000 tokens.",
+        "Context size has been exceeded.",
+        "Error code: 400 - context_length_exceeded",
     ],
 )
 def test_the_context_window_texts_of_other_servers(text: str) -> None:
@@ -130,6 +135,7 @@ def test_the_context_window_texts_of_other_servers(text: str) -> None:
         ("Rate limit reached: too many tokens per minute. Limit 30000, requested 31000.", 429, "rate_limit"),
         ("max_tokens exceeds the limit of 8192", 400, "bad_request"),
         ("The limit of the input list is exceeded", 400, "bad_request"),
+        ("max_tokens must be at least 1, got 0.", 400, "bad_request"),
     ],
 )
 def test_texts_that_say_something_else(text: str, status: int, code: str) -> None:
