@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.contract.events import ConversationCreated, WorkspaceSpec
-from broker.coordination.ownership import Owners
+from broker.coordination.ownership import Claimed, Owners
 from broker.coordination.stored_files import StoredFiles, content_name
 from broker.log.conversations import Conversations
 from broker.log.deletion import Deletion, NotDeleted
@@ -81,8 +81,7 @@ async def test_what_continues_or_is_in_hand_is_not_deleted(store: Store) -> None
     with pytest.raises(NotDeleted, match="continued meanwhile"):
         await Deletion(store).delete(CID, last_id=last_id - 1)
     await enter(store, "w1")
-    claimed = await Owners(store, "w1").claim(CID)
-    assert claimed is not None
+    assert isinstance(await Owners(store).claim(CID, "w1"), Claimed)
     with pytest.raises(NotDeleted, match="in the hands of w1"):
         await Deletion(store).delete(CID, last_id=last_id, limit_seconds=0)
     row = await Conversations(store).row(CID)
