@@ -67,7 +67,8 @@ class Reaper:
         try:
             await self._conversations.row(conversation_id)
         except UnknownConversation:
-            await asyncio.to_thread(HostFolder(self._root, conversation_id).mark_deleted)
+            folder, now = HostFolder(self._root, conversation_id), self._clock.now().timestamp()
+            await asyncio.to_thread(folder.mark_deleted, now)
 
     async def sweep(self) -> list[str]:
         """Remove what is due, and return the conversations it was of.  Idempotent.
@@ -105,7 +106,9 @@ class Reaper:
         try:
             row = await self._conversations.row(conversation_id)
         except UnknownConversation:
-            return HostFolder(self._root, conversation_id).is_deleted and self._is_alone(conversation_id, found)
+            deleted = HostFolder(self._root, conversation_id).deleted_at()
+            is_due = deleted is not None and now - deleted >= self._keep_seconds
+            return is_due and self._is_alone(conversation_id, found)
         if not row.is_closed or now - row.updated.timestamp() < self._keep_seconds:
             return False
         return self._is_alone(conversation_id, found)
