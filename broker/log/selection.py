@@ -92,7 +92,8 @@ class Selected:
         while True:
             command = ("ZREVRANGEBYSCORE", index, high, "-inf", "WITHSCORES", "LIMIT", 0, limit)
             flat = await self._store.persist(lambda: self._store.connection.call(*command))  # noqa: B023
-            places = [(float(flat[at + 1]), flat[at].decode(errors="backslashreplace")) for at in range(0, len(flat), 2)]
+            members = zip(flat[::2], flat[1::2], strict=True)
+            places = [(float(score), cid.decode(errors="backslashreplace")) for cid, score in members]
             new = [place for place in places if before is None or place < before]
             if new or len(places) < limit:
                 return new

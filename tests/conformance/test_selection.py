@@ -42,7 +42,8 @@ async def test_all_labels_must_match(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "names"), [({"running"}, {"one", "two"}), ({"waiting"}, {"two", "three"}), (set(), {"one", "two", "three"})]
+    ("states", "names"),
+    [({"running"}, {"one", "two"}), ({"waiting"}, {"two", "three"}), (set(), {"one", "two", "three"})],
 )
 async def test_one_of_the_states_must_match(store: Store, states: set[str], names: set[str]) -> None:
     for name, fields in (
