@@ -51,7 +51,17 @@ def test_listings_have_labels(env: dict[str, str]) -> None:
     assert ids(deckhands("ls", "--label", "team=a", "--label", "nr=2", "--json", env=env)) == {"done-2"}
     assert ids(deckhands("ls", "--label", "team=a", "--state", "finished", "--json", env=env)) == {"done-1"}
     lines = deckhands("ls", env=env).out.splitlines()
-    assert lines[0].split() == ["CONVERSATION", "WHERE", "STATE", "STEPS", "COST", "UPDATED", "(UTC)", "LABELS", "TITLE"]
+    assert lines[0].split() == [
+        "CONVERSATION",
+        "WHERE",
+        "STATE",
+        "STEPS",
+        "COST",
+        "UPDATED",
+        "(UTC)",
+        "LABELS",
+        "TITLE",
+    ]
     assert any("nr=1 team=a" in line for line in lines)
     none = deckhands("ls", "--label", "team=c", env=env)
     assert (none.code, none.out, none.err) == (0, "", "None of 6 conversations has the label team=c.\n")
