@@ -72,7 +72,7 @@ class TaskDefaults:
         if not isinstance(request.workspace, WorkspaceSpec):
             update["workspace"] = workspace_of(options, self._place(request.workspace), "auto")
         completed = request.model_copy(update=update)
-        TaskRequest.model_validate({"task": "x", "labels": completed.labels, "secrets": completed.secrets})
+        TaskRequest.parse({"task": "x", "labels": completed.labels, "secrets": completed.secrets})
         beginning_of(completed)
         return completed
 

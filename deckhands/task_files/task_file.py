@@ -150,7 +150,7 @@ class TaskFile:
 
 @contextmanager
 def opened(
-    name: str, standard_input: IO[bytes], *, form: Form | None, batch: str | None, complete: Complete
+    name: str, standard_input: Callable[[], IO[bytes]], *, form: Form | None, batch: str | None, complete: Complete
 ) -> Iterator[TaskFile]:
     """Open a file of tasks.
 
@@ -168,7 +168,7 @@ def opened(
                 "Standard input has no name.", remedy="Name the batch with --batch; a repetition needs it."
             )
         with tempfile.TemporaryFile() as copy:
-            shutil.copyfileobj(standard_input, copy)
+            shutil.copyfileobj(standard_input(), copy)
             yield TaskFile(copy, form or "jsonl", batch, complete)
         return
     path = Path(name)

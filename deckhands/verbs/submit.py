@@ -179,7 +179,9 @@ async def _submit_file(settings: FaceSettings, source: str, options: SubmitOptio
         },
         is_here=settings.url is None,
     )
-    with opened(source, sys.stdin.buffer, form=options.form, batch=options.batch, complete=defaults.complete) as tasks:
+    with opened(
+        source, lambda: sys.stdin.buffer, form=options.form, batch=options.batch, complete=defaults.complete
+    ) as tasks:
         count = tasks.check()
         async with cluster_client(settings) as client:
             await warn_of_missing_workers(client, note)

@@ -154,14 +154,16 @@ def test_files_and_standard_input(tmp_path: Path) -> None:
     path.write_text("id,task\n1,x\n")
     keys = set()
     for name in (str(path), str(path.parent / "." / path.name)):
-        with opened(name, io.BytesIO(), form=None, batch=None, complete=lambda request: request) as tasks:
+        with opened(name, io.BytesIO, form=None, batch=None, complete=lambda request: request) as tasks:
             keys |= {line.key for line in tasks.lines()}
     assert len(keys) == 1
-    with opened("-", io.BytesIO(b'{"id": 1, "task": "x"}'), form=None, batch="b", complete=lambda r: r) as tasks:
+    with opened(
+        "-", lambda: io.BytesIO(b'{"id": 1, "task": "x"}'), form=None, batch="b", complete=lambda r: r
+    ) as tasks:
         assert tasks.check() == 1
     for name, why in (("-", "Standard input has no name"), (str(tmp_path / "none"), "No such file")):
         with (
             pytest.raises(UsageError, match=why),
-            opened(name, io.BytesIO(), form=None, batch=None, complete=lambda request: request),
+            opened(name, io.BytesIO, form=None, batch=None, complete=lambda request: request),
         ):
             pass
