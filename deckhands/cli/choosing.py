@@ -187,7 +187,7 @@ async def do_to_chosen(chosen: Chosen, deed: Deed, *, as_json: bool, is_sure: bo
     async with cluster_client(settings) as client:
         number = await _count(client, selection, deed)
         if number and deed.is_end and not is_sure:
-            _require_agreement(number, deed.done)
+            require_agreement(counted(number, "conversation"), deed.done)
         with Progress(f"conversations {deed.done}", number) as progress:
 
             async def do(conversation_id: str) -> None:
@@ -212,12 +212,16 @@ async def _count(client: Client, selection: Selection, deed: Deed) -> int:
     return number
 
 
-def _require_agreement(number: int, done: str) -> None:
+def require_agreement(what: str, done: str) -> None:
+    """Ask the person at the terminal whether something may be done.
+
+    Raises:
+        UsageError: nobody is there.
+        click.Abort: the person does not agree.
+    """
     if not sys.stdin.isatty():
-        raise UsageError(
-            f"{counted(number, 'conversation')} would be {done}, and nobody is there to agree.", remedy="Pass --yes."
-        )
-    ask(f"{counted(number, 'conversation')} will be {done}. Continue? [y/N] ")
+        raise UsageError(f"{what} would be {done}, and nobody is there to agree.", remedy="Pass --yes.")
+    ask(f"{what} will be {done}. Continue? [y/N] ")
     if sys.stdin.readline().strip().lower() not in YES:
         raise click.Abort
 
