@@ -127,7 +127,7 @@ class Deed:
 
 @dataclass(slots=True)
 class _Outcomes:
-    """What came of many deeds, printed as it comes."""
+    """The outcomes of many deeds, printed as they come."""
 
     deed: Deed
     as_json: bool
