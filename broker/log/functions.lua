@@ -254,7 +254,10 @@ local function append(keys, args)
   end
   redis.call('HSET', meta, unpack(update))
   if guard == 'create' then
-    for _, key in ipairs(label_keys(shard, meta)) do redis.call('ZADD', key, wall, cid) end
+    for _, key in ipairs(label_keys(shard, meta)) do
+      is_there(shard, key, 'zset')
+      redis.call('ZADD', key, wall, cid)
+    end
   end
   if guard == 'owner' then
     if crashes or mark then redis.call('HDEL', meta, 'crashes', 'mark') end
@@ -371,7 +374,9 @@ local function end_deletion(keys, args)
   local node, owner = get(meta, 'node'), get(meta, 'owner')
   if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
   if owner then redis.call('SREM', shard .. ':worker:' .. owner .. ':owned', cid) end
-  for _, key in ipairs(label_keys(shard, meta)) do redis.call('ZREM', key, cid) end
+  for _, key in ipairs(label_keys(shard, meta)) do
+    if is_there(shard, key, 'zset') then redis.call('ZREM', key, cid) end
+  end
   for _, name in ipairs({'index', 'unread', 'parked', 'dead'}) do redis.call('ZREM', shard .. ':' .. name, cid) end
   for _, name in ipairs({'events', 'once', 'snapshot', 'live', 'watched', 'secrets', 'masked', 'secrets_of', 'meta'}) do
     redis.call('UNLINK', base .. ':' .. name)

@@ -7,6 +7,7 @@ import pytest
 from broker.contract.events import ConversationCreated
 from broker.log import selection
 from broker.log.conversations import ConversationRow
+from broker.log.deletion import Deletion
 from broker.log.event_log import EventLog
 from broker.log.selection import Selected, Selection
 from broker.store.store import Store
@@ -93,3 +94,15 @@ async def test_pages_neither_skip_nor_repeat(store: Store) -> None:
     assert max(sizes) == PAGE
     assert len(seen) == len(set(seen)) == PAGE * 5 + 100
     assert seen == sorted(seen, key=lambda name: (name.startswith("tied"), name), reverse=True)
+
+
+async def test_a_key_in_the_place_of_an_index_is_moved_out_of_the_way(store: Store) -> None:
+    shard = store.all_shards[0]
+    await store.connection.call("SET", shard.label("team", "a"), "forged")
+    await begin(store, "labelled", {"team": "a"})
+    assert [row.conversation_id for row in await found(store, Selection({"team": "a"}))] == ["labelled"]
+    assert await store.connection.call("GET", shard.label("team", "a") + ":unreadable") == b"forged"
+    await store.connection.call("DEL", shard.label("team", "a"))
+    await store.connection.call("SET", shard.label("team", "a"), "forged")
+    await Deletion(store).delete("labelled", last_id=2)
+    assert await found(store, Selection()) == []

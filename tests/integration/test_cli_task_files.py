@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from deckhands import Client
-from tests.integration.command_line import Done, cluster, deckhands, environment, finish, finished, script, started
+from tests.integration.command_line import (
+    Done,
+    cluster,
+    deckhands,
+    environment,
+    finish,
+    finished,
+    on_terminal,
+    run_command,
+    script,
+    started,
+)
 from tests.polling import until
 from tests.stores import RealServer, emptied
 from tests.unit.deckhands.sample_log import state
@@ -267,3 +281,37 @@ def test_a_file_from_its_tasks_to_its_results(home: Path, tmp_path: Path) -> Non
     assert deckhands("wait", "--label", "run=1", env=env).code == 0
     assert deckhands("rm", "--label", "run=1", "--yes", env=env).code == 0
     assert deckhands("ls", "--label", "run=1", "--json", env=env).out == ""
+
+
+def test_what_runs_is_cancelled_and_deleted_with_what_it_runs(home: Path, tmp_path: Path) -> None:
+    env = environment(home)
+    model = script(tmp_path / "m.json", run_command("echo here > there; sleep 1000"), finish("Done."))
+    arguments = ("submit", "-t", "x", "--model", model, "--label", "run=2", "--json")
+    [found] = deckhands(*arguments, env=env).json
+    cid = found["conversation_id"]
+    asyncio.run(until(lambda: list(home.rglob(f"{cid}/workspace/there")), what="the file"))
+    refused = deckhands("rm", cid, env=env)
+    assert (refused.code, "only one that rests can be deleted" in refused.err) == (1, True)
+    folder = next(path for path in home.rglob(cid) if path.is_dir())
+    done = deckhands("rm", "--label", "run=2", "--cancel", "--yes", env=env)
+    assert done.code == 0, done
+    assert deckhands("show", cid, env=env).code == 2
+    asyncio.run(until((folder / "host" / "deleted").exists, what="the note of its deletion"))
+    assert not alive_in(folder)
+
+
+def alive_in(folder: Path) -> list[int]:
+    """Return the processes that work in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found += [process.pid] if process.cwd().startswith(str(folder)) else []
+    return found
+
+
+def test_progress_is_a_bar_on_a_terminal(env: dict[str, str], tmp_path: Path) -> None:
+    path = tasks_file(tmp_path / "t.jsonl", *({"id": f"t{n}", "task": "x"} for n in range(500)))
+    shown = on_terminal("submit", "--from", str(path), env=env)
+    assert re.search(r"\[#*-*\] [0-9]+ of 500 tasks submitted", shown)
+    assert "[########################] 500 of 500 tasks submitted" in shown
+    assert "500 tasks submitted, 0 had been submitted before." in shown
