@@ -10,6 +10,7 @@ Keys: `deck:{k}:unreadable`.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ CANNOT_BE_READ = (LookupError, ValueError, UsageError, CorruptEntry)
 KEPT = 1_000
 SHOWN_BYTES = 1_000
 WHY_CHARS = 200
+DISCARDED_AT_ONCE = 500
+NAME = re.compile(r"([0-9]{1,9}):([0-9]{1,20}-[0-9]{1,20})")
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +39,14 @@ class UnreadableEntry:
     Attributes:
         entry_id: of a stream's entry, or the member of a set; empty for a whole key.
         held: the beginning of what it held.
+        name: names this note: `<shard>:<its entry in deck:{k}:unreadable>`.
     """
 
     key: str
     entry_id: str
     why: str
     held: str
+    name: str = ""
 
 
 class Unreadable:
@@ -71,12 +76,39 @@ class Unreadable:
         """Return what was put aside, the oldest first within a shard."""
         return await self._store.persist(lambda: entries_aside(self._store.connection, self._store.all_shards))
 
+    async def discard(self, names: Sequence[str]) -> int:
+        """Forget notes by their names, and return how many there were.  Idempotent.
+
+        Raises:
+            UsageError: one is no name of a note.
+        """
+        places = [self._place(name) for name in names]
+        gone = 0
+        for at in range(0, len(places), DISCARDED_AT_ONCE):
+            commands = [("XDEL", key, entry_id) for key, entry_id in places[at : at + DISCARDED_AT_ONCE]]
+            gone += sum(await self._store.persist(lambda commands=commands: self._store.connection.call_many(commands)))  # type: ignore[misc]
+        return gone
+
+    def _place(self, name: str) -> tuple[str, str]:
+        """Return the stream and the entry of a note."""
+        found = NAME.fullmatch(name)
+        if found is None or int(found[1]) >= self._store.shards:
+            raise UsageError(
+                f"There is no unreadable entry {ascii(name)[:100]}.", remedy="`deckhands dead ls` lists them."
+            )
+        return self._store.all_shards[int(found[1])].unreadable, found[2]
+
 
 async def entries_aside(connection: Connection, shards: Sequence[ShardKeys]) -> list[UnreadableEntry]:
     """Return what was put aside, for callers that only look at a store; see `Unreadable.all`."""
     replies = await connection.call_many([("XRANGE", names.unreadable, "-", "+") for names in shards])
-    found = [texts_by_name(flat) for entries in replies for _, flat in entries]
-    return [UnreadableEntry(*(fields.get(name, "") for name in ("key", "id", "why", "held"))) for fields in found]
+    found = []
+    for names, entries in zip(shards, replies, strict=True):
+        for entry_id, flat in entries:
+            fields = texts_by_name(flat)
+            key, its_id, why, held = (fields.get(name, "") for name in ("key", "id", "why", "held"))
+            found.append(UnreadableEntry(key, its_id, why, held, f"{names.shard}:{entry_id.decode()}"))
+    return found
 
 
 def conversation_of(store: Store, names: ShardKeys, conversation_id: bytes) -> ConversationKeys:

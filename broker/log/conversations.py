@@ -6,7 +6,7 @@ Does not: say anything that the log does not; the index is written along with it
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -67,7 +67,7 @@ class Conversations:
         replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
         scored = [(float(flat[i + 1]), flat[i]) for flat in replies for i in range(0, len(flat), 2)]
         ids = [cid.decode(errors="backslashreplace") for _, cid in sorted(scored, reverse=True)[:limit]]
-        return [row for row in await self._rows(ids) if row is not None]
+        return await self.rows(ids)
 
     async def count(self) -> int:
         """Return how many conversations there are."""
@@ -89,7 +89,11 @@ class Conversations:
                 found.update(cid.decode(errors="backslashreplace") for cid in flat[::2])
                 if cursor == b"0":
                     break
-        rows = await self._rows(sorted(found)[:limit])
+        return await self.rows(sorted(found)[:limit])
+
+    async def rows(self, conversation_ids: Sequence[str]) -> list[ConversationRow]:
+        """Return those of the conversations that there are, in the order of their ids' list."""
+        rows = await self._rows(conversation_ids)
         return [row for row in rows if row is not None]
 
     async def row(self, conversation_id: str) -> ConversationRow:
@@ -143,14 +147,25 @@ class Conversations:
         if reply[0] == "missing":
             raise UnknownConversation(conversation_id)
 
-    async def _rows(self, ids: list[str]) -> list[ConversationRow | None]:
+    async def _rows(self, ids: Sequence[str]) -> list[ConversationRow | None]:
         commands = [("HGETALL", self._store.keys(cid).meta) for cid in ids]
         replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
         return [_row(cid, flat) for cid, flat in zip(ids, replies, strict=True)]
 
 
 _KNOWN = {"title", "state", "wait_reason", "last_id", "created_ms", "updated_ms", "owner", "node", "closed", "labels"}
-_INTERNAL = {"token", "rung", "ready_id", "append_key", "append_ids", "mark", "orphan_of", "workspace", "gap"}
+_INTERNAL = {
+    "token",
+    "rung",
+    "ready_id",
+    "append_key",
+    "append_ids",
+    "mark",
+    "orphan_of",
+    "workspace",
+    "gap",
+    "deleted",
+}
 
 
 def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:

@@ -4,7 +4,7 @@
 -- Every function takes base names as KEYS (all in one hash slot) and derives the real keys from them:
 --   conversation base  deck:{k}:c:<id>   :events :meta :once :snapshot
 --   shard base         deck:{k}          :ready :unread :parked :workers :index :takeovers :dead :unreadable
---                                        :worker:<id>:owned|mail|about   :act:<route>   :nodes
+--                                        :worker:<id>:owned|mail|about   :act:<route>   :nodes   :label:<name>=<value>
 -- Replies are arrays whose first element names the outcome. Times are milliseconds of the shard's time, which the beats
 -- keep and no jump of a clock moves; only what `ls` shows is the server's clock.
 -- Nothing here decides by a clock whether a write is allowed; clocks only decide when to take over.
@@ -143,6 +143,15 @@ local function remembers(base, id, checksum)
   return #found == 1 and string.format('%02x%02x%02x%02x', string.byte(found[1][2][2], 3, 6)) == checksum
 end
 
+-- The indexes of labels that a conversation stands in. They are kept as JSON; neither names nor values need escapes.
+local function label_keys(shard, meta)
+  local found = {}
+  for name, value in string.gmatch(get(meta, 'labels') or '', '"([^"\\]*)": "([^"\\]*)"') do
+    found[#found + 1] = shard .. ':label:' .. name .. '=' .. value
+  end
+  return found
+end
+
 -- append: the only way into a log.
 -- KEYS  conversation base, shard base
 -- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
@@ -244,6 +253,12 @@ local function append(keys, args)
     redis.call('ZREM', shard .. ':dead', cid)
   end
   redis.call('HSET', meta, unpack(update))
+  if guard == 'create' then
+    for _, key in ipairs(label_keys(shard, meta)) do
+      is_there(shard, key, 'zset')
+      redis.call('ZADD', key, wall, cid)
+    end
+  end
   if guard == 'owner' then
     if crashes or mark then redis.call('HDEL', meta, 'crashes', 'mark') end
   else
@@ -333,6 +348,40 @@ local function close(keys, args)
   local node = get(meta, 'node')
   if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
   return {'closed'}
+end
+
+-- begin_deletion: take no more events, for good; `end_deletion` forgets the conversation. Until then it is listed.
+-- ARGV  cid, id of the last event of a log that has been found settled
+-- returns  {'begun'} {'owned', worker} {'news', last} {'missing'}
+local function begin_deletion(keys, args)
+  local meta, shard, cid = keys[1] .. ':meta', keys[2], args[1]
+  local last, owner = get(meta, 'last_id'), get(meta, 'owner')
+  if not last then return {'missing'} end
+  if owner and alive(shard, owner) then return {'owned', owner} end
+  if last ~= args[2] then return {'news', tonumber(last)} end
+  redis.call('HSET', meta, 'closed', '1', 'deleted', '1')
+  return {'begun'}
+end
+
+-- end_deletion: forget a conversation whose deletion was begun: its keys, and where others name it. Blobs and files are
+-- named by its log, so they go before.
+-- ARGV  cid.  returns  {'deleted'} {'kept'} {'missing'}   kept: its deletion was not begun
+local function end_deletion(keys, args)
+  local base, shard, cid = keys[1], keys[2], args[1]
+  local meta = base .. ':meta'
+  if not get(meta, 'last_id') then return {'missing'} end
+  if not get(meta, 'deleted') then return {'kept'} end
+  local node, owner = get(meta, 'node'), get(meta, 'owner')
+  if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
+  if owner then redis.call('SREM', shard .. ':worker:' .. owner .. ':owned', cid) end
+  for _, key in ipairs(label_keys(shard, meta)) do
+    if is_there(shard, key, 'zset') then redis.call('ZREM', key, cid) end
+  end
+  for _, name in ipairs({'index', 'unread', 'parked', 'dead'}) do redis.call('ZREM', shard .. ':' .. name, cid) end
+  for _, name in ipairs({'events', 'once', 'snapshot', 'live', 'watched', 'secrets', 'masked', 'secrets_of', 'meta'}) do
+    redis.call('UNLINK', base .. ':' .. name)
+  end
+  return {'deleted'}
 end
 
 -- requeue: clear the crashes of a dead letter and notify of it.  ARGV cid.  returns {'requeued'} {'missing'}
@@ -733,6 +782,8 @@ redis.register_function('deck_release', release)
 redis.register_function('deck_mark', mark)
 redis.register_function('deck_snapshot', snapshot)
 redis.register_function('deck_close', close)
+redis.register_function('deck_begin_deletion', begin_deletion)
+redis.register_function('deck_end_deletion', end_deletion)
 redis.register_function('deck_requeue', requeue)
 redis.register_function('deck_wake', wake)
 redis.register_function('deck_dispatch', dispatch)

@@ -3,6 +3,7 @@
     deck:store                     hash     for ever       schema, shards, generation
     deck:tools                     hash     for ever       key of a tool → its offer (JSON)
     deck:{k}:index                 zset     for ever       conversation → created (ms)
+    deck:{k}:label:<name>=<value>  zset     with the log   conversation → created (ms), of those with a label
     deck:{k}:ready                 stream   trimmed        conversations nobody owns that have new events
     deck:{k}:unread                zset     until claimed  conversation → notified (ms); finds lost ones
     deck:{k}:parked                zset     until due      conversation → due (ms)
@@ -38,7 +39,7 @@
     deck:{k}:c:<id>:secrets_of     string   with the log   of a delegate: whose secrets it has too
 
 Holds: all keys of a conversation, and those its functions touch, share the hash tag `{k}` of its shard. A test compares
-this table and that of the page with the keys that a run leaves. Nothing deletes a log yet.
+this table and that of the page with the keys that a run leaves. `broker.log.deletion` deletes those of a conversation.
 """
 
 from __future__ import annotations
@@ -77,6 +78,10 @@ class ShardKeys:
     def index(self) -> str:
         """The index of conversations."""
         return f"{self.root}:index"
+
+    def label(self, name: str, value: str) -> str:
+        """The index of conversations with a label."""
+        return f"{self.root}:label:{name}={value}"
 
     @property
     def dead(self) -> str:

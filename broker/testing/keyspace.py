@@ -238,6 +238,17 @@ def _zrangebyscore(keys: Keyspace, args: Arguments) -> list[bytes]:
     return _members(found, options)
 
 
+def _zrevrangebyscore(keys: Keyspace, args: Arguments) -> list[bytes]:
+    options = [option.upper() for option in args[3:]]
+    limits = options.index(b"LIMIT") if b"LIMIT" in options else None
+    pairs = _zrangebyscore(keys, [args[0], args[2], args[1], b"WITHSCORES"])
+    found = [(pairs[at], float(pairs[at + 1])) for at in range(len(pairs) - 2, -1, -2)]
+    if limits is not None:
+        offset, count = int(options[limits + 1]), int(options[limits + 2])
+        found = found[offset : offset + count] if count >= 0 else found[offset:]
+    return _members(found, options)
+
+
 def _score_end(text: bytes) -> tuple[float, bool]:
     is_open = text.startswith(b"(")
     try:
@@ -321,10 +332,12 @@ COMMANDS: dict[bytes, Command] = {
     b"ZRANGE": _zrange,
     b"ZREVRANGE": _zrevrange,
     b"ZRANGEBYSCORE": _zrangebyscore,
+    b"ZREVRANGEBYSCORE": _zrevrangebyscore,
     b"ZSCAN": _zscan,
     b"GET": _get,
     b"SET": _set,
     b"DEL": _del,
+    b"UNLINK": _del,
     b"EXISTS": _exists,
     b"TYPE": _type,
     b"RENAME": _rename,

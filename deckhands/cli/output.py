@@ -159,6 +159,7 @@ def summary_lines(summary: Summary) -> list[str]:
         "Remedy": summary.remedy,
         "Conversation": summary.conversation_id,
         "Title": summary.title,
+        "Labels": " ".join(f"{name}={value}" for name, value in sorted(summary.labels.items())),
         "Model": summary.model,
         "Workspace": summary.workspace or "",
         "Sandbox": UNCONFINED if summary.sandbox == "none" else "",

@@ -15,13 +15,7 @@ from pydantic import BaseModel
 
 from broker.contract import codec
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
-from broker.contract.events import (
-    AgentSpec,
-    Event,
-    EventSource,
-    Limits,
-    ModelSwitched,
-)
+from broker.contract.events import AgentSpec, Event, EventSource, Limits, ModelSwitched
 from broker.contract.unknown_event import decode_any
 from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import ConversationRow, Conversations
@@ -35,6 +29,7 @@ from broker.store.store import Store
 from deckhands.client import inputs
 from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.confirmations import answer_to
+from deckhands.client.deleting import delete
 from deckhands.client.errors import NotSettled, NotStopped
 from deckhands.client.files import WorkspaceFiles
 from deckhands.client.forking import Point, copied_events, fork_of
@@ -273,6 +268,10 @@ class Client:
                 remedy="Cancel it first.",
             )
         await self._conversations.close(conversation_id)
+
+    async def delete(self, conversation_id: str) -> None:
+        """Delete a settled conversation with all of its keys and delegates; raises what `deleting.delete` does."""
+        await delete(self.log, conversation_id)
 
     async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
         """Stop a conversation and what runs in it. One that is over is left alone. Idempotent.

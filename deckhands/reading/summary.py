@@ -46,7 +46,7 @@ REMEDIES = {
 }
 """What to do about a failed model call, by its code."""
 
-_LATER = ("metrics", "outputs", "asked_id", "sandbox")
+_LATER = ("metrics", "outputs", "asked_id", "sandbox", "labels")
 """Fields that earlier versions have not left."""
 
 
@@ -80,6 +80,7 @@ class Summary:
         asked_id: the action that a person is asked to confirm; None for none.
         sandbox: what was asked for, `auto` among it; `none` also where something ran without one; empty: not known.
         metrics: cost, tokens and latency of every call, and what each delegate has used up.
+        labels: what its producer has written on it.
     """
 
     conversation_id: str
@@ -105,6 +106,7 @@ class Summary:
     outputs: dict[str, Any] = field(default_factory=dict)
     asked_id: int | None = None
     sandbox: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
 
     @property
     def remedy(self) -> str:
@@ -136,6 +138,7 @@ class Summary:
         known["outputs"] = fields.get("outputs", {})
         known["asked_id"] = fields.get("asked_id")
         known["sandbox"] = fields.get("sandbox", "")
+        known["labels"] = fields.get("labels", {})
         for name in ("started", "updated"):
             known[name] = datetime.fromisoformat(known[name]) if known[name] else None
         return cls(**known)
@@ -256,6 +259,7 @@ class Tally:
             outputs=self._outputs if self.status.state is AgentState.FINISHED else {},
             asked_id=self.status.asked_id,
             sandbox=self._sandbox,
+            labels=dict(created.labels or {}),
         )
 
     def _forget_error(self) -> None:

@@ -1,26 +1,30 @@
-"""`deckhands message`, `pause`, `resume`, `recover`, `cancel` and `close`: control an existing conversation."""
+"""`deckhands message`, `pause`, `resume`, `recover`, `cancel` and `close`: control existing conversations."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from broker.log.conversations import ConversationRow
+from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from deckhands.cli.abbreviations import conversation_argument
+from deckhands.cli.choosing import Chosen, ChosenToEnd, Deed, chosen_options, do_to_chosen, yes_option
 from deckhands.cli.connecting import on_conversation
-from deckhands.cli.options import ConversationOptions, json_option, read_task
+from deckhands.cli.options import json_option, read_task
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 
 SECTION = "Control a conversation"
 VERBS = {
     "message": "Send a message to the agent; the conversation continues.",
-    "pause": "Pause a conversation: nothing new is started.",
-    "resume": "Continue a conversation that was paused or stopped.",
+    "pause": "Pause conversations: nothing new is started.",
+    "resume": "Continue conversations that were paused or stopped.",
     "recover": "Get an agent out of a loop.",
-    "cancel": "Stop a conversation and what runs in it.",
-    "close": "Close a conversation that is over; its workspace is removed after a week.",
+    "cancel": "Stop conversations and what runs in them.",
+    "close": "Close conversations that are over; their workspaces are removed after a week.",
 }
 
 CANCEL_WAIT_SECONDS = 30.0
@@ -29,35 +33,55 @@ WAYS = {"wait": 1, "go-on": 2, "stop": 3}
 """The ways out of a loop, and OpenHands' numbers for them."""
 
 
+RESUMABLE_STATES = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseOptions(Chosen):
+    """Options of `pause`."""
+
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeOptions(Chosen):
+    """Options of `resume`; without a model, the conversations keep theirs."""
+
+    model: str | None
+    as_json: bool
+
+
 @dataclass(frozen=True, slots=True)
-class ResumeOptions:
-    """Options of `resume`; without a model, the conversation keeps its own."""
+class MessageOptions:
+    """Options of `message`; without `text` and `file`, standard input is the message."""
 
     conversation_id: str
     model: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class MessageOptions(ResumeOptions):
-    """Options of `message`; without `text` and `file`, standard input is the message."""
-
     text: str | None
     file: Path | None
 
 
 @dataclass(frozen=True, slots=True)
-class RecoverOptions(ResumeOptions):
+class RecoverOptions:
     """Options of `recover`; `way` is a key of `WAYS`."""
 
+    conversation_id: str
+    model: str | None
     way: str
 
 
-@dataclass(frozen=True, slots=True)
-class CancelOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelOptions(ChosenToEnd):
     """Options of `cancel`."""
 
-    conversation_id: str
     no_wait: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseOptions(ChosenToEnd):
+    """Options of `close`."""
+
     as_json: bool
 
 
@@ -75,23 +99,44 @@ def message(options: MessageOptions) -> None:
 
 
 @click.command()
-@conversation_argument
-@options_as(ConversationOptions)
-def pause(options: ConversationOptions) -> None:
-    """Ask for a pause: what runs is finished, nothing new is started."""
-    on_conversation(options.conversation_id, lambda client: client.pause(options.conversation_id))
+@chosen_options
+@json_option
+@options_as(PauseOptions)
+def pause(options: PauseOptions) -> int:
+    """Ask for a pause: what runs is finished, nothing new is started.
+
+    Name conversations, or choose them by --label and --state; those that are over are left alone then.
+    """
+    if options.only_id is None or options.as_json:
+        deed = Deed("paused", lambda client, name: client.pause(name), _may_be_paused)
+        return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json))
+    name = options.only_id
+    on_conversation(name, lambda client: client.pause(name))
     note("The request is in the log.")
+    return 0
 
 
 @click.command()
-@conversation_argument
+@chosen_options
 @model_option
+@json_option
 @options_as(ResumeOptions)
-def resume(options: ResumeOptions) -> None:
-    """Continue a conversation that was paused, was stopped or has failed."""
-    name = options.conversation_id
+def resume(options: ResumeOptions) -> int:
+    """Continue conversations that were paused, were stopped or have failed.
+
+    Name them, or choose them by --label and --state; those in other states are left alone then.
+    """
+    if options.only_id is None or options.as_json:
+        deed = Deed(
+            "resumed",
+            lambda client, name: client.resume(name, model=options.model),
+            lambda row: row.state in RESUMABLE_STATES and not row.is_closed,
+        )
+        return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json))
+    name = options.only_id
     on_conversation(name, lambda client: client.resume(name, model=options.model))
     note("The request is in the log.")
+    return 0
 
 
 @click.command()
@@ -107,24 +152,57 @@ def recover(options: RecoverOptions) -> None:
 
 
 @click.command()
-@conversation_argument
-@click.option("--no-wait", is_flag=True, help="Do not wait until it has stopped.")
+@chosen_options
+@click.option("--no-wait", is_flag=True, help="Do not wait until they have stopped.")
+@yes_option
 @json_option
 @options_as(CancelOptions)
-def cancel(options: CancelOptions) -> None:
-    """Stop a conversation and what runs in it. Waits until the agent has stopped."""
-    name, seconds = options.conversation_id, None if options.no_wait else CANCEL_WAIT_SECONDS
+def cancel(options: CancelOptions) -> int:
+    """Stop conversations and what runs in them. Waits until the agents have stopped.
+
+    Name conversations, or choose them by --label and --state; those that are over are left alone.
+    """
+    seconds = None if options.no_wait else CANCEL_WAIT_SECONDS
+    if options.only_id is None:
+        deed = Deed(
+            "cancelled",
+            lambda client, name: client.cancel(name, wait_seconds=seconds),
+            lambda row: row.state not in TERMINAL_STATES and not row.is_closed,
+            is_end=True,
+        )
+        return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json, is_sure=options.is_sure))
+    name = options.only_id
     summary = on_conversation(name, lambda client: client.cancel(name, wait_seconds=seconds))
     if options.as_json:
         print_json(summary.as_json())
     else:
         note("The request is in the log." if options.no_wait else f"The conversation is {summary.state}.")
+    return 0
 
 
 @click.command()
-@conversation_argument
-@options_as(ConversationOptions)
-def close(options: ConversationOptions) -> None:
-    """Close a conversation that is over: it takes no more messages, and its workspace is removed after a week."""
-    on_conversation(options.conversation_id, lambda client: client.close(options.conversation_id))
+@chosen_options
+@yes_option
+@json_option
+@options_as(CloseOptions)
+def close(options: CloseOptions) -> int:
+    """Close conversations that are over: they take no more messages, and their workspaces are removed after a week.
+
+    Name conversations, or choose them by --label and --state; those that are not over are left alone then.
+    """
+    if options.only_id is None or options.as_json:
+        deed = Deed(
+            "closed",
+            lambda client, name: client.close(name),
+            lambda row: row.state in TERMINAL_STATES and not row.is_closed,
+            is_end=True,
+        )
+        return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json, is_sure=options.is_sure))
+    name = options.only_id
+    on_conversation(name, lambda client: client.close(name))
     note("The conversation is closed.")
+    return 0
+
+
+def _may_be_paused(row: ConversationRow) -> bool:
+    return row.state not in TERMINAL_STATES and row.state != AgentState.PAUSED and not row.is_closed

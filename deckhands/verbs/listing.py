@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 import click
 
 from broker.log.conversations import ConversationRow, Conversations
-from broker.runtime.errors import CorruptEntry, UsageError
-from broker.specs.agent_state import AgentState
+from broker.log.selection import Selected, Selection, is_in
+from broker.runtime.errors import CorruptEntry
+from deckhands.cli.choosing import label_option, labels_of, state_option, states_in
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import json_option
 from deckhands.cli.output import cost_text, note, print_json, table
@@ -26,13 +27,11 @@ from deckhands.settings import FaceSettings
 SECTION = "Read conversations"
 VERBS = {"ls": "List conversations and runs."}
 
-HEAD = ("CONVERSATION", "WHERE", "STATE", "STEPS", "COST", "UPDATED (UTC)", "TITLE")
-SPARE = ("UPDATED (UTC)", "STEPS", "COST", "WHERE")
+HEAD = ("CONVERSATION", "WHERE", "STATE", "STEPS", "COST", "UPDATED (UTC)", "LABELS", "TITLE")
+SPARE = ("LABELS", "UPDATED (UTC)", "STEPS", "COST", "WHERE")
 """What a narrow terminal does without, the first one first."""
-WAITING = "waiting"
-"""In --state: for anything or anybody."""
-WAITING_STATES = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
-FIRST_PAGE = 1_000
+LABELS = HEAD.index("LABELS")
+"""The column that is left out where nothing has a label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,7 @@ class Listed:
     Attributes:
         is_run: it is a run of this machine, made by `deckhands run`.
         updated: a time in ISO 8601, or empty.
+        labels: what its producer has written on it.
     """
 
     conversation_id: str
@@ -53,6 +53,7 @@ class Listed:
     updated: str
     title: str
     is_run: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def cells(self) -> tuple[str, ...]:
         """Return the cells of its line in the table."""
@@ -60,116 +61,135 @@ class Listed:
         moment = self.updated[:19].replace("T", " ")
         cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
         where = "run" if self.is_run else "cluster"
-        return (self.conversation_id, where, state, str(self.iterations), cost, moment, self.title)
-
-    def is_in(self, states: Sequence[str]) -> bool:
-        """Say whether it is in one of the states; in none of them means in any."""
-        is_waiting = bool(self.wait_reason) or self.state in WAITING_STATES
-        return not states or self.state in states or (is_waiting and WAITING in states)
+        labels = " ".join(f"{name}={value}" for name, value in sorted(self.labels.items()))
+        return (self.conversation_id, where, state, str(self.iterations), cost, moment, labels, self.title)
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What is listed, newest first.
+@dataclass(slots=True)
+class Sums:
+    """What the last line adds up."""
 
-    Attributes:
-        count: how many there are in all, in whatever state.
-        is_whole: False: there may be more, in a cluster that is not up.
-    """
+    number: int = 0
+    iterations: int = 0
+    cost_usd: float = 0.0
+    has_unknown_cost: bool = False
+    states: Counter[str] = field(default_factory=Counter)
 
-    found: list[Listed]
-    count: int
-    is_whole: bool
+    def add(self, listed: Sequence[Listed]) -> None:
+        """Count what is listed."""
+        self.number += len(listed)
+        self.iterations += sum(one.iterations for one in listed)
+        self.cost_usd += sum(one.cost_usd for one in listed)
+        self.has_unknown_cost |= any(one.has_unknown_cost for one in listed)
+        self.states.update(one.state for one in listed)
+
+    def line(self, count: int) -> str:
+        """Return the last line: how many of how many, in which states, and what they have cost."""
+        number = counted(self.number, "conversation") if self.number == count else f"{self.number:,} of {count:,}"
+        states = ", ".join(f"{found:,} {state}" for state, found in self.states.most_common())
+        cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
+        return f"{number}: {states}; {counted(self.iterations, 'step')}, cost: {cost}"
 
 
 @dataclass(frozen=True, slots=True)
 class ListOptions:
-    """Options of `ls`."""
+    """Options of `ls`; `is_all` lists without a limit."""
 
     limit: int
+    is_all: bool
+    labels: tuple[str, ...]
     states: str
     as_json: bool
 
 
 @click.command()
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True)
-@click.option(
-    "--state",
-    "states",
-    default="",
-    metavar="STATE,…",
-    help="Only those in one of these states, such as running or error; waiting: for anything or anybody.",
-)
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The most to list.")
+@click.option("--all", "is_all", is_flag=True, help="List all of them, however many there are.")
+@label_option
+@state_option
 @json_option
 @options_as(ListOptions)
 def ls(options: ListOptions) -> None:
-    """List the conversations of the cluster and the runs of this machine, newest first, and add them up."""
-    listing = asyncio.run(_listing(FaceSettings.from_env(), options.limit, _states_in(options.states)))
-    if options.as_json:
-        for listed in listing.found:
-            print_json(asdict(listed))
-    elif listing.found:
-        columns = columns_of(sys.stdout)
-        rows = [listed.cells() for listed in listing.found]
-        print_text("\n".join(table(HEAD, rows, columns=columns, spare=SPARE)))
-        total = _total(listing)
-        print_text(total if columns is None else fitted(total, columns))
-    elif listing.count:
-        note(f"None of {counted(listing.count, 'conversation')} is in the state {options.states}.")
-    elif listing.is_whole:
-        note("There are no conversations and no runs yet. `deckhands run -t TASK` starts one.")
+    """List the conversations of the cluster and the runs of this machine, newest first, and add them up.
 
-
-def _states_in(text: str) -> tuple[str, ...]:
-    """Return the states that a person names, separated by commas.
-
-    Raises:
-        UsageError: there is no such state.
+    With --all, the runs come first, and then the conversations in the order in which they were begun.
     """
-    states = tuple(part for part in (part.strip().lower() for part in text.split(",")) if part)
-    known = [*(state.value for state in AgentState), WAITING]
-    for state in states:
-        if state not in known:
-            raise UsageError(f"There is no state {ascii(state)[:100]}.", remedy=f"Known: {', '.join(known)}.")
-    return states
+    selection = Selection(labels_of(options.labels), states_in(options.states))
+    asyncio.run(_list(FaceSettings.from_env(), selection, options))
 
 
-def _total(listing: Listing) -> str:
-    """Return the last line: how many of how many, in which states, and what they have cost."""
-    found = listing.found
-    number = (
-        counted(len(found), "conversation") if len(found) == listing.count else f"{len(found):,} of {listing.count:,}"
-    )
-    states = ", ".join(f"{count:,} {state}" for state, count in Counter(one.state for one in found).most_common())
-    cost = cost_text(sum(one.cost_usd for one in found), is_whole=not any(one.has_unknown_cost for one in found))
-    return f"{number}: {states}; {counted(sum(one.iterations for one in found), 'step')}, cost: {cost}"
-
-
-async def _listing(settings: FaceSettings, limit: int, states: Sequence[str]) -> Listing:
+async def _list(settings: FaceSettings, selection: Selection, options: ListOptions) -> None:
     home = Home(settings.home)
     folders = [folder for folder in map(RunFolder, home.run_folders()) if folder.has_events]
-    found, count, is_whole = list(_listed_runs(folders, limit, states)), len(folders), True
+    runs = [] if selection.labels else list(_listed_runs(folders, None if options.is_all else options.limit, selection))
+    count, is_whole, sums = len(folders), True, Sums()
+    printed = _Printer(sums, as_json=options.as_json)
     try:
         async with cluster_client(settings) as client:
-            index = Conversations(client.store)
-            found += [one for one in await _rows(index, limit, states) if one.is_in(states)]
-            count += await index.count()
+            count += await Conversations(client.store).count()
+            rows = Selected(client.store, selection).pages()
+            if options.is_all:
+                printed.print(runs)
+                async for page in rows:
+                    printed.print([_listed_row(row) for row in page])
+            else:
+                runs += await _first(rows, options.limit)
     except NoCluster:
         is_whole = not home.has_had_cluster
         if not is_whole:
             note("The cluster is not up, so its conversations are not listed.")
-    found.sort(key=lambda listed: listed.updated, reverse=True)
-    return Listing(found[:limit], count, is_whole)
+        if options.is_all:
+            printed.print(runs)
+    if not options.is_all:
+        runs.sort(key=lambda listed: listed.updated, reverse=True)
+        printed.print(runs[: options.limit])
+    if options.as_json:
+        return
+    if sums.number:
+        columns = columns_of(sys.stdout)
+        total = sums.line(count)
+        print_text(total if columns is None else fitted(total, columns))
+    elif count and (options.states or options.labels):
+        what = [f"has the label {label}" for label in options.labels]
+        what += [f"is in the state {options.states}"] if options.states else []
+        note(f"None of {counted(count, 'conversation')} {' and '.join(what)}.")
+    elif is_whole:
+        note("There are no conversations and no runs yet. `deckhands run -t TASK` starts one.")
 
 
-async def _rows(index: Conversations, limit: int, states: Sequence[str]) -> list[Listed]:
-    """Return the newest conversations, enough for `limit` in these states, or all of them."""
-    asked = max(limit, FIRST_PAGE) if states else limit
-    while True:
-        rows = [_listed_row(row) for row in await index.recent(limit=asked)]
-        if len(rows) < asked or sum(row.is_in(states) for row in rows) >= limit:
-            return rows
-        asked *= 4
+class _Printer:
+    """Prints a listing, a page at a time, and adds it up."""
+
+    def __init__(self, sums: Sums, *, as_json: bool) -> None:
+        self._sums = sums
+        self._as_json = as_json
+        self._has_head = False
+
+    def print(self, listed: Sequence[Listed]) -> None:
+        self._sums.add(listed)
+        if self._as_json:
+            for one in listed:
+                print_json(asdict(one))
+        elif listed:
+            left_out = set() if any(one.labels for one in listed) else {LABELS}
+            head, *rows = [
+                [cell for column, cell in enumerate(cells) if column not in left_out]
+                for cells in (HEAD, *(one.cells() for one in listed))
+            ]
+            spare = [name for name in SPARE if name in head]
+            lines = table(head, rows, columns=columns_of(sys.stdout), spare=spare)
+            print_text("\n".join(lines[1:] if self._has_head else lines))
+            self._has_head = True
+
+
+async def _first(pages: AsyncIterator[list[ConversationRow]], limit: int) -> list[Listed]:
+    """Return the first of the conversations, at most so many."""
+    found: list[Listed] = []
+    async for page in pages:
+        found += [_listed_row(row) for row in page[: limit - len(found)]]
+        if len(found) >= limit:
+            break
+    return found
 
 
 def _listed_row(row: ConversationRow) -> Listed:
@@ -183,10 +203,11 @@ def _listed_row(row: ConversationRow) -> Listed:
         updated=row.updated.isoformat(),
         title=row.title,
         is_run=False,
+        labels=dict(row.labels),
     )
 
 
-def _listed_runs(folders: Sequence[RunFolder], limit: int, states: Sequence[str]) -> Iterator[Listed]:
+def _listed_runs(folders: Sequence[RunFolder], limit: int | None, selection: Selection) -> Iterator[Listed]:
     number = 0
     for folder in folders:
         try:
@@ -205,8 +226,8 @@ def _listed_runs(folders: Sequence[RunFolder], limit: int, states: Sequence[str]
             title=summary.title,
             is_run=True,
         )
-        if listed.is_in(states):
+        if is_in(listed.state, listed.wait_reason, selection.states):
             yield listed
             number += 1
-        if number >= limit:
+        if limit is not None and number >= limit:
             return

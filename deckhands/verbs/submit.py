@@ -1,18 +1,24 @@
-"""`deckhands submit`: queue a task on a running cluster."""
+"""`deckhands submit`: queue a task, or a file of tasks, on a running cluster."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from pydantic import ValidationError
 
 from broker.runtime.errors import UsageError
 from broker.specs.specs import Tenancy
+from deckhands.cli.choosing import labels_of
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import NAME_REMEDY, json_option, read_task
 from deckhands.cli.output import note, print_json
+from deckhands.cli.progress import Progress
+from deckhands.cli.task_defaults import TaskDefaults, place_for_all
 from deckhands.cli.task_options import (
     TaskOptions,
     agent_of,
@@ -23,14 +29,21 @@ from deckhands.cli.task_options import (
     workspace_of,
 )
 from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
 from deckhands.client.named_directory import own_directory
-from deckhands.reading.terminal import print_text
+from deckhands.reading.terminal import counted, print_text
 from deckhands.runs.headless import warn_of_missing_workers
 from deckhands.settings import FaceSettings
+from deckhands.task_files.submission import Outcome, submit_and_wait
+from deckhands.task_files.submission import submit as submit_all
+from deckhands.task_files.task_file import Form, TaskFile, TaskLine, opened
 from deckhands.verbs.secret import secret_values
 
 SECTION = "Start a conversation"
-VERBS = {"submit": "Queue a task on a running cluster."}
+VERBS = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
+OF_ONE_TASK = {"argument", "text", "file", "idempotency_key"}
+SHOWN_LOST = 10
+OF_A_FILE = {"form", "batch", "must_wait", "results"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +55,12 @@ class SubmitOptions(TaskOptions):
     experiment: str
     priority: str | None
     idempotency_key: str | None
+    labels: tuple[str, ...]
+    source: str | None
+    form: Form | None
+    batch: str | None
+    must_wait: bool
+    results: Path | None
     as_json: bool
 
 
@@ -61,17 +80,59 @@ class SubmitOptions(TaskOptions):
     help="What goes first when a model's quota is short; by default batch.",
 )
 @click.option("--idempotency-key", help="The same key always gives the same conversation.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    help="A file with a task a line, as JSON or CSV; - is standard input. The other options are for every task that "
+    "does not say otherwise.",
+)
+@click.option("--format", "form", type=click.Choice(["jsonl", "csv"]), help="Of --from; by default as its name ends.")
+@click.option(
+    "--batch", metavar="NAME", help="With --from: tasks of this batch are submitted once; by default its path."
+)
+@click.option("--wait", "must_wait", is_flag=True, help="With --from: wait until all have settled.")
+@click.option(
+    "--results",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --from: wait, and append a line to this file for each that settles.",
+)
 @json_option
 @options_as(SubmitOptions)
-def submit(options: SubmitOptions) -> None:
-    """Queue a task on a running cluster and print the conversation's id."""
+def submit(options: SubmitOptions) -> int:
+    """Queue a task on a running cluster and print the conversation's id.
+
+    With --from, queue a file of tasks. Each line has an id and the fields of a task: docs/producing-work.md. All lines
+    are checked before the first is submitted; the same command again submits only what is missing. Exit codes with
+    --wait and --results: those of `run` if all that have not finished share one, else 1.
+    """
+    _refuse_what_does_not_belong(options.source)
     settings = FaceSettings.from_env()
+    if options.source is not None:
+        return asyncio.run(_submit_file(settings, options.source, options))
     task = read_task(options.argument, options.text, file=options.file)
     conversation_id = asyncio.run(_submit(settings, task, options))
     if options.as_json:
         print_json({"conversation_id": conversation_id})
     else:
         print_text(conversation_id)
+    return 0
+
+
+def _refuse_what_does_not_belong(source: str | None) -> None:
+    """Refuse options of one task beside --from, and those of a file without it."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name in (OF_A_FILE if source is None else OF_ONE_TASK):
+            option = "A task" if name == "argument" else parameter.opts[-1]
+            what = f"{option} needs --from" if source is None else f"{option} cannot be combined with --from"
+            raise UsageError(f"{what}.", remedy="See `deckhands submit --help`.")
 
 
 async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> str:
@@ -93,10 +154,60 @@ async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> 
             tenancy=_tenancy(options),
             title=options.title,
             secrets=values,
+            labels=labels_of(options.labels),
             idempotency_key=options.idempotency_key,
         )
         await warn_of_missing_workers(client, note)
         return conversation_id
+
+
+async def _submit_file(settings: FaceSettings, source: str, options: SubmitOptions) -> int:
+    place = place_for_all(options, options.workspace)
+    if settings.url is None and place.path is not None:
+        place = replace(place, path=own_directory(place.path, settings.environment))
+    tenancy = _tenancy(options) or Tenancy()
+    defaults = TaskDefaults(
+        options=options,
+        place=place,
+        labels=labels_of(options.labels),
+        secrets=secret_values(settings, options.secrets),
+        own={
+            "tenant": tenancy.tenant,
+            "experiment": tenancy.experiment,
+            "priority": tenancy.priority,
+            "title": options.title,
+        },
+        is_here=settings.url is None,
+    )
+    with opened(
+        source, lambda: sys.stdin.buffer, form=options.form, batch=options.batch, complete=defaults.complete
+    ) as tasks:
+        count = tasks.check()
+        async with cluster_client(settings) as client:
+            await warn_of_missing_workers(client, note)
+            outcome = await _submitted(client, tasks, count, options)
+    note(f"{counted(outcome.submitted, 'task')} submitted, {outcome.existing:,} had been submitted before.")
+    if not options.must_wait and options.results is None:
+        return 0
+    for line_id, why in outcome.lost[:SHOWN_LOST]:
+        note(f"The task {line_id} has no result: {why}.")
+    note(f"Settled: {', '.join(f'{number:,} {state}' for state, number in outcome.states.most_common()) or 'none'}.")
+    return int(outcome.exit_code)
+
+
+async def _submitted(client: Client, tasks: TaskFile, count: int, options: SubmitOptions) -> Outcome:
+    must_wait = options.must_wait or options.results is not None
+    with Progress("tasks settled" if must_wait else "tasks submitted", count) as progress:
+
+        def on_line(line: TaskLine, was_there: bool) -> None:
+            if options.as_json:
+                print_json({"id": line.line_id, "conversation_id": line.conversation_id, "is_new": not was_there})
+            if not must_wait:
+                progress.add()
+
+        if must_wait:
+            return await submit_and_wait(client, tasks, on_line, progress.add, results=options.results)
+        return await submit_all(client, tasks, on_line)
 
 
 def _tenancy(options: SubmitOptions) -> Tenancy | None:

@@ -27,9 +27,14 @@ async def _fill(url: str) -> None:
     async with await Client.connect(url) as client:
         shard = client.store.all_shards[0]
         for name in ("poison-1", "poison-2", "alive"):
-            await client.submit("x", agent=AgentSpec(llm=LLMSpec(model="m")), title=name, conversation_id=name)
+            agent = AgentSpec(llm=LLMSpec(model="m"))
+            await client.submit("x", agent=agent, title=name, conversation_id=name, labels={"nr": name[-1]})
         for number, name in enumerate(("poison-1", "poison-2")):
-            await client.log.append(name, [state("running"), state("error")], fields={"state": "error"})
+            await client.log.append(
+                name,
+                [state("running"), state("error")],
+                fields={"state": "error", "last_error": "It crashed its worker."},
+            )
             await client.store.connection.call("HSET", client.store.keys(name).meta, "crashes", 3)
             await client.store.connection.call("ZADD", shard.dead, number, name)
         for worker in ("w1", "w2", "w3", "w4"):
@@ -61,6 +66,59 @@ def test_the_dead_can_continue(env: dict[str, str]) -> None:
     assert [each["conversation_id"] for each in deckhands("dead", "ls", "--json", env=env).json[:-1]] == ["poison-2"]
     assert deckhands("dead", "requeue", "--all", env=env).code == 0
     assert asyncio.run(_dead(env["DECKHANDS_URL"])) == []
+
+
+def test_one_is_shown_with_its_causes(env: dict[str, str]) -> None:
+    shown = deckhands("dead", "show", "poison-1", env=env)
+    assert shown.code == 0
+    assert "Error:        It crashed its worker." in shown.out
+    assert "Labels:       nr=1" in shown.out
+    assert "Died with it: w4 at 2025-10-09T08:53:20+00:00" in shown.out
+    assert "w1" not in shown.out
+    assert shown.out.index("You: x") > shown.out.index("The end of its log:")
+    found = deckhands("dead", "show", "poison-1", "--json", env=env).json[0]
+    assert (found["workers"], found["labels"]) == (["w2", "w3", "w4"], {"nr": "1"})
+    assert [event["id"] for event in found["last_events"]] == [1, 2, 3, 4]
+    name = entry_name(env)
+    entry = deckhands("dead", "show", name, env=env)
+    assert "It began:     foo \\x1b[31mbar" in entry.out
+    assert "Why:          it has no field 'c'" in entry.out
+    assert deckhands("dead", "show", name, "--json", env=env).json[0]["name"] == name
+
+
+def entry_name(env: dict[str, str]) -> str:
+    [entry] = deckhands("dead", "ls", "--kind", "entry", "--json", env=env).json
+    return str(entry["name"])
+
+
+@pytest.mark.parametrize("name", ["alive", "0:1-1", "9:1-1", "a:b"])
+def test_what_is_not_dead_is_not_shown(env: dict[str, str], name: str) -> None:
+    assert deckhands("dead", "show", name, env=env).code == 2
+    assert deckhands("dead", "discard", name, env=env).code == 2
+    assert len(deckhands("dead", "ls", "--json", env=env).json) == 3
+
+
+def test_they_are_chosen_by_label_and_kind(env: dict[str, str]) -> None:
+    found = deckhands("dead", "ls", "--label", "nr=2", "--json", env=env).json
+    assert [each["conversation_id"] for each in found] == ["poison-2"]
+    assert deckhands("dead", "requeue", "--label", "nr=2", env=env).err == "1 conversation can continue.\n"
+    assert [each["kind"] for each in deckhands("dead", "ls", "--json", env=env).json] == ["conversation", "entry"]
+
+
+def test_what_nobody_needs_is_discarded(env: dict[str, str]) -> None:
+    refused = deckhands("dead", "requeue", entry_name(env), env=env)
+    assert (refused.code, "cannot be requeued" in refused.err) == (2, True)
+    asked = deckhands("dead", "discard", "--all", env=env)
+    assert (asked.code, "3 dead letters would be discarded, and nobody" in asked.err) == (2, True)
+    assert deckhands("dead", "discard", "poison-1", entry_name(env), env=env).err == (
+        "1 conversation closed, 1 entry forgotten.\n"
+    )
+    assert [each["conversation_id"] for each in deckhands("dead", "ls", "--json", env=env).json] == ["poison-2"]
+    assert deckhands("logs", "poison-1", "--json", env=env).code == 0
+    assert deckhands("message", "poison-1", "Again", env=env).code == 2
+    assert deckhands("dead", "discard", "--all", "--yes", env=env).err == "1 conversation closed.\n"
+    assert "no dead letters" in deckhands("dead", "ls", env=env).err
+    assert deckhands("rm", "poison-1", "poison-2", env=env).code == 0
 
 
 async def _dead(url: str) -> list[str]:

@@ -140,7 +140,7 @@ def test_every_verb_that_takes_an_id_takes_its_beginning(env):
         ids = [
             p
             for p in verb.command().params
-            if p.param_type_name == "argument" and p.name in ("conversation_id", "point")
+            if p.param_type_name == "argument" and p.name in ("conversation_id", "conversation_ids", "point")
         ]
         if not ids:
             continue

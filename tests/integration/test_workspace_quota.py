@@ -14,6 +14,7 @@ from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery
 from broker.log.conversations import Conversations
+from broker.log.deletion import Deletion
 from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tests.integration.workspace_hosts import alive, gone, main_pid, opened, sleeping
@@ -161,6 +162,22 @@ async def test_only_what_closed_conversations_have_left_is_removed(memory_store:
     assert (live / "file").exists()
     assert (working / "file").exists()
     assert await Reaper(memory_store, root / "nowhere", 0.0).sweep() == []
+
+
+async def test_what_a_deleted_conversation_has_left_is_removed_and_what_is_unknown_is_not(
+    memory_store: Store, tmp_path: Path
+) -> None:
+    for name in ("deleted", "another", "alive"):
+        await left(memory_store, tmp_path, name, is_closed=False)
+    await Deletion(memory_store).delete("deleted", last_id=1)
+    await memory_store.connection.call("DEL", memory_store.keys("another").meta)  # as in a store that is another one
+    reaper = Reaper(memory_store, tmp_path, 0.0)
+    assert await reaper.sweep() == []
+    for name in ("deleted", "alive", "never-here"):
+        await reaper.note(name)
+    assert await Reaper(memory_store, tmp_path, 3600.0).sweep() == []
+    assert await reaper.sweep() == ["deleted"]
+    assert {path.name for path in tmp_path.iterdir()} == {"another", "alive"}
 
 
 async def test_what_is_in_the_way_of_removing_one_workspace_keeps_no_other(memory_store: Store, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
         alive.lock       held by the host and its sandbox as long as one of them lives
         pid-<n>.json     the process whose death ends all others of the workspace, as pid namespace <n> counts
         gitconfig        of programs that no sandbox confines
+        deleted          when the conversation was found to be deleted from its store
         socket, journal, history (of edited files), host.log, egress.log; entrance, while a container is started
 
 Holds: locks are kernel locks on open files, so they end with their holder, however it ends.
@@ -53,6 +54,7 @@ class HostFolder:
         self._alive = self._folder / "alive.lock"
         self._opening = self._folder / "opening.lock"
         self._binding = self._folder / "binding.json"
+        self._deleted = self._folder / "deleted"
 
     @property
     def exists(self) -> bool:
@@ -69,6 +71,18 @@ class HostFolder:
         """Make the folder, closed to other users.  Idempotent."""
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
+
+    def deleted_at(self) -> float | None:
+        """Return when its conversation was found to be deleted from its store, as a timestamp; None: it was not."""
+        try:
+            return float(self._deleted.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def mark_deleted(self, timestamp: float) -> None:
+        """Note that its conversation was deleted, if it has left anything here.  Idempotent."""
+        if self._folder.is_dir() and self.deleted_at() is None:
+            self._deleted.write_text(str(timestamp))
 
     def create_home(self, files: Mapping[str, str] | None = None) -> None:
         """Make the home and the temporary directory of a sandbox, unless they are there.

@@ -4,8 +4,8 @@ What was left by processes that were killed goes at once: processes and temporar
 workspaces that were half filled.
 
 Holds:
-    - Only a conversation that its store says is closed is removed, which none ever is again; one that the store does
-      not know may be another store's, and stays.
+    - Only a conversation that its store says is closed is removed, or one that was deleted from its store; another one
+      that the store does not know may be another store's, and stays.
     - Nothing outside of the node's own directory is removed, and nothing that another conversation works in.
 Does not: remove checkpoints.
 """
@@ -58,6 +58,18 @@ class Reaper:
             except (OSError, DeckhandsError) as error:
                 _log.warning("workspaces could not be removed: %s", error)
 
+    async def note(self, conversation_id: str) -> None:
+        """Note that a conversation of this store was deleted, if the store does not know it any more.  Idempotent.
+
+        Raises:
+            StoreError: the store does not say.
+        """
+        try:
+            await self._conversations.row(conversation_id)
+        except UnknownConversation:
+            folder, now = HostFolder(self._root, conversation_id), self._clock.now().timestamp()
+            await asyncio.to_thread(folder.mark_deleted, now)
+
     async def sweep(self) -> list[str]:
         """Remove what is due, and return the conversations it was of.  Idempotent.
 
@@ -94,9 +106,14 @@ class Reaper:
         try:
             row = await self._conversations.row(conversation_id)
         except UnknownConversation:
-            return False
+            deleted = HostFolder(self._root, conversation_id).deleted_at()
+            is_due = deleted is not None and now - deleted >= self._keep_seconds
+            return is_due and self._is_alone(conversation_id, found)
         if not row.is_closed or now - row.updated.timestamp() < self._keep_seconds:
             return False
+        return self._is_alone(conversation_id, found)
+
+    def _is_alone(self, conversation_id: str, found: dict[str, Path]) -> bool:
         folder = self._root / conversation_id
         return not any(other != conversation_id and path.is_relative_to(folder) for other, path in found.items())
 

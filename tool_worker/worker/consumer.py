@@ -281,6 +281,8 @@ class Incarnation:
         failpoint("tool.before_claim")
         if isinstance(delivery, ControlDelivery):
             await self._executor.execute_control(delivery)
+            if delivery.order == "close":
+                await self._reaper.note(delivery.conversation_id)
             await queue.acknowledge(delivery)
             return
         action = (delivery.conversation_id, delivery.action_id, checksum_of(delivery.entry))

@@ -48,6 +48,7 @@ def test_a_finished_conversation_in_numbers():
         "outputs": {},
         "asked_id": None,
         "sandbox": "auto",
+        "labels": {},
     }
 
 

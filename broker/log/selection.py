@@ -1,0 +1,100 @@
+"""Conversations chosen by label and state, and pages of them: any number, a bounded number at once.
+
+Holds: newest first, by creation and id; what is created or deleted meanwhile makes no page skip or repeat another. A
+label is found by its own index, so nobody reads conversations that do not have it.
+Keys: reads `deck:{k}:index` and `deck:{k}:label:<name>=<value>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from broker.log.conversations import ConversationRow, Conversations
+from broker.specs.agent_state import AgentState
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
+
+PAGE = 500
+WAITING = "waiting"
+"""Among states: those that wait for anything or anybody."""
+WAITING_STATES = frozenset({AgentState.AWAITING_USER_INPUT.value, AgentState.AWAITING_USER_CONFIRMATION.value})
+
+Place = tuple[float, str]
+"""Where a conversation stands in an index: its creation in ms, and its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which conversations are meant.
+
+    Attributes:
+        labels: all of them must match.
+        states: one of them must match: of `AgentState`, or `waiting`; none: any.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    states: frozenset[str] = frozenset()
+
+    def has(self, row: ConversationRow) -> bool:
+        """Say whether a conversation is meant."""
+        return is_in(row.state, row.wait_reason, self.states) and self.labels.items() <= row.labels.items()
+
+
+def is_in(state: str, wait_reason: str, states: frozenset[str]) -> bool:
+    """Say whether a state is one of several; none of them means any."""
+    is_waiting = bool(wait_reason) or state in WAITING_STATES
+    return not states or state in states or (is_waiting and WAITING in states)
+
+
+class Selected:
+    """The conversations of a store that a selection means."""
+
+    def __init__(self, store: Store, selection: Selection) -> None:
+        self._store = store
+        self._selection = selection
+        self._conversations = Conversations(store)
+
+    async def pages(self) -> AsyncIterator[list[ConversationRow]]:
+        """Yield the conversations, newest first, up to 500 at a time.  Pages are not empty."""
+        indexes = [await self._index(names) for names in self._store.all_shards]
+        before: Place | None = None
+        while places := await self._places(indexes, before):
+            before = places[-1]
+            rows = await self._conversations.rows([cid for _, cid in places])
+            if chosen := [row for row in rows if self._selection.has(row)]:
+                yield chosen
+
+    async def count(self) -> int:
+        """Return how many there are."""
+        number = 0
+        async for page in self.pages():
+            number += len(page)
+        return number
+
+    async def _index(self, names: ShardKeys) -> str:
+        """Return the smallest index that has all of a shard's."""
+        keys = [names.label(name, value) for name, value in self._selection.labels.items()]
+        if not keys:
+            return names.index
+        commands = [("ZCARD", key) for key in keys]
+        sizes = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        return min(zip(sizes, keys, strict=True))[1]
+
+    async def _places(self, indexes: list[str], before: Place | None) -> list[Place]:
+        """Return where the next conversations stand, in all shards."""
+        found = [place for index in indexes for place in await self._places_of(index, before)]
+        return sorted(found, reverse=True)[:PAGE]
+
+    async def _places_of(self, index: str, before: Place | None) -> list[Place]:
+        high: str = "+inf" if before is None else f"{before[0]:.0f}"
+        limit = PAGE
+        while True:
+            command = ("ZREVRANGEBYSCORE", index, high, "-inf", "WITHSCORES", "LIMIT", 0, limit)
+            flat = await self._store.persist(lambda: self._store.connection.call(*command))  # noqa: B023
+            members = zip(flat[::2], flat[1::2], strict=True)
+            places = [(float(score), cid.decode(errors="backslashreplace")) for cid, score in members]
+            new = [place for place in places if before is None or place < before]
+            if new or len(places) < limit:
+                return new
+            limit *= 2  # more of one millisecond than fit into a page

@@ -1,0 +1,257 @@
+"""Which conversations a verb is for: named by their ids, or chosen by label and state.
+
+Holds: nothing that ends or deletes what somebody chose by label or state happens before a person has seen how many they
+are, or has passed --yes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import click
+
+from broker.log.conversations import ConversationRow
+from broker.log.deletion import NotDeleted
+from broker.log.selection import WAITING, Selected, Selection
+from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
+from broker.specs.agent_state import AgentState
+from deckhands.cli.abbreviations import CONVERSATION_ID
+from deckhands.cli.connecting import cluster_client, conversation_client
+from deckhands.cli.output import note, print_json
+from deckhands.cli.progress import Progress
+from deckhands.client.client import Client
+from deckhands.client.errors import NotStopped
+from deckhands.client.inputs import labels_in
+from deckhands.client.many import for_each
+from deckhands.reading.terminal import ask, counted
+from deckhands.settings import FaceSettings
+
+SHOWN_FAILURES = 10
+YES = ("y", "yes")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+label_option = click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Those with this label. May be repeated; all must match.",
+)
+state_option = click.option(
+    "--state",
+    "states",
+    default="",
+    metavar="STATE,…",
+    help="Only those in one of these states, such as running or error; waiting: for anything or anybody.",
+)
+yes_option = click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask first.")
+many_argument = click.argument("conversation_ids", metavar="[ID]...", nargs=-1, type=CONVERSATION_ID)
+
+
+def chosen_options(command: F) -> F:
+    """Add the arguments and options that `Chosen` has fields for."""
+    for option in (state_option, label_option, many_argument):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What `chosen_options` adds to a verb."""
+
+    conversation_ids: tuple[str, ...]
+    labels: tuple[str, ...]
+    states: str
+
+    @property
+    def is_selection(self) -> bool:
+        """Whether they are chosen by label or state."""
+        return bool(self.labels or self.states)
+
+    @property
+    def only_id(self) -> str | None:
+        """The one conversation that is named; None if there are several, or they are chosen."""
+        return self.conversation_ids[0] if len(self.conversation_ids) == 1 and not self.is_selection else None
+
+    def selection(self) -> Selection:
+        """Return what they are chosen by.
+
+        Raises:
+            UsageError: a label or a state cannot be used.
+        """
+        return Selection(labels_of(self.labels), states_in(self.states))
+
+    def check(self) -> None:
+        """Make sure that it is clear which conversations are meant.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if self.is_selection == bool(self.conversation_ids):
+            raise UsageError(
+                "It is not clear which conversations are meant.", remedy="Name their ids, or pass --label or --state."
+            )
+        self.selection()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenToEnd(Chosen):
+    """`Chosen` for a verb that ends or deletes.
+
+    Attributes:
+        is_sure: whether nobody is asked.
+    """
+
+    is_sure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What a verb does to each conversation.
+
+    Attributes:
+        done: the participle: `paused`, `deleted`.
+        fits: whether it can be done to a conversation in a selection; others are left alone.
+        is_end: whether a person is asked before it is done to a selection.
+    """
+
+    done: str
+    act: Callable[[Client, str], Awaitable[object]]
+    fits: Callable[[ConversationRow], bool]
+    is_end: bool = False
+
+
+@dataclass(slots=True)
+class _Outcomes:
+    """The outcomes of many deeds, printed as they come."""
+
+    deed: Deed
+    as_json: bool
+    failures: list[str] = field(default_factory=list)
+    done: int = 0
+    failed: int = 0
+
+    async def do(self, client: Client, conversation_id: str) -> None:
+        """Do it to one; what the store refuses to all is raised."""
+        try:
+            await self.deed.act(client, conversation_id)
+        except (UsageError, NotDeleted, NotStopped) as error:
+            self.fail(conversation_id, error)
+        else:
+            self.done += 1
+            if self.as_json:
+                print_json({"conversation_id": conversation_id, "done": True})
+
+    def fail(self, conversation_id: str, error: DeckhandsError) -> None:
+        """Count one that was refused."""
+        self.failed += 1
+        if len(self.failures) < SHOWN_FAILURES:
+            self.failures.append(error.message)
+        if self.as_json:
+            told = {"code": error.code, "message": error.message}
+            print_json({"conversation_id": conversation_id, "done": False} | told)
+
+    def close(self) -> int:
+        """Say how it went, and return the exit code."""
+        for failure in self.failures:
+            note(failure)
+        if self.failed > len(self.failures):
+            note(f"… and {self.failed - len(self.failures):,} more.")
+        note(f"{counted(self.done, 'conversation')} {self.deed.done}.")
+        return 1 if self.failed else 0
+
+
+async def do_to_chosen(chosen: Chosen, deed: Deed, *, as_json: bool, is_sure: bool = False) -> int:
+    """Do something to every conversation that is meant, and return the exit code: 1 if it was refused for some.
+
+    Raises:
+        UsageError: it is not clear which are meant, or nobody is there to agree.
+        click.Abort: the person does not agree.
+        StoreError: the store cannot be used; those that were printed are done.
+    """
+    chosen.check()
+    settings, outcomes = FaceSettings.from_env(), _Outcomes(deed, as_json)
+    if not chosen.is_selection:
+        for conversation_id in chosen.conversation_ids:
+            try:
+                async with conversation_client(settings, conversation_id) as client:
+                    await outcomes.do(client, conversation_id)
+            except UnknownConversation as error:
+                outcomes.fail(conversation_id, error)
+        return outcomes.close()
+    selection = chosen.selection()
+    async with cluster_client(settings) as client:
+        number = await _count(client, selection, deed)
+        if number and deed.is_end and not is_sure:
+            require_agreement(counted(number, "conversation"), deed.done)
+        with Progress(f"conversations {deed.done}", number) as progress:
+
+            async def do(conversation_id: str) -> None:
+                await outcomes.do(client, conversation_id)
+                progress.add()
+
+            await for_each(_ids(client, selection, deed), do)
+    return outcomes.close()
+
+
+async def _ids(client: Client, selection: Selection, deed: Deed) -> AsyncIterator[str]:
+    async for page in Selected(client.store, selection).pages():
+        for row in page:
+            if deed.fits(row):
+                yield row.conversation_id
+
+
+async def _count(client: Client, selection: Selection, deed: Deed) -> int:
+    number = 0
+    async for _ in _ids(client, selection, deed):
+        number += 1
+    return number
+
+
+def require_agreement(what: str, done: str) -> None:
+    """Ask the person at the terminal whether something may be done.
+
+    Raises:
+        UsageError: nobody is there.
+        click.Abort: the person does not agree.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(f"{what} would be {done}, and nobody is there to agree.", remedy="Pass --yes.")
+    ask(f"{what} will be {done}. Continue? [y/N] ")
+    if sys.stdin.readline().strip().lower() not in YES:
+        raise click.Abort
+
+
+def labels_of(texts: tuple[str, ...]) -> dict[str, str]:
+    """Return labels that are given as KEY=VALUE.
+
+    Raises:
+        UsageError: one cannot be used, or two contradict each other.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise UsageError(f"--label {ascii(text)[:200]} is not KEY=VALUE.", remedy="Write --label team=billing.")
+        if found.get(name, value) != value:
+            raise UsageError(f"--label {ascii(name)[:200]} is given twice.", remedy="A label has one value.")
+        found[name] = value
+    return dict(labels_in(found))
+
+
+def states_in(text: str) -> frozenset[str]:
+    """Return the states that a person names, separated by commas.
+
+    Raises:
+        UsageError: there is no such state.
+    """
+    states = [part for part in (part.strip().lower() for part in text.split(",")) if part]
+    known = [*(state.value for state in AgentState), WAITING]
+    for state in states:
+        if state not in known:
+            raise UsageError(f"There is no state {ascii(state)[:100]}.", remedy=f"Known: {', '.join(known)}.")
+    return frozenset(states)

@@ -1,0 +1,106 @@
+"""What the command line says for every task of a file, put into those that do not say it.
+
+Holds: a task has the last word on each of its fields; limits, labels and secrets are completed one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from broker.contract.events import AgentSpec, WorkspaceSpec
+from broker.runtime.errors import UsageError
+from broker.specs.workspace_sources import git_source
+from deckhands.cli.task_options import (
+    TaskOptions,
+    agent_of,
+    limits_of,
+    place_of,
+    with_script_here,
+    workspace_of,
+)
+from deckhands.client.beginning import beginning_of
+from deckhands.client.places import Place
+from deckhands.client.requests import TaskRequest
+from deckhands.client.tasks import check_task
+
+AGENTS_REMEMBERED = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskDefaults:
+    """The options of the command line, for all tasks of a file.
+
+    Attributes:
+        place: what -w names.
+        secrets: values by name.
+        own: fields of `TaskRequest` that `options` has not: tenant, experiment, priority, title.
+        is_here: whether the cluster is on this machine, which finds the scripts of scripted models.
+    """
+
+    options: TaskOptions
+    place: Place
+    labels: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
+    own: Mapping[str, Any]
+    is_here: bool
+    _agents: dict[str, AgentSpec] = field(default_factory=dict)
+
+    def complete(self, request: TaskRequest) -> TaskRequest:
+        """Return the task with everything that it does not say itself.
+
+        Raises:
+            UsageError: it cannot be begun like that.
+        """
+        given = request.model_fields_set
+        check_task(request.task)
+        limits = limits_of(self.options)
+        update: dict[str, Any] = {name: value for name, value in self.own.items() if name not in given}
+        update["limits"] = limits.model_copy(
+            update={name: getattr(request.limits, name) for name in request.limits.model_fields_set}
+        )
+        update["labels"] = {**self.labels, **request.labels}
+        update["secrets"] = {**self.secrets, **request.secrets}
+        if "tools" not in given:
+            update["tools"] = self.options.tools
+        options = self.options
+        if isinstance(request.agent, str):
+            options = replace(options, agent=request.agent if "agent" in given else options.agent)
+            update["agent"] = self._agent(options)
+        if not isinstance(request.workspace, WorkspaceSpec):
+            update["workspace"] = workspace_of(options, self._place(request.workspace), "auto")
+        completed = request.model_copy(update=update)
+        TaskRequest.parse({"task": "x", "labels": completed.labels, "secrets": completed.secrets})
+        beginning_of(completed)
+        return completed
+
+    def _agent(self, options: TaskOptions) -> AgentSpec:
+        if options.agent not in self._agents:
+            if len(self._agents) >= AGENTS_REMEMBERED:
+                self._agents.clear()
+            found = agent_of(options, options.model)
+            self._agents[options.agent] = with_script_here(found) if self.is_here else found
+        return self._agents[options.agent]
+
+    def _place(self, named: str | None) -> Place:
+        if named is None:
+            return self.place
+        source = git_source(named, depth=self.options.clone_depth, secret=self.options.clone_secret)
+        return Place(source=source) if source is not None else Place(path=Path(named))
+
+
+def place_for_all(options: TaskOptions, workspace: str | None) -> Place:
+    """Return the place that -w names for all tasks of a file.
+
+    Raises:
+        UsageError: it is a file to upload, or cannot be used.
+    """
+    place = place_of(workspace, options)
+    if place.content is not None:
+        raise UsageError(
+            "An archive cannot be the workspace of many tasks.",
+            remedy="Name a directory or git+https://…#REF with -w, or submit the tasks one by one.",
+        )
+    return place

@@ -1,0 +1,67 @@
+"""How a conversation is deleted: only one that is settled or closed, and the delegates that have ended with it.
+
+Holds: a deletion that was interrupted is completed by repeating it. A delegate that its parent still waits for stays.
+Does not: ask anybody; `deckhands rm` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from broker.contract.events import ConversationCreated, DelegateEnded, Event
+from broker.contract.unknown_event import decode_any
+from broker.log.conversations import ConversationRow, Conversations
+from broker.log.deletion import RELEASE_LIMIT_SECONDS, Deletion
+from broker.log.event_log import EventLog
+from broker.log.status import status_of
+from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
+from broker.specs.agent_state import AgentState, is_settled
+
+
+async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:
+    """Delete a conversation and its delegates with all of their keys; see `Deletion.delete` for what else is raised.
+
+    Raises:
+        UsageError: the conversation is unknown or not settled, or it is a delegate that its parent waits for.
+    """
+    index = Conversations(log.store)
+    row = await index.row(conversation_id)
+    try:
+        events = await log.read(conversation_id, decode=decode_any)
+        may_go = row.is_closed or status_of(events).is_settled
+    except CorruptEntry:  # what it says of itself in the index has to do
+        events, may_go = [], row.is_closed or _rests(row)
+    if not may_go:
+        raise UsageError(
+            f"The conversation {conversation_id} is {row.state}; only one that rests can be deleted.",
+            remedy="Cancel it first: `deckhands rm --cancel` does both.",
+        )
+    await _check_parent(index, conversation_id, events)
+    for delegate_id in _delegates(events):
+        with contextlib.suppress(UnknownConversation):  # it was deleted before
+            await delete(log, delegate_id, limit_seconds=limit_seconds)
+    last_id = events[-1].id if events else row.last_event_id
+    await Deletion(log.store).delete(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
+
+
+def _rests(row: ConversationRow) -> bool:
+    return row.state in set(AgentState) and is_settled(AgentState(row.state))
+
+
+def _delegates(events: list[Event]) -> list[str]:
+    return [event.conversation_id for event in events if isinstance(event, DelegateEnded)]
+
+
+async def _check_parent(index: Conversations, conversation_id: str, events: list[Event]) -> None:
+    """Refuse a delegate whose parent may still want it."""
+    created = events[0] if events else None
+    if not isinstance(created, ConversationCreated) or created.parent is None:
+        return
+    parent_id = created.parent.conversation_id
+    with contextlib.suppress(UnknownConversation):
+        parent = await index.row(parent_id)
+        if not parent.is_closed and not _rests(parent):
+            raise UsageError(
+                f"The conversation {conversation_id} is a delegate of {parent_id}, which is {parent.state}.",
+                remedy="Delete that one when it is over; its delegates go with it.",
+            )

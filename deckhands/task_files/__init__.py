@@ -1,0 +1,5 @@
+"""Files of tasks: read and checked, submitted as a batch, waited for; the file of their results.
+
+May import: client, reading.
+Start with: task_file.
+"""
