@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from broker.contract.actions import RiskyAction
@@ -58,6 +58,7 @@ _HOPELESS = frozenset({"sandbox_unavailable", "sandbox_unsafe", "workspace_refus
 
 _RESUMABLE = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
 
+T = TypeVar("T")
 OnEvent = Callable[[Event], None]
 OnPiece = Callable[[Piece], None]
 Ask = Callable[[RiskyAction], Awaitable[bool]]
@@ -164,7 +165,8 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
             await cluster.start()
             async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:
                 notebook = await _lend_notebook(client, home, memory)
-                seen_id = await _begin(client, task, conversation_id, watcher)
+                beginning = _begin(client, task, conversation_id, watcher)
+                seen_id = await _unless_broken(beginning, cluster.until_broken())
                 watcher.on_start(conversation_id)
                 with folder.recording() as recording:
 
@@ -282,6 +284,24 @@ async def _show_rest(live: LiveText, on_piece: OnPiece | None) -> None:
     with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
         for piece in await live.rest():
             on_piece(piece)
+
+
+async def _unless_broken(work: Awaitable[T], broken: Awaitable[None]) -> T:
+    """Return what some work returns, unless the cluster breaks first.
+
+    Raises:
+        DeckhandsError: what broke it.
+    """
+    working, breakage = asyncio.ensure_future(work), asyncio.ensure_future(broken)
+    try:
+        await asyncio.wait((working, breakage), return_when=asyncio.FIRST_COMPLETED)
+        if breakage.done():
+            await breakage
+        return await working
+    finally:
+        for future in (working, breakage):
+            future.cancel()
+        await asyncio.gather(working, breakage, return_exceptions=True)
 
 
 def _begun_with(folder: RunFolder) -> ConversationCreated | None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from broker.runtime.child import last_lines
 from broker.tools.custom_tools import ToolFailed
 from tool_worker.mcp.config import McpServerSpec
 from tool_worker.mcp.program import program_streams
@@ -36,6 +37,7 @@ CONNECT_LIMIT_SECONDS = 30.0
 TRUSTED_SECONDS = 1.0
 """How long after a call its connection is taken for alive."""
 MAX_TOOL_PAGES = 20
+LAST_LINES = 3
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class McpServer:
         self._turn = asyncio.Lock()
         self._connection: _Connection | None = None
         self._was_reached = False
+        self._log: Path | None = None
 
     async def tools(self) -> list[Tool]:
         """Return the tools that the server has now.
@@ -94,6 +97,13 @@ class McpServer:
         with connection.in_use():
             return await connection.session.call_tool(name, arguments, read_timeout_seconds=self.spec.timeout)
 
+    def last_words(self) -> str:
+        """Return the last lines that its program has written to its log; empty: none."""
+        try:
+            return last_lines(self._log, limit=LAST_LINES).strip() if self._log is not None else ""
+        except OSError:
+            return ""
+
     async def aclose(self) -> None:
         """End the connection, and the program if it was started.  Idempotent."""
         async with self._turn:
@@ -109,12 +119,18 @@ class McpServer:
             if self._connection is None:
                 notifications = _Notifications(self.changed)
                 self._connection = await _Connection.made(
-                    lambda: _transport(self.spec, self._launch), self.spec.name, notifications
+                    lambda: _transport(self.spec, self._launched), self.spec.name, notifications
                 )
                 if self._was_reached:  # it may be another version by now
                     self.changed.set()
                 self._was_reached = True
             return self._connection
+
+    def _launched(self, spec: McpServerSpec) -> Launch:
+        self._log = None
+        launch = self._launch(spec)
+        self._log = launch.log
+        return launch
 
 
 class _Notifications:
