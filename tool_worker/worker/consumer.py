@@ -94,7 +94,12 @@ class ToolConsumer:
         self._identity = identity_of(settings.node_dir)
         await only_here(store, settings.node, self._identity)
         launch = SandboxedLaunch(
-            settings.sandbox, settings.node_dir, gate=settings.gate, containers=settings.containers
+            settings.sandbox,
+            settings.node_dir,
+            gate=settings.gate,
+            containers=settings.containers,
+            search_path=settings.search_path,
+            closed=settings.named.closed,
         )
         report = partial(self._report_failures, store)
         servers = McpServers(settings.mcp_servers, self._offered, launch, masker=self._masker, report=report)
