@@ -77,8 +77,8 @@ class EventPrinter:
         if self._as_json:
             print_ascii(event_line(event) + "\n")
             return
-        is_one_screen = sys.stdout.isatty() and sys.stderr.isatty()
-        if lines := self._renderer.lines(event, shown="\n".join(self._streamed.values()) if is_one_screen else ""):
+        shown = "\n".join(self._streamed.values()) if self._streamed and _are_read_together() else ""
+        if lines := self._renderer.lines(event, shown=shown):
             self._end_line()
             print_coloured(lines)
 
@@ -119,6 +119,14 @@ class EventPrinter:
         lines = summary_lines(summary)
         styled = [self._renderer.styled(line, style if line.startswith("State") else "dim") for line in lines]
         print_coloured(["", *styled])
+
+
+def _are_read_together() -> bool:
+    """Say whether standard output and standard error lead to one terminal, file or pipe."""
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
+    except (OSError, ValueError):  # one is no file
+        return False
 
 
 def cost_text(cost_usd: float, *, is_whole: bool) -> str:

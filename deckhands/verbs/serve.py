@@ -28,7 +28,8 @@ from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.cluster.embedded_cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
 from deckhands.home import Home, supervising
-from deckhands.reading.terminal import print_text
+from deckhands.reading.terminal import counted, print_text
+from deckhands.runs.cluster_notices import warn_of_ignored_settings
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"
@@ -131,6 +132,7 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
 async def _tell_failures(url: str) -> None:
     """Print what the tool workers report that they cannot do, each thing once; never returns."""
     store = await open_store(url, patience_seconds=None)
+    await warn_of_ignored_settings(Client(store), note)
     told: set[ToolFailure] = set()
     try:
         while True:
@@ -146,8 +148,10 @@ async def _tell_failures(url: str) -> None:
 
 
 def _greeting(cluster: Cluster, model: str | None) -> str:
+    controllers = counted(cluster.spec.controllers, "controller worker")
+    tools = counted(cluster.spec.tools, "tool worker")
     lines = [
-        f"The cluster is up: {cluster.spec.controllers} controller and {cluster.spec.tools} tool workers.",
+        f"The cluster is up: {controllers} and {tools}.",
         f"  store:  {cluster.store.port_url or cluster.url}",
         f"  celery: {cluster.store.celery_url}",
         f"  ask:    {_question(cluster.store.celery_url)}",

@@ -25,7 +25,7 @@ from deckhands.cli.task_options import (
 from deckhands.cli.verbs import options_as
 from deckhands.client.named_directory import own_directory
 from deckhands.reading.terminal import print_text
-from deckhands.runs.headless import warn_of_missing_workers
+from deckhands.runs.cluster_notices import warn_of_ignored_settings, warn_of_missing_workers
 from deckhands.settings import FaceSettings
 from deckhands.verbs.secret import secret_values
 
@@ -96,6 +96,7 @@ async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> 
             idempotency_key=options.idempotency_key,
         )
         await warn_of_missing_workers(client, note)
+        await warn_of_ignored_settings(client, note)
         return conversation_id
 
 
