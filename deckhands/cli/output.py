@@ -148,6 +148,8 @@ def summary_lines(summary: Summary) -> list[str]:
         "Model": summary.model,
         "Workspace": summary.workspace or "",
         "Sandbox": UNCONFINED if summary.sandbox == "none" else "",
+        "IPython": "the agent can run cells" if summary.has_ipython else "",
+        "Hands to": ", ".join(f"{name} ({what})" for name, what in summary.delegates.items()),
         "Iterations": str(summary.iterations),
         "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cached(summary.metrics),
         "Cost": cost + _unkept_budget(summary),

@@ -129,6 +129,12 @@ def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) ->
     return {name: parts.path} if parts and parts.scheme == "file" and not environment.get(name) else {}
 
 
+def _own_pools(workspace: WorkspaceSpec, agent: AgentSpec, environment: Mapping[str, str]) -> list[str]:
+    """Return what the private tool worker serves: what is configured, and what this conversation needs."""
+    needed = [workspace.pool, *(["ipython"] if agent.enable_jupyter else [])]
+    return list(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), *needed]))
+
+
 def _own_model(task: Task, environment: Mapping[str, str]) -> dict[str, str]:
     """Make the task's model the default of the private controller worker, which prepares for that one as it starts."""
     model = task.agent.llm.model
@@ -152,8 +158,9 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         # The private tool worker demands what the conversation asks for, because it serves no other one.
         created = _begun_with(folder) if task.resumed_id else None
         workspace = created.workspace if created else task.workspace
-        pools = ",".join(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), workspace.pool]))
-        memory = (created.agent if created else task.agent).memory
+        agent = created.agent if created else task.agent
+        pools = ",".join(_own_pools(workspace, agent, environment))
+        memory = agent.memory
         sandbox = workspace.sandbox if workspace.sandbox != "auto" else environment.get("DECKHANDS_SANDBOX", "auto")
         demanded = {"DECKHANDS_SANDBOX": sandbox, "DECKHANDS_POOLS": pools, **_own_repository(workspace, environment)}
         directories = () if workspace.path is None else (Path(workspace.path),)
