@@ -158,8 +158,8 @@ _OPTIONS = (
         "delegates",
         multiple=True,
         metavar="NAME[=FILE]",
-        help="An agent that it can hand tasks to: a known one, such as ReadOnlyAgent, or one that a JSON file describes. "
-        "May be repeated.",
+        help="An agent that it can hand tasks to: a known one, such as ReadOnlyAgent, or one that a JSON file "
+        "describes. May be repeated.",
     ),
     click.option(
         "--ipython", is_flag=True, help="Let it run cells of Python. Needs tool workers that serve the pool ipython."

@@ -48,6 +48,8 @@ def test_a_finished_conversation_in_numbers():
         "outputs": {},
         "asked_id": None,
         "sandbox": "auto",
+        "has_ipython": False,
+        "delegates": {},
     }
 
 
