@@ -7,10 +7,12 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -33,6 +35,8 @@ from tool_worker.workspace.named_directories import NamedDirectories
 # The names are OpenHands' own (10.1, 10.3): who has set them need not set others.
 NO_CHANGE_TIMEOUT = "NO_CHANGE_TIMEOUT_SECONDS"
 SHELL_VARIABLE_PREFIX = "SANDBOX_ENV_"
+SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+"""What the names of variables have in them whose values are likely to be secret."""
 DEFAULT_NO_CHANGE_TIMEOUT_SECONDS = 10.0
 
 
@@ -131,7 +135,8 @@ class ToolSettings:
         secret_key: returns what opens the secrets of conversations.
         named: the directories that conversations may name.
         git_identity: as whom git commits in workspaces where nothing else says it.
-        search_path: our own `PATH`, for shells without a sandbox.
+        search_path: our own `PATH`, for shells without a sandbox and for programs of MCP servers.
+        private_values: what may be secret of the environment, to be masked in what the worker says of itself.
     """
 
     store_url: str
@@ -164,6 +169,7 @@ class ToolSettings:
     secret_key: Callable[[], bytes | None]
     named: NamedDirectories
     git_identity: GitIdentity
+    private_values: tuple[str, ...] = field(default=(), repr=False)
 
 
 def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
@@ -205,7 +211,21 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         secret_key=partial(secret_key, variables),
         named=NamedDirectories(workspace_roots(split_paths(variables.workspace_roots)), private_paths(variables)),
         git_identity=_git_identity(variables),
+        private_values=_private_values(env, variables),
     )
+
+
+def _private_values(env: Mapping[str, str], variables: ToolVariables) -> tuple[str, ...]:
+    passed_on = _words(variables.pass_env)
+    found = [
+        value
+        for name, value in env.items()
+        if name.startswith(SHELL_VARIABLE_PREFIX)
+        or SECRET_NAME.search(name)
+        or any(fnmatchcase(name, pattern) for pattern in passed_on)
+    ]
+    passwords = [urlsplit(url).password for url in (variables.url, variables.celery_url)]
+    return (*found, *(password for password in passwords if password))
 
 
 def _git_identity(variables: ToolVariables) -> GitIdentity:

@@ -21,6 +21,7 @@ from broker.contract.events import (
 )
 from broker.contract.observations import AgentThinkObservation
 from broker.contract.paragraphs import Paragraph
+from broker.runtime.counting import counted
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import handles_requests
 from broker.specs.tool_arguments import optional_name, required_text, risk_in, said_in, seconds_in
@@ -102,7 +103,8 @@ class SystemMessageAction(Action):
     @property
     def sentence(self) -> str:
         """One line for a person."""
-        return f"System prompt of {self.agent_class} ({len(self.content)} characters, {len(self.tools or ())} tools)"
+        tools = counted(len(self.tools or ()), "tool")
+        return f"System prompt of {self.agent_class} ({counted(len(self.content), 'character')}, {tools})"
 
 
 class CmdRunAction(RiskyAction):
@@ -335,7 +337,8 @@ class CondensationAction(Action):
     def sentence(self) -> str:
         """One line for a person."""
         place = "; a summary stands in their place" if self.summary is not None else ""
-        return f"{len(self.forgotten)} events are no longer shown to the model{place}"
+        are = "is" if len(self.forgotten) == 1 else "are"
+        return f"{counted(len(self.forgotten), 'event')} {are} no longer shown to the model{place}"
 
 
 class CondensationRequestAction(Action):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from broker.contract.events import JsonObject, Observation, Part, WorkspaceUse
 from broker.contract.paragraphs import Paragraph
+from broker.runtime.counting import counted
 from broker.specs.agent_state import AgentState
 
 MAX_COMMAND_OUTPUT_CHARS = 30_000
@@ -267,7 +268,7 @@ class SurveyObservation(Observation):
     @property
     def sentence(self) -> str:
         """One line for a person."""
-        return f"Found {len(self.content.splitlines())} files with instructions"
+        return f"Found {counted(len(self.content.splitlines()), 'file')} with instructions"
 
 
 class MCPObservation(Observation):

@@ -127,7 +127,7 @@ def fault(directory: Path, private: Sequence[Path] = ()) -> str:
     if _is_home_of_another(directory):
         return "it is the home of another user"
     mounts = Mounts.now()
-    ours = [(path, mounts.location(name)) for path in private for name in _on_the_way(path)]
+    ours = [(path, mounts.location(name)) for path in private for name in on_the_way(path)]
     for location in mounts.parts(directory):
         for path, place in ours:
             if place.is_in(location):
@@ -191,7 +191,7 @@ def _is_home_of_another(directory: Path) -> bool:
     return is_home and directory.stat().st_uid != os.getuid()
 
 
-def _on_the_way(path: Path) -> list[Path]:
+def on_the_way(path: Path) -> list[Path]:
     """Return the links that a path leads over, and where it leads: a user who may change one of them may change it."""
     found: list[Path] = []
     here, ahead = Path("/"), list(path.parts[1:])

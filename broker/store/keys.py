@@ -2,6 +2,7 @@
 
     deck:store                     hash     for ever       schema, shards, generation
     deck:tools                     hash     for ever       key of a tool → its offer (JSON)
+    deck:tools:failed              hash     while alive    worker → the tools it cannot offer, and why (JSON)
     deck:{k}:index                 zset     for ever       conversation → created (ms)
     deck:{k}:label:<name>=<value>  zset     with the log   conversation → created (ms), of those with a label
     deck:{k}:ready                 stream   trimmed        conversations nobody owns that have new events
@@ -50,6 +51,7 @@ from functools import lru_cache
 
 STORE = "deck:store"
 TOOLS = "deck:tools"
+TOOLS_FAILED = "deck:tools:failed"
 CACHED_CONVERSATIONS = 4_096
 
 

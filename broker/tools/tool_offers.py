@@ -10,17 +10,23 @@ Keys: `deck:tools`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from broker.coordination.membership import silent_roles
 from broker.runtime.errors import StoreRefused, UsageError
 from broker.specs.tool_specs import ToolOffer
 from broker.store import keys
 from broker.store.store import Store
+from broker.tools.tool_failures import Reported, ToolFailures
 
 MAX_CHOSEN = 128
+MAX_NAMED_FAILURES = 5
 _POLL_SECONDS = 0.05
+_FAILURES_EVERY = 5
+"""After how many looks at the offers the failures are looked at, which costs a round trip for each worker."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,19 +65,35 @@ class ToolOffers:
             limit_seconds: how long to wait for workers that have not published yet.
 
         Raises:
-            UsageError: nothing is offered under one of them, or there are more than 128.
+            UsageError: nothing is offered under one of them, or there are more than 128. It is raised at once if a
+                running tool worker reports why it cannot offer the tool.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_seconds
-        while True:
+        for look in itertools.count():
             offers = await self.all()
             missing = [pattern for pattern in wanted if not any(fnmatchcase(key, pattern) for key in offers)]
             if not missing:
                 return _distinct(offer for pattern in wanted for offer in _matching(offers, pattern))
-            if loop.time() >= deadline:
-                known = ", ".join(offers) or "none"
-                raise UsageError(f"No tool worker offers the tool {missing[0]!r}.", remedy=f"Offered: {known}.")
+            is_over = loop.time() >= deadline
+            if is_over or look % _FAILURES_EVERY == 0:
+                reported = await ToolFailures(self._store).all()
+                causes = [one for one in reported if one.failure.may_explain(missing[0])]
+                if causes or is_over:
+                    raise _missing(missing[0], causes, offers, await silent_roles(self._store))
             await asyncio.sleep(_POLL_SECONDS)
+        raise AssertionError("it counts for ever")
+
+
+def _missing(pattern: str, causes: Sequence[Reported], offers: Iterable[str], silent: Collection[str]) -> UsageError:
+    named, left = causes[:MAX_NAMED_FAILURES], len(causes) - MAX_NAMED_FAILURES
+    what = [f"No tool worker offers the tool {pattern!r}.", *map(str, named)]
+    if "tool" in silent:
+        what.append("No tool worker is running.")
+    if left > 0:
+        what.append(f"And {left} more; `deckhands tools --list` shows them.")
+    remedies = dict.fromkeys(cause.failure.remedy for cause in named if cause.failure.remedy)
+    return UsageError(" ".join(what), remedy=" ".join([*remedies, f"Offered: {', '.join(offers) or 'none'}."]))
 
 
 def _matching(offers: dict[str, ToolOffer], pattern: str) -> list[ToolOffer]:

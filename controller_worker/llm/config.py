@@ -253,7 +253,8 @@ class LLMConfig(BaseModel):
             if value is not None:
                 is_plain = not any(kind in str(field.annotation) for kind in ("dict", "tuple", "Spec"))
                 fields[name] = value if is_plain else _from_text(value)
-        _warn_of_misspelt(env)
+        for text in ignored_variables(env):
+            _log.warning("%s", text)
         fields |= {name: value for name, value in overrides.items() if value is not None}
         return cls.create(**fields)
 
@@ -322,14 +323,16 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
-def _warn_of_misspelt(env: Mapping[str, str]) -> None:
-    """A misspelt variable would silently do nothing; OpenHands' own further ones are none of our business."""
+def ignored_variables(env: Mapping[str, str]) -> list[str]:
+    """Return what to say of variables that silently do nothing, by name; OpenHands' own further ones are left out."""
+    found = []
     known = {ENV_PREFIX + name.upper() for name in LLMConfig.model_fields} | {CONFIG_FILE_VARIABLE}
     for name in sorted(env):
         field = name.removeprefix(ENV_PREFIX).lower()
         if name.startswith(ENV_PREFIX) and field in NOT_HERE:
-            _log.warning("The environment variable %s does nothing: %s.", name, NOT_HERE[field])
+            found.append(f"The environment variable {name} does nothing: {NOT_HERE[field]}.")
         elif name.startswith(ENV_PREFIX) and name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if nearest:
-                _log.warning("The environment variable %s is not known; did you mean %s?", name, nearest[0])
+                found.append(f"The environment variable {name} is not known; did you mean {nearest[0]}?")
+    return found

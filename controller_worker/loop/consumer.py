@@ -26,6 +26,7 @@ from broker.store.keys import ShardKeys
 from broker.store.store import Store, open_store
 from controller_worker.agents.registry import known_agents
 from controller_worker.calls.models import Models
+from controller_worker.llm.config import ignored_variables
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.hook_table import load_hooks
 from controller_worker.services import Services
@@ -37,6 +38,8 @@ CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
 """How many conversations that only wait a full worker gives back each second, the longest waiting first."""
 SHOWN_LOST = 5
+IGNORED_NAMED = 10
+"""How many settings that do nothing a worker tells of."""
 BEGIN_AT_ONCE = 32
 """How many conversations may be restoring at once; the others are left to other workers."""
 
@@ -135,7 +138,10 @@ class Incarnation:
             services.store,
             self.worker_id,
             "controller",
-            about={"agents": ",".join(known_agents())},
+            about={
+                "agents": ",".join(known_agents()),
+                "ignored_settings": "\n".join(ignored_variables(settings.model_env)[:IGNORED_NAMED]),
+            },
             ttl_seconds=settings.heartbeat_ttl_seconds,
         )
         self._room = asyncio.Event()

@@ -19,10 +19,11 @@ import json
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import IO, Any
 
 from broker.contract.actions import AgentFinishAction
 from broker.contract.events import Action, Event, ModelReply, Observation
@@ -162,15 +163,23 @@ class Hooks:
 
 
 async def _asked(hook: Hook, told: Mapping[str, Any]) -> str | None:
+    limit = asyncio.timeout(hook.timeout_seconds)
     try:
-        async with asyncio.timeout(hook.timeout_seconds):
+        async with limit:
             return await hook.ask(told)
-    except TimeoutError:
-        _log.warning("the hook %s did not answer within %g s", hook.name, hook.timeout_seconds)
-        return f"the hook {hook.name} did not answer in time"
     except Exception as error:  # noqa: BLE001  (somebody else's code)
+        if limit.expired():
+            _log.warning("the hook %s did not answer within %g s", hook.name, hook.timeout_seconds)
+            return f"the hook {hook.name} did not answer in time"
         _log.exception("the hook %s failed", hook.name)
-        return f"the hook {hook.name} failed: {type(error).__name__}: {error}"
+        return f"the hook {hook.name} failed: {_cause(error)}"
+
+
+def _cause(error: BaseException) -> str:
+    """Return an error and what it was raised from, as people read it."""
+    said = str(error).strip()
+    found = said if isinstance(error, DeckhandsError) else ": ".join(filter(None, (type(error).__name__, said)))
+    return f"{found} (caused by {_cause(error.__cause__)})" if error.__cause__ is not None else found
 
 
 def _point_of(event: Event) -> HookPoint | None:
@@ -195,27 +204,39 @@ def function_hook(function: HookFunction) -> Callable[[Mapping[str, Any]], Await
     return ask
 
 
+def _status_name(status: int | None) -> str:
+    return f"{status}" if status is None or status >= 0 else f"the signal {signal.Signals(-status).name}"
+
+
 def command_hook(command: Sequence[str]) -> Callable[[Mapping[str, Any]], Awaitable[str | None]]:
     """Make what runs a command: JSON on its standard input; exit code 2 vetoes, its standard error says why."""
 
     async def ask(told: Mapping[str, Any]) -> str | None:
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=asyncio.subprocess.DEVNULL, stderr=pipe, start_new_session=True
-        )
-        try:
-            _, errors = await process.communicate(json.dumps(told).encode())
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it has begun, which would be nobody's
-            with contextlib.suppress(TimeoutError):  # what has left the group may hold the pipe open
-                await asyncio.wait_for(process.wait(), LAST_WORDS_SECONDS)
-            raise
-        text = errors.decode(errors="replace").strip()
-        if process.returncode == VETO_EXIT_CODE:
+        with tempfile.TemporaryFile() as printed:  # a pipe could be held open by what the command leaves behind
+            status, errors = await _ended(command, json.dumps(told).encode(), printed)
+            printed.seek(0)
+            text = (errors.strip() or printed.read(4 * MAX_REASON_CHARS).strip()).decode(errors="replace")
+        if status == VETO_EXIT_CODE:
             return text or f"the hook {command[0]} said no"
-        if process.returncode != 0:
-            raise DeckhandsError(f"The hook {command[0]} ended with {process.returncode}: {text}")
+        if status != 0:
+            raise DeckhandsError(f"it ended with {_status_name(status)}: {text or 'it wrote nothing'}")
         return None
 
     return ask
+
+
+async def _ended(command: Sequence[str], told: bytes, printed: IO[bytes]) -> tuple[int | None, bytes]:
+    """Run a command to its end and return its status and what it wrote on standard error."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=printed, stderr=pipe, start_new_session=True
+    )
+    try:
+        _, errors = await process.communicate(told)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it has begun, which would be nobody's
+        with contextlib.suppress(TimeoutError):  # what has left the group may hold the pipe open
+            await asyncio.wait_for(process.wait(), LAST_WORDS_SECONDS)
+        raise
+    return process.returncode, errors

@@ -99,8 +99,8 @@ class EventPrinter:
         if self._as_json:
             print_ascii(event_line(event) + "\n")
             return
-        is_one_screen = sys.stdout.isatty() and sys.stderr.isatty()
-        if lines := self._renderer.lines(event, shown="\n".join(self._streamed.values()) if is_one_screen else ""):
+        shown = "\n".join(self._streamed.values()) if self._streamed and _are_read_together() else ""
+        if lines := self._renderer.lines(event, shown=shown):
             self._end_line()
             print_coloured(lines)
 
@@ -143,6 +143,14 @@ class EventPrinter:
         print_coloured(["", *styled])
 
 
+def _are_read_together() -> bool:
+    """Say whether standard output and standard error lead to one terminal, file or pipe."""
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
+    except (OSError, ValueError):  # one is no file
+        return False
+
+
 def cost_text(cost_usd: float, *, is_whole: bool) -> str:
     """Return a cost as text, marked as incomplete if a price is not known."""
     if is_whole:
@@ -163,6 +171,8 @@ def summary_lines(summary: Summary) -> list[str]:
         "Model": summary.model,
         "Workspace": summary.workspace or "",
         "Sandbox": UNCONFINED if summary.sandbox == "none" else "",
+        "IPython": "the agent can run cells" if summary.has_ipython else "",
+        "Hands to": ", ".join(f"{name} ({what})" for name, what in summary.delegates.items()),
         "Iterations": str(summary.iterations),
         "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cached(summary.metrics),
         "Cost": cost + _unkept_budget(summary),

@@ -17,11 +17,13 @@ from broker.specs.confirmation_policy import ConfirmationPolicy
 from broker.specs.skills import skills_in
 from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill
 from broker.specs.tool_specs import MAX_SCHEMA_CHARS
+from deckhands.cli.delegate_options import check_takes_tools, with_delegates
 from deckhands.cli.options import memory_of, sandbox_option
 from deckhands.client.places import Place, place_in
 from deckhands.client.tasks import output_of
 
 BROWSER_POOL = "browser"
+IPYTHON_POOL = "ipython"
 SCRIPTED = "scripted/"
 """How the names of models begin that follow a script."""
 BROWSING_AGENTS = ("BrowsingAgent", "VisualBrowsingAgent")
@@ -64,6 +66,8 @@ class TaskOptions:
     clone_secret: str
     browser: bool
     browser_delegate: bool
+    delegates: tuple[str, ...]
+    ipython: bool
     sandbox: str | None
     image: str
     network: bool
@@ -149,6 +153,17 @@ _OPTIONS = (
         "--browser", is_flag=True, help="Let it use a web browser. Needs tool workers that serve the pool browser."
     ),
     click.option("--browser-delegate", is_flag=True, help="Let it delegate what needs a web browser to BrowsingAgent."),
+    click.option(
+        "--delegate",
+        "delegates",
+        multiple=True,
+        metavar="NAME[=FILE]",
+        help="An agent that it can hand tasks to: a known one, such as ReadOnlyAgent, or one that a JSON file "
+        "describes. May be repeated.",
+    ),
+    click.option(
+        "--ipython", is_flag=True, help="Let it run cells of Python. Needs tool workers that serve the pool ipython."
+    ),
     sandbox_option,
     click.option("--image", default="", help="The image of the container, for --sandbox docker."),
     click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
@@ -204,7 +219,7 @@ def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceS
             "image": options.image,
             "network": options.network,
             "allow": options.allow,
-            "pool": BROWSER_POOL if _needs_browser(options) else "bash",
+            "pool": BROWSER_POOL if _needs_browser(options) else IPYTHON_POOL if options.ipython else "bash",
         }
     )
 
@@ -219,6 +234,8 @@ def with_script_here(agent: AgentSpec) -> AgentSpec:
     Raises:
         UsageError: the script cannot be read.
     """
+    delegates = {name: with_script_here(delegate) for name, delegate in agent.delegates.items()}
+    agent = agent.model_copy(update={"delegates": delegates}) if delegates else agent
     model = agent.llm.model
     if model is None or not model.startswith(SCRIPTED):
         return agent
@@ -236,10 +253,17 @@ def with_script_here(agent: AgentSpec) -> AgentSpec:
 
 
 def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
-    """Return the agent that the options describe."""
+    """Return the agent that the options describe.
+
+    Raises:
+        UsageError: an option does nothing for this agent, or a file that one names cannot be used.
+    """
+    for option, is_given in (("--delegate", options.delegates), ("--ipython", options.ipython)):
+        if is_given:
+            check_takes_tools(options.agent, option)
     policy = ConfirmationPolicy(mode=options.confirm)
     plan = PlanSpec(executor=options.agent, needs_approval=options.plan == "ask") if options.plan else None
-    return AgentSpec(
+    agent = AgentSpec(
         name="PlanningAgent" if plan else options.agent,
         plan=plan,
         llm=LLMSpec(model=model),
@@ -251,7 +275,9 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
         enable_workspace_skills=True,
         enable_browsing=options.browser,
         enable_browsing_delegate=options.browser_delegate,
+        enable_jupyter=options.ipython,
     )
+    return with_delegates(agent, options.delegates)
 
 
 def _skills_of_person() -> tuple[Skill, ...]:

@@ -61,4 +61,5 @@ def _require(agent: AgentSpec, known: Collection[str]) -> None:
 
 
 def _asked_for(agent: AgentSpec) -> set[str]:
-    return {agent.name, agent.plan.executor} if agent.plan is not None else {agent.name}
+    named = {agent.name} if agent.plan is None else {agent.name, agent.plan.executor}
+    return named.union(*(_asked_for(delegate) for delegate in agent.delegates.values()))

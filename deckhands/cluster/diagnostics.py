@@ -15,11 +15,13 @@ from broker.runtime.errors import StoreError
 from broker.runtime.settings import BrokerSettings
 from broker.store.connection import Connection, MultiplexedConnection
 from broker.store.durability import REMEDY, volatility_of
-from broker.store.keys import STORE, ShardKeys
+from broker.store.keys import STORE, TOOLS_FAILED, ShardKeys
 from broker.store.server_versions import weakness_of
-from broker.store.store import server_facts
+from broker.store.store import open_store, server_facts
+from broker.tools.tool_failures import ToolFailures
 
 DEAD_LETTERS = "dead letters"
+FAILING = "workers report"
 LIMIT_SECONDS = 60.0
 
 
@@ -58,6 +60,7 @@ async def examine_store(url: str) -> list[Finding]:
             facts = await server_facts(connection)
             found += [*_weakness(facts), *_volatility(facts)]
             found += await _dead_letters(connection)
+            found += await _failing_tools(connection, url)
         except (StoreError, ValueError) as error:
             found.append(Finding(DEAD_LETTERS, is_good=False, is_needed=True, detail=f"cannot be read: {error}"))
         finally:
@@ -93,6 +96,19 @@ async def _dead_letters(connection: Connection) -> list[Finding]:
     if said:
         said.append("see `deckhands dead ls`")
     return [Finding(DEAD_LETTERS, is_good=not said, is_needed=False, detail="; ".join(said) or "none")]
+
+
+async def _failing_tools(connection: Connection, url: str) -> list[Finding]:
+    """Return what running tool workers report that they cannot do, from a store that is in use."""
+    if not await connection.call("EXISTS", TOOLS_FAILED):
+        return []
+    store = await open_store(url)
+    try:
+        reported = await ToolFailures(store).all()
+    finally:
+        await store.aclose()
+    details = [f"{one} {one.failure.remedy}".strip() for one in reported]
+    return [Finding(FAILING, is_good=False, is_needed=False, detail=detail) for detail in details]
 
 
 def reason_unconfined(environment: Mapping[str, str]) -> str | None:

@@ -16,7 +16,7 @@ from broker.contract.events import Action, Event, EventSource, ModelCallFailed
 from broker.contract.observations import AgentStateChangedObservation
 from broker.contract.paragraphs import Paragraph
 from broker.specs.agent_state import AgentState
-from deckhands.reading.terminal import clean
+from deckhands.reading.terminal import clean, counted
 
 MAX_COLUMNS = 2_000
 MAX_ASKED_LINES = 10_000
@@ -91,7 +91,7 @@ class Renderer:
             return
         if len(lines) > max_lines:
             half = max_lines // 2
-            lines = [*lines[:half], f"… {len(lines) - 2 * half} more lines …", *lines[-half:]]
+            lines = [*lines[:half], f"… {counted(len(lines) - 2 * half, 'more line')} …", *lines[-half:]]
         for number, line in enumerate(lines):
             shown = line if len(line) <= max_columns else line[:max_columns] + "…"
             full = (mark if number == 0 else " " * len(mark)) + shown

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from broker.contract.actions import AgentDelegateAction, AgentFinishAction, AgentRejectAction, MessageAction
 from broker.contract.events import (
+    AgentSpec,
     ConversationCreated,
     DelegateEnded,
     Event,
@@ -46,7 +47,7 @@ REMEDIES = {
 }
 """What to do about a failed model call, by its code."""
 
-_LATER = ("metrics", "outputs", "asked_id", "sandbox", "labels")
+_LATER = ("metrics", "outputs", "asked_id", "sandbox", "has_ipython", "delegates", "labels")
 """Fields that earlier versions have not left."""
 
 
@@ -79,6 +80,8 @@ class Summary:
         outputs: what it handed in when it finished; empty as long as no finish counts.
         asked_id: the action that a person is asked to confirm; None for none.
         sandbox: what was asked for, `auto` among it; `none` also where something ran without one; empty: not known.
+        has_ipython: the agent can run cells.
+        delegates: whom it can hand tasks to, by name: the agent and its model, as far as that is named.
         metrics: cost, tokens and latency of every call, and what each delegate has used up.
         labels: what its producer has written on it.
     """
@@ -107,6 +110,8 @@ class Summary:
     asked_id: int | None = None
     sandbox: str = ""
     labels: dict[str, str] = field(default_factory=dict)
+    has_ipython: bool = False
+    delegates: dict[str, str] = field(default_factory=dict)
 
     @property
     def remedy(self) -> str:
@@ -139,6 +144,8 @@ class Summary:
         known["asked_id"] = fields.get("asked_id")
         known["sandbox"] = fields.get("sandbox", "")
         known["labels"] = fields.get("labels", {})
+        known["has_ipython"] = fields.get("has_ipython", False)
+        known["delegates"] = dict(fields.get("delegates", {}))
         for name in ("started", "updated"):
             known[name] = datetime.fromisoformat(known[name]) if known[name] else None
         return cls(**known)
@@ -260,6 +267,8 @@ class Tally:
             asked_id=self.status.asked_id,
             sandbox=self._sandbox,
             labels=dict(created.labels or {}),
+            has_ipython=created.agent.enable_jupyter,
+            delegates={name: _described(delegate) for name, delegate in created.agent.delegates.items()},
         )
 
     def _forget_error(self) -> None:
@@ -273,6 +282,10 @@ class Tally:
             self._model = reply.model or self._model
         self._metrics = with_reply(self._metrics, reply)
         self._has_unknown_cost = self._has_unknown_cost or reply.cost_usd is None
+
+
+def _described(agent: AgentSpec) -> str:
+    return f"{agent.name}, {agent.llm.model}" if agent.llm.model else agent.name
 
 
 def summarize(events: Iterable[Event]) -> Summary:

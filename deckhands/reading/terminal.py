@@ -18,6 +18,8 @@ from typing import TextIO
 
 import click
 
+from broker.runtime.counting import counted as counted  # noqa: PLC0414  (a number as a terminal shows it)
+
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # what a terminal obeys
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"  # what reorders a line or is not seen
@@ -38,11 +40,6 @@ def clean_line(text: str, *, limit: int = 200) -> str:
     """Return cleaned text as one line of at most `limit` characters."""
     line = " ".join(clean(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 file`, `1,234 files`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def is_coloured(stream: TextIO) -> bool:

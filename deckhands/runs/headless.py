@@ -15,19 +15,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from broker.contract.actions import RiskyAction
 from broker.contract.events import (
     AgentSpec,
-    ConfirmationStatus,
     ConversationCreated,
     Event,
     Limits,
-    ModelReply,
     WorkspaceSpec,
 )
 from broker.contract.notes import Notebook
 from broker.contract.observations import ErrorObservation
-from broker.coordination.membership import silent_roles
 from broker.coordination.notebooks import Notebooks
 from broker.coordination.workspace_orders import WorkspaceOrders
 from broker.log.live_text import LiveText, Piece
@@ -43,6 +39,13 @@ from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, Notice
 from deckhands.home import Home, supervising
 from deckhands.reading.notebook_file import NotebookFile
 from deckhands.reading.summary import ExitCode, Summary, Tally
+from deckhands.runs.cluster_notices import (
+    live_controllers,
+    unless_broken,
+    warn_of_ignored_settings,
+    warn_of_missing_workers,
+)
+from deckhands.runs.following import Ask, OnEvent, follow
 from deckhands.runs.records import RunFolder
 from deckhands.settings import MODEL_VARIABLES, PROFILES_VARIABLE
 
@@ -50,6 +53,8 @@ STOP_LIMIT_SECONDS = 15.0
 """How long an interrupted conversation may take to stop."""
 END_LIMIT_SECONDS = 5.0
 """How long a workspace's processes may take to end. After that, their time to live ends them."""
+CONTROLLER_LIMIT_SECONDS = 60.0
+"""How long to wait for what the controller workers say of their settings."""
 PATIENCE_SECONDS = 10.0
 """How long the store may be silent. A private one is restarted in far less."""
 
@@ -58,9 +63,7 @@ _HOPELESS = frozenset({"sandbox_unavailable", "sandbox_unsafe", "workspace_refus
 
 _RESUMABLE = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
 
-OnEvent = Callable[[Event], None]
 OnPiece = Callable[[Piece], None]
-Ask = Callable[[RiskyAction], Awaitable[bool]]
 OnStart = Callable[[str], None]
 
 
@@ -126,6 +129,12 @@ def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) ->
     return {name: parts.path} if parts and parts.scheme == "file" and not environment.get(name) else {}
 
 
+def _own_pools(workspace: WorkspaceSpec, agent: AgentSpec, environment: Mapping[str, str]) -> list[str]:
+    """Return what the private tool worker serves: what is configured, and what this conversation needs."""
+    needed = [workspace.pool, *(["ipython"] if agent.enable_jupyter else [])]
+    return list(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), *needed]))
+
+
 def _own_model(task: Task, environment: Mapping[str, str]) -> dict[str, str]:
     """Make the task's model the default of the private controller worker, which prepares for that one as it starts."""
     model = task.agent.llm.model
@@ -149,8 +158,9 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         # The private tool worker demands what the conversation asks for, because it serves no other one.
         created = _begun_with(folder) if task.resumed_id else None
         workspace = created.workspace if created else task.workspace
-        pools = ",".join(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), workspace.pool]))
-        memory = (created.agent if created else task.agent).memory
+        agent = created.agent if created else task.agent
+        pools = ",".join(_own_pools(workspace, agent, environment))
+        memory = agent.memory
         sandbox = workspace.sandbox if workspace.sandbox != "auto" else environment.get("DECKHANDS_SANDBOX", "auto")
         demanded = {"DECKHANDS_SANDBOX": sandbox, "DECKHANDS_POOLS": pools, **_own_repository(workspace, environment)}
         directories = () if workspace.path is None else (Path(workspace.path),)
@@ -164,7 +174,8 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
             await cluster.start()
             async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:
                 notebook = await _lend_notebook(client, home, memory)
-                seen_id = await _begin(client, task, conversation_id, watcher)
+                beginning = _begin(client, task, conversation_id, watcher)
+                seen_id = await unless_broken(beginning, cluster.until_broken())
                 watcher.on_start(conversation_id)
                 with folder.recording() as recording:
 
@@ -212,13 +223,6 @@ async def run_on_cluster(url: str, task: Task, watcher: Watcher) -> Ending:
         return await carry_out(client, conversation_id, task, watcher, on_event=on_event)
 
 
-async def warn_of_missing_workers(client: Client, on_notice: Notice) -> None:
-    """Report which kind of worker a cluster lacks, because nothing happens until there is one."""
-    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):  # the task is in the log all the same
-        if lacking := await silent_roles(client.store):
-            on_notice(f"No {' and no '.join(lacking)} worker is running; the conversation waits.")
-
-
 async def carry_out(
     client: Client,
     conversation_id: str,
@@ -237,12 +241,13 @@ async def carry_out(
     tally, live = Tally(), LiveText(client.store, conversation_id)
     show_rest = partial(_show_rest, live, watcher.on_piece)
     following = asyncio.ensure_future(
-        _follow(client, conversation_id, tally, on_event, ask=watcher.ask, show_rest=show_rest)
+        follow(client, conversation_id, tally, on_event, ask=watcher.ask, show_rest=show_rest)
     )
     interruption = asyncio.ensure_future(watcher.interrupted.wait())
     breakage = asyncio.ensure_future(broken) if broken is not None else asyncio.get_running_loop().create_future()
     waiting: list[asyncio.Future[Any]] = [following, interruption, breakage]
-    showing = asyncio.ensure_future(_show(live, watcher.on_piece))
+    telling = warn_of_ignored_settings(client, watcher.on_notice, limit_seconds=CONTROLLER_LIMIT_SECONDS)
+    beside = [asyncio.ensure_future(_show(live, watcher.on_piece)), asyncio.ensure_future(telling)]
     try:
         await asyncio.wait(waiting, timeout=task.time_limit_seconds, return_when=asyncio.FIRST_COMPLETED)
         if breakage.done():
@@ -256,13 +261,16 @@ async def carry_out(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_LIMIT_SECONDS):
                 await client.cancel(conversation_id)
-                await following
+                if broken is not None or await live_controllers(client):
+                    await following
+                else:
+                    watcher.on_notice("No controller worker is running; the next one stops the conversation.")
         summary = await _summary(client, conversation_id, tally)
         return Ending(summary, ExitCode.FINISHED if summary.state == AgentState.FINISHED else code)
     finally:
-        for future in (*waiting, showing):
+        for future in (*waiting, *beside):
             future.cancel()
-        await asyncio.gather(*waiting, showing, return_exceptions=True)
+        await asyncio.gather(*waiting, *beside, return_exceptions=True)
 
 
 async def _show(live: LiveText, on_piece: OnPiece | None) -> None:
@@ -308,32 +316,6 @@ def _keep_notes(notebook: NotebookFile, event: Event, watcher: Watcher) -> None:
 
 async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summary:
     return tally.summary() if tally.last_event_id else await client.summary(conversation_id)
-
-
-async def _follow(
-    client: Client,
-    conversation_id: str,
-    tally: Tally,
-    on_event: OnEvent,
-    *,
-    ask: Ask | None,
-    show_rest: Callable[[], Awaitable[None]],
-) -> None:
-    waiting: dict[int, RiskyAction] = {}
-    async with contextlib.aclosing(client.tail(conversation_id, is_whole=True)) as events:
-        async for event in events:
-            if isinstance(event, ModelReply):  # all of its parts come before what follows from it
-                await show_rest()
-            on_event(event)
-            tally.add(event)
-            if isinstance(event, RiskyAction) and event.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION:
-                waiting[event.id] = event
-            if tally.status.is_settled and tally.last_event_id >= await client.log.last_id(conversation_id):
-                asked = waiting.get(tally.status.asked_id or 0)
-                if ask is None or asked is None:
-                    return
-                answer = client.confirm if await ask(asked) else client.reject
-                await answer(conversation_id, action_id=asked.id)
 
 
 async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watcher) -> int:

@@ -126,8 +126,8 @@ def report(options: AccountOptions) -> None:
     )
     print_text("\n".join(table(("WENT TO", "USD"), [(name, f"{usd:.6f}") for name, usd in rows])))
     note(
-        f"{spending.calls} replies, {spending.unpriced_calls} of unknown price; "
-        f"{spending.failed_calls} calls failed, {found.lost_calls} were lost."
+        f"Replies: {spending.calls:,}, {spending.unpriced_calls:,} of unknown price; "
+        f"calls that failed: {spending.failed_calls:,}, that were lost: {found.lost_calls:,}."
     )
 
 

@@ -22,7 +22,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.cluster.demo import Demo, DemoReport, DemoSpec, Progress
 from deckhands.cluster.diagnostics import reason_unconfined
 from deckhands.reading.summary import ExitCode
-from deckhands.reading.terminal import is_redrawn, print_text, redraw
+from deckhands.reading.terminal import counted, is_redrawn, print_text, redraw
 from deckhands.settings import FaceSettings
 
 SECTION = "Start a conversation"
@@ -62,8 +62,8 @@ def demo(options: DemoOptions) -> int:
     """
     settings = FaceSettings.from_env()
     with _directory(is_kept=options.keep) as directory:
-        workers = f"{options.controllers} controller and {options.tools} tool workers"
-        note(f"{options.conversations} agents, {workers}, all in {directory}")
+        workers = f"{counted(options.controllers, 'controller worker')}, {counted(options.tools, 'tool worker')}"
+        note(f"{counted(options.conversations, 'agent')}, {workers}, all in {directory}")
         spec = DemoSpec(
             directory,
             conversations=options.conversations,
@@ -189,5 +189,5 @@ class _Screen:
         bar = "#" * min(done, BAR_COLUMNS) + "." * (BAR_COLUMNS - done)
         return (
             f"{now - self._started:6.1f} s  [{bar}] {progress.finished}/{progress.conversations} finished, "
-            f"{progress.events:,} events, {progress.killed} workers killed"
+            f"{counted(progress.events, 'event')}, {counted(progress.killed, 'worker')} killed"
         )

@@ -10,7 +10,8 @@ import click
 from deckhands.cli.options import json_option
 from deckhands.cli.output import print_json
 from deckhands.cli.verbs import options_as
-from deckhands.cluster.diagnostics import DEAD_LETTERS, Finding, examine_machine, examine_store
+from deckhands.cluster.diagnostics import DEAD_LETTERS, FAILING, Finding, examine_machine, examine_store
+from deckhands.home import Home
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
@@ -31,7 +32,10 @@ class DoctorOptions:
 @json_option
 @options_as(DoctorOptions)
 def doctor(options: DoctorOptions) -> None:
-    """Check what this machine can do for workspaces, and whether the store at DECKHANDS_URL is reachable.
+    """Check what this machine can do for workspaces, and whether the store is reachable.
+
+    The store is the one at DECKHANDS_URL, or that of the cluster running here. What its tool workers report that they
+    cannot do, such as tools that they cannot load, is listed too.
 
     Exits with 1 if something is missing that every action needs.
     """
@@ -52,12 +56,11 @@ def doctor(options: DoctorOptions) -> None:
 def _verdict(finding: Finding) -> str:
     if finding.is_good:
         return "ok"
-    if finding.name == DEAD_LETTERS:
+    if finding.name in (DEAD_LETTERS, FAILING):
         return "found"
     return "missing" if finding.is_needed else "weaker"
 
 
 def _of_store(settings: FaceSettings) -> list[Finding]:
-    if settings.url is None:
-        return []
-    return asyncio.run(examine_store(settings.url))
+    url = settings.url or Home(settings.home).cluster_url
+    return [] if url is None else asyncio.run(examine_store(url))

@@ -28,7 +28,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client.forking import Point
 from deckhands.openhands.trajectory_export import trajectory_of
 from deckhands.reading.summary import Summary, Tally, summarize
-from deckhands.reading.terminal import clean_line, print_ascii, print_text
+from deckhands.reading.terminal import clean_line, counted, print_ascii, print_text
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
@@ -141,7 +141,7 @@ def export(options: ExportOptions) -> None:
     if options.style == "openhands":
         trajectory, left_out = trajectory_of(events)
         for kind, count in sorted(left_out.items()):
-            note(f"Left out: {count} events of the kind {kind}, which OpenHands has no name for.")
+            note(f"Left out: {counted(count, 'event')} of the kind {kind}, which OpenHands has no name for.")
         text = json.dumps(trajectory, indent=4) + "\n"
     else:
         text = "".join(event_line(event) + "\n" for event in events)

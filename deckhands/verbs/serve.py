@@ -16,17 +16,20 @@ import click
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings, joined_paths, split_paths
 from broker.secrets.private_directories import workspace_roots as roots_in
+from broker.specs.tool_specs import ToolOffer
 from broker.store.store import open_store
+from broker.tools.tool_failures import SANDBOX, Reported, ToolFailure, ToolFailures
 from broker.tools.tool_offers import ToolOffers
 from deckhands.cli.connecting import on_cluster
 from deckhands.cli.options import sandbox_option, workspace_root_option
 from deckhands.cli.output import note
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
-from deckhands.cluster.diagnostics import reason_unconfined
+from deckhands.client.client import Client
 from deckhands.cluster.embedded_cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
 from deckhands.home import Home, supervising
-from deckhands.reading.terminal import print_text
+from deckhands.reading.terminal import counted, print_text
+from deckhands.runs.cluster_notices import warn_of_ignored_settings
 from deckhands.settings import FaceSettings
 
 SECTION = "Operate a cluster"
@@ -35,6 +38,10 @@ VERBS = {
     "controller": "Run one controller worker against DECKHANDS_URL.",
     "tools": "Run one tool worker against DECKHANDS_URL.",
 }
+
+FAILURES_SECONDS = 1.0
+"""How long between two looks at what the tool workers of a cluster report."""
+MAX_TOLD = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,7 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
     stop = asyncio.Event()
     on_stop_signals(stop.set)
     cluster = Cluster(spec, on_notice=note)
+    failures: asyncio.Task[None] | None = None
     try:
         await cluster.start()
         with home.announced(cluster.url):
@@ -111,18 +119,39 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
             if not stopped.done():
                 await ready
                 print_text(_greeting(cluster, model))
-                if spec.tools and (reason := await asyncio.to_thread(reason_unconfined, spec.environment)):
-                    note(f"No sandbox works here ({reason}): agents' commands are refused. See `deckhands doctor`.")
+                failures = asyncio.create_task(_tell_failures(cluster.url))
             await stopped
             ready.cancel()
     finally:
+        if failures is not None:
+            failures.cancel()
         await cluster.stop()
     note("Stopped.")
 
 
+async def _tell_failures(url: str) -> None:
+    """Print what the tool workers report that they cannot do, each thing once; never returns."""
+    store = await open_store(url, patience_seconds=None)
+    await warn_of_ignored_settings(Client(store), note)
+    told: set[ToolFailure] = set()
+    try:
+        while True:
+            for reported in await ToolFailures(store).all():
+                failure = reported.failure
+                if failure not in told and len(told) < MAX_TOLD:
+                    told.add(failure)
+                    refused = " Until then, agents' commands are refused." if failure.source == SANDBOX else ""
+                    note(f"{reported} {failure.remedy}{refused}")
+            await asyncio.sleep(FAILURES_SECONDS)
+    finally:
+        await store.aclose()
+
+
 def _greeting(cluster: Cluster, model: str | None) -> str:
+    controllers = counted(cluster.spec.controllers, "controller worker")
+    tools = counted(cluster.spec.tools, "tool worker")
     lines = [
-        f"The cluster is up: {cluster.spec.controllers} controller and {cluster.spec.tools} tool workers.",
+        f"The cluster is up: {controllers} and {tools}.",
         f"  store:  {cluster.store.port_url or cluster.url}",
         f"  celery: {cluster.store.celery_url}",
         f"  ask:    {_question(cluster.store.celery_url)}",
@@ -157,9 +186,12 @@ def controller(options: ControllerOptions) -> NoReturn:
 def tools(options: ToolWorkerOptions) -> None:
     """Run one tool worker in the foreground against DECKHANDS_URL."""
     if options.is_list:
-        for key, offer in on_cluster(lambda client: ToolOffers(client.store).all()).items():
+        offers, failures = on_cluster(_offered)
+        for key, offer in offers.items():
             first_line = offer.description.partition("\n")[0]
             print_text(f"{key}\t{offer.pool or '-'}\t{offer.outcome}\t{first_line}")
+        for reported in failures:
+            note(f"{reported} {reported.failure.remedy}".strip())
         return
     chosen = {
         "DECKHANDS_POOLS": ",".join(options.pools),
@@ -168,6 +200,10 @@ def tools(options: ToolWorkerOptions) -> None:
         "DECKHANDS_WORKSPACE_ROOTS": joined_paths(_roots(options.workspace_roots, FaceSettings.from_env().environment)),
     }
     _become(TOOLS, chosen)
+
+
+async def _offered(client: Client) -> tuple[dict[str, ToolOffer], list[Reported]]:
+    return await ToolOffers(client.store).all(), await ToolFailures(client.store).all()
 
 
 def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path, ...]:

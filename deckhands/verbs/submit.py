@@ -32,7 +32,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.client.named_directory import own_directory
 from deckhands.reading.terminal import counted, print_text
-from deckhands.runs.headless import warn_of_missing_workers
+from deckhands.runs.cluster_notices import warn_of_ignored_settings, warn_of_missing_workers
 from deckhands.settings import FaceSettings
 from deckhands.task_files.submission import Outcome, submit_and_wait
 from deckhands.task_files.submission import submit as submit_all
@@ -158,6 +158,7 @@ async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> 
             idempotency_key=options.idempotency_key,
         )
         await warn_of_missing_workers(client, note)
+        await warn_of_ignored_settings(client, note)
         return conversation_id
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from broker.runtime.errors import UsageError
 from broker.specs.confirmation_policy import ConfirmationPolicy
 from deckhands.reading.summary import ExitCode
 from deckhands.runs.headless import Task, Watcher, run_on_cluster
-from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
+from tests.faults.conftest import cluster, durable_cluster  # noqa: F401  (fixtures)
 from tests.faults.harness import FaultCluster, steps
 from tests.integration.command_line import COMMAND, deckhands, environment, finish, script
+from tests.polling import until
 
 ALWAYS = ConfirmationPolicy(mode="always")
 
@@ -100,3 +103,57 @@ def test_a_person_at_a_terminal_sees_what_would_be_written_before_it_is(
     question = f"  Editing {folder}/a.txt (create)\n  + one\n    two\nRun it? [y/N] "
     assert question in done.stderr
     assert (folder / "a.txt").exists() is (code is ExitCode.FINISHED)
+
+
+async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster: FaultCluster) -> None:  # noqa: F811
+    asked, started, losing = list[int](), list[str](), list[asyncio.Task[None]]()
+    older, current = durable_cluster.root / "older", durable_cluster.store.directory / "appendonlydir"
+    durable_cluster.start_controller()
+    durable_cluster.start_tool()
+    watcher = Watcher(on_start=started.append)
+
+    async def lose(last_id: int) -> None:
+        """Bring the store back as it was before the answer, and then the controller worker."""
+
+        async def is_answered() -> bool:
+            return await durable_cluster.client.log.last_id(started[0]) > last_id
+
+        await until(is_answered, limit=30, what="the answer")
+        durable_cluster.store.child.send(signal.SIGKILL)
+        await durable_cluster.store.child.wait()
+        shutil.rmtree(current)
+        older.rename(current)
+        await durable_cluster.store.start()
+        await until(lambda: len(asked) == 2, limit=30, what="the second question")
+        durable_cluster.start_controller()
+
+    async def ask(action: RiskyAction) -> bool:
+        asked.append(action.id)
+        if len(asked) == 1:  # nobody reads the answer: the controller worker is gone before it is given
+            durable_cluster.kill("c1")
+            shutil.copytree(current, older)
+            losing.append(asyncio.create_task(lose(await durable_cluster.client.log.last_id(started[0]))))
+        return True
+
+    watcher.ask = ask
+    async with asyncio.timeout(90):
+        ending = await run_on_cluster(durable_cluster.store.url, task(durable_cluster.root), watcher)
+        await losing[0]
+    assert ending.exit_code is ExitCode.FINISHED
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+    await durable_cluster.close_workspaces([ending.summary.conversation_id])
+
+
+async def test_where_no_controller_worker_runs_a_stop_is_not_waited_for(cluster: FaultCluster) -> None:  # noqa: F811
+    notices: list[str] = []
+    watcher = Watcher(on_notice=notices.append)
+    watcher.on_start = lambda _: watcher.interrupted.set()
+    async with asyncio.timeout(10):  # far less than a stop is waited for
+        ending = await run_on_cluster(cluster.store.url, task(cluster.root), watcher)
+    assert ending.exit_code is ExitCode.INTERRUPTED
+    assert notices[-1] == "No controller worker is running; the next one stops the conversation."
+    cluster.start_controller()
+    async with asyncio.timeout(60):
+        summary = await cluster.client.wait_until_settled(ending.summary.conversation_id)
+    assert summary.state == "stopped"

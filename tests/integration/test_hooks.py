@@ -204,6 +204,31 @@ async def test_a_hook_that_fails_or_hangs_vetoes(hands: Hands) -> None:
     assert "Your finish was not accepted: the hook hanging did not answer in time" in contents
 
 
+async def timed_out(_: Mapping[str, Any]) -> str | None:
+    raise TimeoutError from ConnectionError("no route to the guard")
+
+
+@pytest.mark.parametrize(
+    ("ask", "cause"),
+    [
+        (timed_out, "TimeoutError (caused by ConnectionError: no route to the guard)"),
+        (command_hook(["sh", "-c", "echo no licence; exit 1"]), "it ended with 1: no licence"),
+        (command_hook(["sh", "-c", "exit 3"]), "it ended with 3: it wrote nothing"),
+        (command_hook(["sh", "-c", "kill -9 $$"]), "it ended with the signal SIGKILL: it wrote nothing"),
+        (
+            command_hook(["no-such-program"]),
+            "FileNotFoundError: [Errno 2] No such file or directory: 'no-such-program'",
+        ),
+    ],
+)
+async def test_a_hook_that_fails_says_by_what(hands: Hands, ask: Any, cause: str) -> None:
+    give(hands, Hook(HookPoint.BEFORE_ACTION, "guard", ask))
+    await hands.begin(BASH, FINISH)
+    await hands.go()
+    (error,) = [event for event in await logged(hands) if isinstance(event, ErrorObservation)]
+    assert error.content == f"The action was not carried out: the hook guard failed: {cause}"
+
+
 async def test_a_command_vetoes_by_exit_code_2_and_says_why(hands: Hands, tmp_path: Path) -> None:
     program = (
         "import json, sys; command = json.load(sys.stdin)['event']['command']; "

@@ -95,5 +95,5 @@ def test_a_cluster_says_that_it_refuses(env):
         (inside,) = psutil.Process(running.pid).children()
         inside.send_signal(signal.SIGINT)
         assert finished(running).code == 0
-    assert f"No sandbox works here ({REASON}" in line
+    assert f"No sandbox works on this machine: {REASON}" in line
     assert "agents' commands are refused" in line

@@ -6,7 +6,7 @@ Differs: the original runs it in the agent's own sandbox, where every command ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from pathlib import Path
 from tool_worker.launch.egress_gate import EgressGate, proxy_environment
 from tool_worker.mcp.config import McpServerSpec
 from tool_worker.mcp.connection import Launch
+from tool_worker.mcp.program_files import ProgramFiles, program_files
 from tool_worker.opening.program_egress import proxied_command, proxy_for
 from tool_worker.sandbox.choice import named_sandbox
 from tool_worker.sandbox.docker import Containers
@@ -31,6 +32,8 @@ class SandboxedLaunch:
         demanded: `auto`, `bwrap`, `docker` or `none`, as for workspaces.
         node_dir: Where the directories of servers are made.
         gate: By whose rules a server's proxy works.
+        search_path: Where programs are looked for that the system does not have.
+        closed: What no program is shown by itself: where agents can write, and what is ours.
     """
 
     def __init__(
@@ -40,11 +43,15 @@ class SandboxedLaunch:
         *,
         gate: EgressGate | None = None,
         containers: Containers | None = None,
+        search_path: str = "",
+        closed: Sequence[Path] = (),
     ) -> None:
         self._demanded = demanded
         self._node_dir = node_dir
         self._gate = gate or EgressGate()
         self._containers = containers
+        self._search_path = search_path
+        self._closed = (node_dir, *closed)
         self._sandbox: Sandbox | None = None
 
     def __call__(self, spec: McpServerSpec) -> Launch:
@@ -53,6 +60,7 @@ class SandboxedLaunch:
         Raises:
             SandboxUnavailable: the node's sandbox does not work here.
             EgressRefused: it is to reach some hosts only, and there is no sandbox.
+            UsageError: its virtual environment lies where agents can write.
         """
         files = self._node_dir.absolute() / ".sandbox"
         if self._sandbox is None:
@@ -65,9 +73,10 @@ class SandboxedLaunch:
         # Not by our own gate: its ceiling is for conversations, and this list is the operator's.
         EgressGate().check(spec.allow, has_network=False, is_confined=sandbox.capabilities.confines_programs)
         address = files / "mcp" / f"{spec.name}.out" / "socket"
-        read_only = (*spec.read_only, address) if spec.allow else spec.read_only
+        needed = self._program_files(spec, sandbox)
+        read_only = (*spec.read_only, *needed.read_only, *([address] if spec.allow else []))
         enclosure = Enclosure(directory, mount_at, has_network=spec.network, read_only=read_only, is_own=True)
-        program = [spec.command, *spec.args]
+        program = [needed.command, *spec.args]
         environment = {**sandbox.shell_environment(enclosure), "LOGNAME": "agent"}
         program_egress: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         if spec.allow:
@@ -84,3 +93,10 @@ class SandboxedLaunch:
         # The SDK starts a command line and passes no descriptors: a shell opens the filter and becomes the sandbox.
         opening = ["/bin/sh", "-c", f'exec {_FILTER_FD}<"$0"; exec "$@"', str(filter_file)]
         return Launch([*opening, *sandbox.command(program, options, _FILTER_FD)], environment, log, program_egress)
+
+    def _program_files(self, spec: McpServerSpec, sandbox: Sandbox) -> ProgramFiles:
+        if sandbox.capabilities.runs_images:  # it has its own programs
+            return ProgramFiles(spec.command)
+        is_confined = sandbox.capabilities.confines_programs
+        closed = self._closed if is_confined else ()
+        return program_files(spec.command, search_path=self._search_path, shown=spec.read_only, closed=closed)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from broker.runtime.child import last_lines
 from broker.tools.custom_tools import ToolFailed
 from tool_worker.mcp.config import McpServerSpec
 from tool_worker.mcp.connection import CONNECT_LIMIT_SECONDS, Announcements, Connection, Launch
@@ -27,6 +29,7 @@ SHOWN_CHARS = 500
 CHECK_FIRST = "The call may have taken effect. Check before you repeat it."
 _SESSION_ENDED = "Session terminated"
 """What the SDK makes of the status 404: the server has not run the call, because it knows no such session."""
+LAST_LINES = 3
 
 
 class AnswerLost(ToolFailed):
@@ -66,6 +69,7 @@ class McpServer:
         self._turn = asyncio.Lock()
         self._connection: Connection | None = None
         self._was_reached = False
+        self._log: Path | None = None
 
     async def tools(self) -> list[Tool]:
         """Return the tools that the server has now.
@@ -108,6 +112,13 @@ class McpServer:
         if self.spec.command:
             return False
         return self._connection is None or self._connection.is_deaf() or not await self._connection.is_alive()
+
+    def last_words(self) -> str:
+        """Return the last lines that its program has written to its log; empty: none."""
+        try:
+            return last_lines(self._log, limit=LAST_LINES).strip() if self._log is not None else ""
+        except OSError:
+            return ""
 
     async def aclose(self) -> None:
         """End the connection, and the program if it was started.  Idempotent."""
@@ -165,9 +176,15 @@ class McpServer:
                 self._connection = None
             if self._connection is None:
                 self._connection = await Connection.made(
-                    self.spec, self._launch, Announcements(self.changed), limit_seconds=self._connect_limit_seconds
+                    self.spec, self._launched, Announcements(self.changed), limit_seconds=self._connect_limit_seconds
                 )
                 if self._was_reached:  # it may be another version by now
                     self.changed.set()
                 self._was_reached = True
             return self._connection
+
+    def _launched(self, spec: McpServerSpec) -> Launch:
+        self._log = None
+        launch = self._launch(spec)
+        self._log = launch.log
+        return launch

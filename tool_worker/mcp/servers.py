@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from broker.contract.observations import MCPObservation
+from broker.secrets.masking import Masker
 from broker.specs.tool_specs import ToolOffer
 from broker.tools.custom_tools import CustomTool, ToolContext, ToolFailed
+from broker.tools.tool_failures import ToolFailure
 from tool_worker.mcp.config import McpServerSpec
 from tool_worker.mcp.connection import CONNECT_LIMIT_SECONDS, Launch
 from tool_worker.mcp.incoming import SHOWN_NAME_CHARS
@@ -42,13 +44,26 @@ _log = logging.getLogger(__name__)
 
 
 class McpServers:
-    """The servers of one tool worker."""
+    """The servers of one tool worker.
+
+    Args:
+        masker: Hides the worker's secrets in what is said of a server that fails.
+        report: Called after the failures of `offered` have changed.
+    """
 
     def __init__(
-        self, specs: Sequence[McpServerSpec], offered: OfferedTools, launch: Callable[[McpServerSpec], Launch]
+        self,
+        specs: Sequence[McpServerSpec],
+        offered: OfferedTools,
+        launch: Callable[[McpServerSpec], Launch],
+        *,
+        masker: Masker | None = None,
+        report: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._servers = [McpServer(spec, launch) for spec in specs]
         self._offered = offered
+        self._masker = masker or Masker()
+        self._report = report or _report_nothing
         for spec in specs:
             offered.expect(prefix_of(spec))
 
@@ -92,10 +107,33 @@ class McpServers:
                 break
             except ToolFailed as error:
                 _log.warning("%s", error)
+                self._offered.fail(self._failure(server, error))
+                await self._report()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         self._offered.replace(tools, prefix=prefix_of(server.spec))
         await publish([tool.offer for tool in tools])
+        if self._offered.recover(_source(server.spec)):
+            await self._report()
+
+    def _failure(self, server: McpServer, error: ToolFailed) -> ToolFailure:
+        spec, words = server.spec, server.last_words()
+        reason = f"{error.message} Its last words: {words}" if words else error.message
+        if spec.command:
+            remedy = f"Correct the command of {spec.name} in the file that DECKHANDS_MCP names; "
+            remedy += f"what the program wrote is in <node dir>/.sandbox/mcp/{spec.name}.log there."
+        else:
+            remedy = f"Start the server {spec.name}, or correct its url in the file that DECKHANDS_MCP names."
+        remedy += " The worker tries again by itself, and reads the file when it starts."
+        return ToolFailure(source=_source(spec), server=spec.name, reason=self._masker.text(reason), remedy=remedy)
+
+
+async def _report_nothing() -> None:
+    return
+
+
+def _source(spec: McpServerSpec) -> str:
+    return f"the MCP server {spec.name}"
 
 
 def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import EventLog
+from broker.runtime.counting import counted
 from broker.specs.workspace_sources import GitSource, UploadedSource
 from tool_worker.errors import SourceUnusable
 from tool_worker.files.file_tree import TreeLimits, measure
@@ -143,7 +144,8 @@ class WorkspaceOpener:
             await repositories.record(workspace, base)
         files, size = await asyncio.to_thread(measure, workspace, self._limits)
         at = f" at commit {commit[:12]}" if commit else ""
-        return Opened(f"The workspace holds {source.title}{at}: {files:,} files, {size:,} bytes.", commit, files, size)
+        held = f"{counted(files, 'file')}, {counted(size, 'byte')}"
+        return Opened(f"The workspace holds {source.title}{at}: {held}.", commit, files, size)
 
     async def _local(self, source: GitSource) -> Path | None:
         """Return where a repository of this machine is; None for one of another."""

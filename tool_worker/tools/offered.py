@@ -11,8 +11,9 @@ import asyncio
 import importlib
 import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from pydantic import BaseModel, TypeAdapter
@@ -27,9 +28,11 @@ from broker.contract.observations import (
 from broker.contract.offered_tools import OfferedToolAction
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.errors import UsageError
+from broker.secrets.masking import Masker
 from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from broker.tools.custom_tools import CustomTool, Runner, ToolContext, ToolFailed, as_custom_tool
 from broker.tools.plugins import entry_points
+from broker.tools.tool_failures import ToolFailure
 from tool_worker.tools.own_thread import in_own_thread
 
 ENTRY_POINTS = "deckhands.tools"
@@ -44,6 +47,12 @@ EXPECTED_LIMIT_SECONDS = 60.0
 MAX_ANSWER_CHARS = 2**20
 """Of a longer answer the head and the tail are kept: what is masked, packed and written holds up everybody's loop."""
 
+REMEDY_OF_NAMED = (
+    "Install the module where that worker can import it, or correct DECKHANDS_TOOLS (module:attribute, …), "
+    "and restart the worker."
+)
+REMEDY_OF_PACKAGE = "Repair or remove the package that brings it, and restart the worker."
+
 _log = logging.getLogger(__name__)
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
@@ -51,14 +60,28 @@ _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 class OfferedTools:
     """The custom tools of one worker, by key."""
 
-    def __init__(self, tools: Iterable[CustomTool]) -> None:
+    def __init__(self, tools: Iterable[CustomTool], failures: Iterable[ToolFailure] = ()) -> None:
         self._tools = {tool.offer.key: tool for tool in tools}
+        self._failures = {failure.source: failure for failure in failures}
         self._expected: dict[str, asyncio.Event] = {}
 
     @property
     def offers(self) -> tuple[ToolOffer, ...]:
         """What to publish."""
         return tuple(tool.offer for tool in self._tools.values())
+
+    @property
+    def failures(self) -> tuple[ToolFailure, ...]:
+        """What to report: the sources that give no tools now."""
+        return tuple(self._failures.values())
+
+    def fail(self, failure: ToolFailure) -> None:
+        """Take down that a source gives no tools."""
+        self._failures[failure.source] = failure
+
+    def recover(self, source: str) -> bool:
+        """Take down that a source gives tools again, and say whether it did not before.  Idempotent."""
+        return self._failures.pop(source, None) is not None
 
     def replace(self, tools: Iterable[CustomTool], *, prefix: str) -> None:
         """Put these tools in the place of all whose key begins with the prefix."""
@@ -132,37 +155,43 @@ class OfferedTools:
         return self._tools.get(key)
 
 
-def found_tools(named: Iterable[str], pools: Iterable[str]) -> list[CustomTool]:
+def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | None = None) -> OfferedTools:
     """Return the tools of installed packages (entry points `deckhands.tools`) and those that are named.
+
+    One that cannot be loaded is logged and stands among the failures: the worker serves everything else, and a
+    person who asks for the tool reads why it is missing.
 
     Args:
         named: `module:attribute`, of modules that can be imported.
         pools: What this worker serves; tools for other pools are left out.
-
-    Raises:
-        UsageError: a named tool cannot be found, or is none. A package whose entry point is broken is only logged.
+        masker: Hides the worker's secrets in what is said of a failure.
     """
-    tools = [_named_tool(name) for name in named]
-    for point in entry_points(ENTRY_POINTS):
+    sources: list[tuple[str, Callable[[], Any], str]] = [
+        (name, partial(_named_tool, name), REMEDY_OF_NAMED) for name in named
+    ]
+    sources += [
+        (f"the entry point {point.name} of {ENTRY_POINTS}", point.load, REMEDY_OF_PACKAGE)
+        for point in entry_points(ENTRY_POINTS)
+    ]
+    tools, failures = [], []
+    for source, load, remedy in sources:
         try:
-            tools.append(as_custom_tool(point.load()))
-        except Exception as error:  # noqa: BLE001  (somebody else's package must not keep this worker from its work)
-            _log.error("the entry point %s of %s gives no tool: %s", point.name, ENTRY_POINTS, error)
+            tools.append(as_custom_tool(load()))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (what somebody's module does when it is imported)
+            _log.error("%s gives no tool", source, exc_info=error)
+            reason = f"{type(error).__name__}: {error}" if not isinstance(error, UsageError) else str(error)
+            reason = masker.text(reason) if masker else reason
+            failures.append(ToolFailure(source=source, reason=reason, remedy=remedy))
     served = {"", *pools}
-    return [tool for tool in tools if tool.offer.pool in served]
+    return OfferedTools([tool for tool in tools if tool.offer.pool in served], failures)
 
 
-def _named_tool(name: str) -> CustomTool:
+def _named_tool(name: str) -> Any:
     module, _, attribute = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"There is no tool {name!r}: {error}.", remedy="Write DECKHANDS_TOOLS=module:attribute."
-        ) from error
-    return as_custom_tool(found)
+    found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
 
 
 async def _answer(tool: CustomTool, run: Runner, arguments: Any, context: ToolContext) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,8 +29,10 @@ from broker.runtime.errors import DeckhandsError, EventsLost, OwnershipLost, Unk
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
 from broker.runtime.settings import joined_paths
+from broker.secrets.masking import Masker
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store, open_store
+from broker.tools.tool_failures import SANDBOX, ToolFailure, ToolFailures
 from broker.tools.tool_offers import ToolOffers
 from tool_worker.checkpoints.checkpoint_store import BASES, Checkpoints
 from tool_worker.checkpoints.checkpointing import Checkpointing
@@ -60,7 +62,8 @@ class ToolConsumer:
 
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
-        self._offered = OfferedTools(found_tools(settings.tools, settings.pools))
+        self._masker = Masker((*_secrets_of(settings), *settings.private_values))
+        self._offered = found_tools(settings.tools, settings.pools, masker=self._masker)
         self._programs = session_programs(settings.pools, chromium=settings.chromium, sandbox=settings.sandbox)
         self._incarnation: Incarnation | None = None
         self._identity = ""
@@ -91,12 +94,18 @@ class ToolConsumer:
         self._identity = identity_of(settings.node_dir)
         await only_here(store, settings.node, self._identity)
         launch = SandboxedLaunch(
-            settings.sandbox, settings.node_dir, gate=settings.gate, containers=settings.containers
+            settings.sandbox,
+            settings.node_dir,
+            gate=settings.gate,
+            containers=settings.containers,
+            search_path=settings.search_path,
+            closed=settings.named.closed,
         )
-        servers = McpServers(settings.mcp_servers, self._offered, launch)
+        report = partial(self._report_failures, store)
+        servers = McpServers(settings.mcp_servers, self._offered, launch, masker=self._masker, report=report)
         publish = ToolOffers(store).publish
         offering = [asyncio.create_task(task(publish), name="offer mcp") for task in (servers.offer, servers.follow)]
-        announcing = asyncio.create_task(_announce_sandbox(workspaces))
+        announcing = asyncio.create_task(self._announce_sandbox(workspaces, report))
         try:
             while not stop.is_set():
                 incarnation = self.begin(store, workspaces)
@@ -110,6 +119,22 @@ class ToolConsumer:
             await servers.aclose()
             await workspaces.aclose()
             await store.aclose()
+
+    async def _report_failures(self, store: Store) -> None:
+        if self._incarnation is not None:  # one that begins reports by itself
+            await ToolFailures(store).report(self._incarnation.worker_id, self._offered.failures)
+
+    async def _announce_sandbox(self, workspaces: Workspaces, report: Callable[[], Awaitable[None]]) -> None:
+        """Say which sandbox is in force and what it leaves open, before the first command needs it."""
+        try:
+            sandbox = await workspaces.demanded_sandbox()
+        except DeckhandsError as error:
+            _log.error("no sandbox is in force, so commands of agents are refused: %s", error)
+            reason = self._masker.text(error.message)
+            self._offered.fail(ToolFailure(source=SANDBOX, reason=reason, remedy=error.remedy))
+            await report()
+        else:
+            _log.info("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)
 
     def begin(self, store: Store, workspaces: Workspaces) -> Incarnation:
         """Begin a life under a new name; `run` does, and simulations do on a store and workspaces of their own."""
@@ -157,7 +182,7 @@ class Incarnation:
         self._store = store
         self._settings = settings
         self._workspaces = workspaces
-        self._offers = offered.offers
+        self._offered = offered
         self._queues = [
             ActionQueue(store, names, worker_id=self.worker_id, node=settings.node, pools=settings.pools)
             for names in store.all_shards
@@ -209,7 +234,8 @@ class Incarnation:
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Work until stopped or swept; `on_beat` receives the progress at each beat."""
         await self.membership.register()
-        await ToolOffers(self._store).publish(self._offers)
+        await ToolFailures(self._store).report(self.worker_id, self._offered.failures)
+        await ToolOffers(self._store).publish(self._offered.offers)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._reaper.run())]
@@ -225,6 +251,7 @@ class Incarnation:
             for queue in self._queues:
                 await queue.aclose()
         if stop.is_set():
+            await ToolFailures(self._store).report(self.worker_id, ())
             await self.membership.leave()
 
     async def _beat(self, on_beat: Callable[[int], None]) -> None:
@@ -319,13 +346,3 @@ def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpene
 
 def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:
     return tuple(secret for server in settings.mcp_servers for secret in server.secrets)
-
-
-async def _announce_sandbox(workspaces: Workspaces) -> None:
-    """Say in the log which sandbox is in force and what it leaves open, before the first command needs it."""
-    try:
-        sandbox = await workspaces.demanded_sandbox()
-    except DeckhandsError as error:
-        _log.error("no sandbox is in force, so commands of agents are refused: %s", error)
-    else:
-        _log.info("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)

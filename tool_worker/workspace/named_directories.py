@@ -40,6 +40,11 @@ class NamedDirectories:
         self.roots = tuple(roots)
         self._private = tuple(private)
 
+    @property
+    def closed(self) -> tuple[Path, ...]:
+        """Where agents may come to write, and what is ours."""
+        return (*self.roots, *self._private)
+
     def open(self, name: str, *also_private: Path) -> Directory:
         """Open a directory that a conversation names.
 

@@ -260,7 +260,7 @@ def test_what_a_model_sees_of_a_commands_output(metadata: CmdOutputMetadata, tex
         (ChangeAgentStateAction(agent_state=AgentState.PAUSED), "Asked to be paused"),
         (
             SystemMessageAction(content="abc", tools=("t",), agent_class="A"),
-            "System prompt of A (3 characters, 1 tools)",
+            "System prompt of A (3 characters, 1 tool)",
         ),
         (CmdOutputObservation(command="ls"), "Command `ls` executed with exit code -1."),
         (FileReadObservation(path="a"), "I read the file a."),

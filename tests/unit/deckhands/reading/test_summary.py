@@ -49,6 +49,8 @@ def test_a_finished_conversation_in_numbers():
         "asked_id": None,
         "sandbox": "auto",
         "labels": {},
+        "has_ipython": False,
+        "delegates": {},
     }
 
 

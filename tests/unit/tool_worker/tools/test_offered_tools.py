@@ -14,6 +14,7 @@ from broker.contract.observations import ErrorObservation, OutcomeUnknownObserva
 from broker.contract.offered_tools import ToolCallAction
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.errors import UsageError
+from broker.secrets.masking import Masker
 from broker.specs.tool_specs import OutcomePolicy
 from broker.tools.custom_tools import ToolContext, custom_tool
 from tests import example_tools
@@ -31,7 +32,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def offered() -> OfferedTools:
-    return OfferedTools(found_tools(NAMES, ["gpu"]))
+    return found_tools(NAMES, ["gpu"])
 
 
 async def call(
@@ -99,15 +100,43 @@ def test_what_cannot_be_a_tool_is_refused() -> None:
 
 
 def test_tools_of_other_pools_are_left_out() -> None:
-    assert [offer.name for offer in OfferedTools(found_tools(NAMES, ["bash"])).offers] == [
+    assert [offer.name for offer in found_tools(NAMES, ["bash"]).offers] == [
         *("add", "wait_for_ever", "fail", "place_order")
     ]
 
 
-@pytest.mark.parametrize("name", ["tests.nowhere:add", "tests.example_tools:gone", "tests.example_tools", ":x"])
-def test_a_named_tool_that_is_not_there_is_an_error(name: str) -> None:
-    with pytest.raises(UsageError):
-        found_tools([name], [])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("tests.nowhere:add", "ModuleNotFoundError: No module named 'tests.nowhere'"),
+        ("tests.example_tools:gone", "AttributeError: module 'tests.example_tools' has no attribute 'gone'"),
+        ("tests.example_tools", "AttributeError: module 'tests.example_tools' has no attribute ''"),
+        (":x", "ValueError: Empty module name"),
+        ("os:sep", "'/' is no tool. Name a function or a class."),
+    ],
+)
+def test_a_named_tool_that_cannot_be_loaded_is_reported_and_keeps_nobody(name: str, reason: str) -> None:
+    offered = found_tools([name, *NAMES], [])
+    (failure,) = offered.failures
+    assert (failure.source, failure.reason, failure.server) == (name, reason, "")
+    assert "correct DECKHANDS_TOOLS" in failure.remedy
+    assert "add" in [offer.name for offer in offered.offers]
+
+
+@pytest.mark.parametrize(
+    "statement", ["raise SystemExit('no {}')", "def", "1 / 0 # {}", "raise Exception('{}\\x1b[2J')"]
+)
+def test_whatever_a_module_does_at_its_import_is_its_own_failure(
+    statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "hunter2-hunter2"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"broken_{abs(hash(statement))}"
+    (tmp_path / f"{name}.py").write_text(statement.format(secret))
+    (failure,) = found_tools([f"{name}:x"], [], masker=Masker([secret])).failures
+    assert secret not in failure.reason
+    assert failure.reason.isprintable()
+    assert "Error" in failure.reason or "<secret_hidden>" in failure.reason
 
 
 async def test_a_text_is_read_as_it_is_and_a_value_as_data(offered: OfferedTools, trace: Path) -> None:
@@ -228,5 +257,5 @@ def test_tools_of_installed_packages_are_found_and_broken_ones_keep_nobody(
         "[deckhands.tools]\nstock = tools_of_a_package:stock\nlost = tools_of_a_package:nothing\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert [tool.offer.key for tool in found_tools([], [])] == ["stock"]
+    assert [offer.key for offer in found_tools([], []).offers] == ["stock"]
     assert "the entry point lost of deckhands.tools gives no tool" in caplog.text

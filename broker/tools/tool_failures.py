@@ -1,0 +1,140 @@
+"""Tools that tool workers were to offer and cannot: published, so that the person who asks for one reads why.
+
+Holds: what is published is one line of bounded length without control characters, cleaned when it is written and again
+when it is read; the report of a worker that has ended is neither shown nor kept.
+Does not: mask secrets; the tool worker does, which knows them.
+Keys: `deck:tools:failed`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from broker.coordination.membership import members
+from broker.runtime.errors import StoreRefused
+from broker.store import keys
+from broker.store.store import Store
+
+SANDBOX = "sandbox"
+MAX_FAILURES = 32
+MAX_REPORT_BYTES = 64 * 2**10
+MAX_NAME_CHARS = 200
+MAX_REASON_CHARS = 600
+
+_log = logging.getLogger(__name__)
+
+
+def one_line(text: str, limit: int) -> str:
+    """Return a text as one line of at most `limit` characters, without what a terminal would obey or hide."""
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _name(text: str) -> str:
+    return one_line(text, MAX_NAME_CHARS)
+
+
+def _sentence(text: str) -> str:
+    return one_line(text, MAX_REASON_CHARS)
+
+
+class ToolFailure(BaseModel):
+    """A source of tools that gives none, or a sandbox that does not work.
+
+    Attributes:
+        source: a name of `DECKHANDS_TOOLS`, an entry point, an MCP server, or `SANDBOX`.
+        server: the MCP server, whose tools would be offered under `<server>/`; empty for what is none.
+        reason: what happened.
+        remedy: what to do.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    source: Annotated[str, AfterValidator(_name)]
+    server: Annotated[str, AfterValidator(_name)] = ""
+    reason: Annotated[str, AfterValidator(_sentence)]
+    remedy: Annotated[str, AfterValidator(_sentence)] = ""
+
+    def may_explain(self, pattern: str) -> bool:
+        """Say whether a tool that somebody asks for may be missing because of this."""
+        server, slash, _ = pattern.partition("/")
+        if self.server:
+            return fnmatchcase(self.server, server) and (bool(slash) or "*" in server)
+        return not slash and self.source != SANDBOX
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A failure, and where it happened."""
+
+    worker_id: str
+    node: str
+    failure: ToolFailure
+
+    def __str__(self) -> str:
+        where = f"the tool worker {_name(self.worker_id)}" + (f" (node {_name(self.node)})" if self.node else "")
+        source, reason = self.failure.source, self.failure.reason.rstrip(".")
+        what = f"{where} has no sandbox" if source == SANDBOX else f"{where} gets no tool from {source}"
+        return f"{what[0].upper()}{what[1:]}: {reason}."
+
+
+class ToolFailures:
+    """The failures that the tool workers of a store report."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def report(self, worker_id: str, failures: Iterable[ToolFailure]) -> None:
+        """Put these failures in the place of what a worker reported before; none: nothing fails.  Idempotent."""
+        found = [failure.model_dump() for failure in failures][:MAX_FAILURES]
+        try:
+            if found:
+                await self._call("HSET", keys.TOOLS_FAILED, worker_id, json.dumps(found))
+            ended = await self._ended_but(worker_id)
+            if gone := [*ended, *([] if found else [worker_id])]:
+                await self._call("HDEL", keys.TOOLS_FAILED, *gone)
+        except StoreRefused as error:  # a key of another type: the worker serves all the same
+            _log.error("tools that fail cannot be reported under %s: %s", keys.TOOLS_FAILED, error)
+
+    async def all(self) -> list[Reported]:
+        """Return what the running workers report, by worker; a report that cannot be read is left out."""
+        try:
+            flat = await self._call("HGETALL", keys.TOOLS_FAILED)
+        except StoreRefused:
+            return []
+        if not flat:
+            return []
+        texts = dict(zip(flat[::2], flat[1::2], strict=True))
+        found = []
+        for member in sorted(await members(self._store), key=lambda member: member.worker_id):
+            text = texts.get(member.worker_id.encode(errors="replace"), b"")
+            if member.role == "tool" and member.left_seconds > 0 and len(text) <= MAX_REPORT_BYTES:
+                node = member.about.get("node", "")
+                found += [Reported(member.worker_id, node, failure) for failure in _failures_in(text)]
+        return found
+
+    async def _ended_but(self, worker_id: str) -> list[bytes]:
+        """Return the workers that have reported and are no longer running, whatever becomes of their reports."""
+        reported = (await self._call("HGETALL", keys.TOOLS_FAILED))[::2]
+        if set(reported) <= {worker_id.encode()}:
+            return []
+        running = {member.worker_id.encode(errors="replace") for member in await members(self._store)}
+        return [name for name in reported if name not in running and name != worker_id.encode()]
+
+    async def _call(self, *command: Any) -> Any:
+        return await self._store.persist(lambda: self._store.connection.call(*command))
+
+
+def _failures_in(text: bytes) -> list[ToolFailure]:
+    try:
+        listed = json.loads(text)
+        return [ToolFailure.model_validate(one) for one in listed[:MAX_FAILURES]]
+    except (ValueError, TypeError, KeyError, ValidationError, RecursionError):
+        return []

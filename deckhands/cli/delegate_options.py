@@ -1,0 +1,111 @@
+"""`--delegate`: the agents that an agent can hand tasks to, by name or from files with their specifications."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from broker.contract.events import AgentSpec, LLMSpec
+from broker.runtime.errors import UsageError
+
+MAX_FILE_BYTES = 2**20
+MAX_DELEGATES = 32
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+OF_OWN_TOOLS = frozenset(
+    {"BrowsingAgent", "DummyAgent", "LocAgent", "PlanningAgent", "ReadOnlyAgent", "VisualBrowsingAgent"}
+)
+"""Agents whose tools are always the same: what would add one does nothing for them."""
+TOLD = "With the tool `delegate` you can hand tasks to these agents: {names}."
+REMEDY = "docs/delegation.md shows what a delegate's file holds."
+
+
+def check_takes_tools(agent: str, option: str) -> None:
+    """Refuse an option that gives an agent a tool that it does not take.
+
+    Raises:
+        UsageError: names both.
+    """
+    if agent in OF_OWN_TOOLS:
+        raise UsageError(
+            f"{option} does nothing for {agent}, whose tools are fixed.", remedy="Use it with CodeActAgent."
+        )
+
+
+def with_delegates(agent: AgentSpec, given: Sequence[str]) -> AgentSpec:
+    """Return the agent with its delegates, each given as NAME, a known agent, or as NAME=FILE.
+
+    A delegate without a file is the agent itself under the other name, as `controller_worker` has it; one whose file
+    names no model has the agent's.
+
+    Raises:
+        UsageError: a name or a file cannot be used; names it.
+    """
+    if not given:
+        return agent
+    if len(given) > MAX_DELEGATES:
+        raise UsageError(f"--delegate is given {len(given)} times; the limit is {MAX_DELEGATES}.", remedy="Give fewer.")
+    delegates: dict[str, AgentSpec] = {}
+    for text in given:
+        name, separator, file = text.partition("=")
+        if not NAME.fullmatch(name) or (separator and not file):
+            raise UsageError(f"--delegate is {ascii(text)[:200]}.", remedy="Write NAME or NAME=FILE.")
+        if name in delegates:
+            raise UsageError(f"Two delegates have the name {name}.", remedy="Give each its own name.")
+        if separator:
+            spec = _spec_in(Path(file), text)
+            is_same = spec.llm == LLMSpec()
+            delegates[name] = spec.model_copy(update={"llm": agent.llm}) if is_same else spec
+        else:
+            check = {"goal": None, "output": None, "memory": None, "plan": None}
+            delegates[name] = agent.model_copy(update={"name": name, **check})
+    suffix = "\n".join(filter(None, (agent.system_prompt_suffix, TOLD.format(names=", ".join(delegates)))))
+    return agent.model_copy(update={"enable_delegation": True, "delegates": delegates, "system_prompt_suffix": suffix})
+
+
+def _spec_in(file: Path, option: str) -> AgentSpec:
+    what = f"The file {file} of --delegate {option.partition('=')[0]}"
+    try:
+        with file.expanduser().open("rb") as opened:
+            content = opened.read(MAX_FILE_BYTES + 1)
+    except (OSError, RuntimeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{what} cannot be read: {why}.", remedy="Name another.") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise UsageError(f"{what} has more than {MAX_FILE_BYTES:,} bytes.", remedy="Shorten it.")
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{what} is not JSON: {error}.", remedy=REMEDY) from error
+    _check_names(fields, what)
+    try:
+        return AgentSpec.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{what} cannot be used: {where}: {first['msg']}.", remedy=REMEDY) from error
+
+
+def _check_names(fields: Any, what: str) -> None:
+    """Refuse fields that do not exist, which would silently do nothing."""
+    if not isinstance(fields, dict):
+        raise UsageError(f"{what} holds no object.", remedy=REMEDY)
+    _check_known(fields, AgentSpec.model_fields, what)
+    if isinstance(fields.get("llm"), dict):
+        _check_known(fields["llm"], LLMSpec.model_fields, f"{what}: llm")
+    inner = fields.get("delegates")
+    for name, spec in inner.items() if isinstance(inner, dict) else ():
+        _check_names(spec, f"{what}: delegates.{ascii(name)[1:-1][:100]}")
+
+
+def _check_known(fields: Mapping[str, Any], known: Collection[str], what: str) -> None:
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else REMEDY
+            raise UsageError(f"{what} has the field {ascii(name)[:100]}, which does not exist.", remedy=hint)

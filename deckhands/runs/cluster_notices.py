@@ -1,0 +1,65 @@
+"""What a run says of the cluster that it waits for: workers that are missing, settings that do nothing, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from broker.coordination.membership import Member, members, silent_roles
+from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
+from deckhands.client.client import Client
+from deckhands.cluster.embedded_cluster import Notice
+
+T = TypeVar("T")
+POLL_SECONDS = 0.2
+IGNORED_SHOWN = 20
+
+
+async def warn_of_missing_workers(client: Client, on_notice: Notice) -> None:
+    """Report which kind of worker a cluster lacks, because nothing happens until there is one."""
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):  # the task is in the log all the same
+        if lacking := await silent_roles(client.store):
+            on_notice(f"No {' and no '.join(lacking)} worker is running; the conversation waits.")
+
+
+async def warn_of_ignored_settings(client: Client, on_notice: Notice, *, limit_seconds: float = 0.0) -> None:
+    """Report which settings of models the controller workers have found and do not know.
+
+    Args:
+        limit_seconds: how long to wait for the first of them.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_seconds
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+        while not (found := await live_controllers(client)):
+            if loop.time() >= deadline:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+        texts = dict.fromkeys(text for one in found for text in one.about.get("ignored_settings", "").splitlines())
+        for text in list(texts)[:IGNORED_SHOWN]:
+            on_notice(text)
+
+
+async def live_controllers(client: Client) -> list[Member]:
+    """Return the controller workers whose heartbeat holds."""
+    return [one for one in await members(client.store) if one.role == "controller" and one.left_seconds > 0]
+
+
+async def unless_broken(work: Awaitable[T], broken: Awaitable[None]) -> T:
+    """Return what some work returns, unless the cluster breaks first.
+
+    Raises:
+        DeckhandsError: what broke it.
+    """
+    working, breakage = asyncio.ensure_future(work), asyncio.ensure_future(broken)
+    try:
+        await asyncio.wait((working, breakage), return_when=asyncio.FIRST_COMPLETED)
+        if breakage.done():
+            await breakage
+        return await working
+    finally:
+        for future in (working, breakage):
+            future.cancel()
+        await asyncio.gather(working, breakage, return_exceptions=True)

@@ -1,0 +1,144 @@
+"""What the program of an MCP server needs of this machine besides the system: its virtual environment.
+
+Holds: only the environment and the Python that it was made with are opened, to read; and none of it where an agent can
+write, because an agent could then have another directory mounted, or have its own program started as the server.
+Does not: open what a program's arguments name; `read_only` does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.runtime.errors import UsageError
+from broker.secrets.private_directories import MAX_LINKS, Mounts, on_the_way
+from tool_worker.sandbox.sandbox import SYSTEM_PATH, interpreter_prefixes
+
+MARK = "pyvenv.cfg"
+"""Every virtual environment has this file (PEP 405)."""
+MAX_HEAD_BYTES = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFiles:
+    """A program, and what it has to be shown.
+
+    Attributes:
+        command: its path, or its name if the system has it.
+        read_only: the environment and its Python, as they are written and as they really are.
+    """
+
+    command: str
+    read_only: tuple[Path, ...] = ()
+
+
+def program_files(
+    command: str, *, search_path: str = "", shown: Iterable[Path] = (), closed: Sequence[Path] = ()
+) -> ProgramFiles:
+    """Find a program and what it needs.
+
+    Args:
+        command: its absolute path, or a name. A name that the system does not have is looked for beside our own
+            Python, and then in `search_path`.
+        shown: what the program is shown anyway, because the operator says so.
+        closed: where agents can write, and what is ours.
+
+    Raises:
+        UsageError: what it needs lies in one of those.
+    """
+    path = _found(command, search_path)
+    if path is None:
+        return ProgramFiles(command)
+    environments = dict.fromkeys(_environments(path))
+    if not environments:
+        return ProgramFiles(command)
+    files = [file for environment in environments for file in (environment, *_base_prefixes(environment))]
+    # Of a link from elsewhere, what it leads to is started: the link itself is not shown.
+    inside = [name for name in _links(path) if any(name.is_relative_to(environment) for environment in environments)]
+    path = inside[0] if inside else path
+    files += [] if inside else [path]
+    needed = dict.fromkeys(name for file in files for name in (file, file.resolve()))
+    open_anyway = (Path("/usr"), *interpreter_prefixes(), *shown)
+    missing = [file for file in needed if not any(file.is_relative_to(one) for one in open_anyway)]
+    for file in missing:
+        _refuse_closed(file, closed)
+    return ProgramFiles(str(path), tuple(missing))
+
+
+def _found(command: str, search_path: str) -> Path | None:
+    """Return the path of a program that may not be the system's; None: it is, or is nowhere."""
+    if "/" in command:
+        path = Path(os.path.normpath(command))
+        return path if path.is_absolute() and path.is_file() else None
+    if shutil.which(command, path=SYSTEM_PATH):
+        return None
+    found = shutil.which(command, path=f"{Path(sys.executable).parent}:{search_path}")
+    return Path(found) if found and Path(found).is_absolute() else None
+
+
+def _environments(program: Path) -> Iterator[Path]:
+    """Yield the virtual environments of a program: where it lies, by any of its links, and that of its first line."""
+    for path in (program, *_interpreters(program)):
+        for name in _links(path):
+            root = name.parent.parent
+            if name.parent.name == "bin" and root != Path("/") and (root / MARK).is_file():
+                yield root
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Yield a path, and where it leads as long as it is a link itself."""
+    for _ in range(MAX_LINKS):
+        yield path
+        if not path.is_symlink():
+            return
+        path = Path(os.path.normpath(path.parent / path.readlink()))
+
+
+def _interpreters(program: Path) -> list[Path]:
+    """Return what starts a script by its first line; for a long path pip writes a shell's line with the path in it."""
+    with program.open("rb") as file:
+        head = file.read(MAX_HEAD_BYTES)
+    first, _, rest = head.partition(b"\n")
+    if not first.startswith(b"#!"):
+        return []
+    words = first[2:].split()[:1]
+    if words == [b"/bin/sh"] and rest.startswith(b"'''exec' "):
+        path = rest.partition(b" ")[2]
+        words = path.split(b'"')[1:2] if path.startswith(b'"') else path.split()[:1]
+    paths = [Path(os.fsdecode(word)) for word in words if b"\0" not in word]
+    return [path for path in paths if path.is_absolute()]
+
+
+def _base_prefixes(environment: Path) -> list[Path]:
+    """Return the directories of the Python that an environment was made with, as far as they look like one."""
+    programs = list(_links(environment / "bin" / "python"))[1:]
+    homes = [program.parent for program in programs]
+    with (environment / MARK).open("rb") as file:
+        lines = os.fsdecode(file.read(MAX_HEAD_BYTES)).splitlines()
+    settings = (line.partition("=") for line in lines)
+    homes += [Path(value.strip()) for name, _, value in settings if name.strip() == "home"]
+    homes += [home.resolve() for home in homes]
+    found = dict.fromkeys(home.parent for home in homes if home.is_absolute() and home.name == "bin")
+    return [prefix for prefix in found if prefix not in (environment, Path("/")) and _is_python(prefix)]
+
+
+def _is_python(prefix: Path) -> bool:
+    return any(prefix.glob("lib/python3*/os.py"))
+
+
+def _refuse_closed(file: Path, closed: Sequence[Path]) -> None:
+    mounts = Mounts.now()
+    for place in closed:
+        theirs = mounts.location(place.resolve())
+        for name in on_the_way(file):
+            ours = mounts.location(name)
+            if ours.is_in(theirs) or theirs.is_in(ours):
+                raise UsageError(
+                    f"The program needs {file}, and {place} is closed to it: agents can write there, or it is "
+                    "Deckhands' own.",
+                    remedy="Install it elsewhere, or name the directory under `read_only` in its entry.",
+                )
