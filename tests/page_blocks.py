@@ -32,13 +32,13 @@ class How:
     """How to run a block.
 
     Attributes:
-        model: the profile that plays the model.
+        model: the profile that plays the model; empty: the first.
         id_of: what kind of conversation `ID` stands for.
         shows: what its output has to contain.
         is_private: without the cluster that the pages share.
     """
 
-    model: str = "default"
+    model: str = ""
     id_of: str = "finished"
     shows: str = ""
     is_private: bool = False
