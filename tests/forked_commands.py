@@ -77,7 +77,7 @@ def _answer(connection: socket.socket) -> None:
         for number, file in enumerate(files):
             os.dup2(file, number)
             os.close(file)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: PTH123, SIM115
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         os.chdir(directory)
         os.environ.clear()
         os.environ.update(environment)

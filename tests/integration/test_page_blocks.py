@@ -91,7 +91,7 @@ class Reader:
             path = self.directory / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
-        if block.not_run or block.file and block.language != "python":
+        if block.not_run or (block.file and block.language != "python"):
             return
         if block.language == "python":
             await self._execute(block)
@@ -249,7 +249,9 @@ def install_poets(site: Path) -> None:
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: poets\nVersion: 1\n")
     points = re.findall(r'^\[project\.entry-points\."(.+)"\]\n((?:\w.*\n)+)', files["pyproject.toml"], re.MULTILINE)
-    (described / "entry_points.txt").write_text("".join(f"[{group}]\n{text.replace(chr(34), '')}" for group, text in points))
+    (described / "entry_points.txt").write_text(
+        "".join(f"[{group}]\n{text.replace(chr(34), '')}" for group, text in points)
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)
