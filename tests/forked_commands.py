@@ -41,9 +41,11 @@ def forked_commands(directory: Path) -> Iterator[Path]:
     arguments = [sys.executable, "-m", "tests.forked_commands", str(directory / "socket")]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        yield command
-        server.terminate()
+        try:
+            assert server.stdout.readline() == "ready\n"
+            yield command
+        finally:
+            server.terminate()
 
 
 def serve(path: str) -> None:

@@ -12,6 +12,7 @@ from broker.contract.kinds import Event
 from broker.runtime.settings import NAMES_OF_WORKERS
 from controller_worker.settings import ControllerVariables
 from tests.house_rules import is_ours
+from tests.page_blocks import pages
 from tests.reference_pages import PAGES
 from tests.settings_page import own_fields
 from tests.source_code import ROOT, Source, tracked_sources
@@ -40,6 +41,13 @@ def test_every_variable_that_is_read_is_on_the_page() -> None:
     read = {name for source in sources for name in variables_read(source, constants)}
     assert {"DECKHANDS_HOST_ID", "NO_COLOR", "LLM_CONFIG", "TMPDIR", "PATH"} <= read
     assert sorted(read - named) == []
+
+
+def test_every_variable_that_a_page_names_is_read() -> None:
+    known = set(OURS.findall((ROOT / "docs" / "settings.md").read_text(encoding="utf-8")))
+    for page in pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert {name for name in OURS.findall(text) if name.startswith("DECKHANDS_")} - known == set(), page
 
 
 def test_every_kind_has_a_section() -> None:
