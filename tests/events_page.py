@@ -25,7 +25,11 @@ WRITERS: Mapping[str, str] = {
 }
 NOT_WRITERS = "deckhands/openhands/"
 """Imports write events that others have written before."""
-IN_BROKER: Mapping[str, set[str]] = {"broker/log/lost_tails.py": set(WRITERS.values())}
+IN_BROKER: Mapping[str, set[str]] = {
+    "broker/log/lost_tails.py": set(WRITERS.values()),
+    "broker/contract/actions.py": {WRITERS["controller_worker"]},
+    "broker/contract/task_list.py": {WRITERS["controller_worker"]},
+}
 """The files of `broker` that write events, and for whom."""
 JSON_NAMES: Mapping[object, str] = {**NAMES, bool: "true or false"}
 FAMILIES: Mapping[str, tuple[str, str]] = {
@@ -161,6 +165,7 @@ def _writers() -> dict[str, list[str]]:
                 found[name] |= writers
     for owner in _kinds().values():
         is_agents = owner.model_fields["source"].default is EventSource.AGENT
-        if not found[owner.__name__] or (is_agents and hasattr(owner, "tool_spec")):
+        if is_agents and (hasattr(owner, "tool_spec") or not found[owner.__name__]):
             found[owner.__name__].add(WRITERS["controller_worker"])
-    return {name: [part for part in WRITERS.values() if part in parts] for name, parts in found.items()}
+    named = {name: [part for part in WRITERS.values() if part in parts] for name, parts in found.items()}
+    return {name: parts or ["nobody; imports have it"] for name, parts in named.items()}

@@ -97,7 +97,15 @@ class Parent(Part):
 
 
 class ConversationCreated(Event):
-    """The first event of every conversation: what it is, as data."""
+    """The first event of every conversation: what it is, as data.
+
+    Attributes:
+        headless: whether nobody can be asked.
+        title: for listings.
+        forked_from: `ID@EVENT` of the conversation that it was forked from; None for no fork.
+        tenancy: who it is for; None: for nobody in particular.
+        parent: whose delegate it is; None: nobody's.
+    """
 
     kind: Literal["conversation.created"] = "conversation.created"
     conversation_id: str
