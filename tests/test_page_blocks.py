@@ -130,6 +130,15 @@ def test_what_cannot_run_names_what_exists(block: Block) -> None:
     assert {name.lower() for name in re.findall(r"\bLLM_(\w+)=", text)} <= LLMConfig.model_fields.keys()
 
 
+@pytest.mark.parametrize(("command", "code"), [("git push --force", 2), ("git push", 0)])
+def test_the_command_of_the_page_on_hooks_vetoes(tmp_path: Path, command: str, code: int) -> None:
+    (hook,) = [block for block in blocks_of("docs/hooks.md") if block.file == "no-force-push"]
+    (tmp_path / "hook").write_text(hook.text)
+    asked = json.dumps({"point": "before_action", "event": {"kind": "action.run", "command": command}})
+    done = subprocess.run(["sh", tmp_path / "hook"], input=asked, capture_output=True, text=True, check=False)
+    assert (done.returncode, bool(done.stderr)) == (code, code == 2)
+
+
 def json_values(text: str) -> Iterator[dict[str, object]]:
     decoder, start = json.JSONDecoder(), 0
     while start < len(text.rstrip()):
