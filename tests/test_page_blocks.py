@@ -130,6 +130,14 @@ def test_what_cannot_run_names_what_exists(block: Block) -> None:
     assert {name.lower() for name in re.findall(r"\bLLM_(\w+)=", text)} <= LLMConfig.model_fields.keys()
 
 
+@pytest.mark.parametrize("page", pages())
+def test_every_command_within_a_sentence_names_a_verb_and_options_that_exist(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for command in re.findall(r"`((?:[A-Z_]+=\S+ )*deckhands [a-z][^`]*)`", text):
+        for words in commands_in(command.replace("\\|", "-or-")):
+            check(words)
+
+
 @pytest.mark.parametrize(("command", "code"), [("git push --force", 2), ("git push", 0)])
 def test_the_command_of_the_page_on_hooks_vetoes(tmp_path: Path, command: str, code: int) -> None:
     (hook,) = [block for block in blocks_of("docs/hooks.md") if block.file == "no-force-push"]
@@ -173,6 +181,8 @@ def check(words: list[str]) -> None:
         case "pip", ["install", package]:
             extras = re.findall(r"\[(.+)\]", package)
             assert all(set(extra.split(",")) <= PROJECT["optional-dependencies"].keys() for extra in extras)
+        case "docker", ["compose", "run", "--rm", "cli", *arguments] | ["compose", "exec", _, "deckhands", *arguments]:
+            check(["deckhands", *arguments])
         case "docker", ["compose", *arguments]:
             files = [name for flag, name in pairwise(arguments) if flag == "-f"]
             assert all((ROOT / name).is_file() for name in files if "/" in name or name.endswith(".yaml")), files
