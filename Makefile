@@ -26,7 +26,7 @@ RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools test soak check lock bench faults orphans security clean
+.PHONY: help setup run tools test soak check docs lock bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -55,6 +55,9 @@ check: $(SETUP) ## Lint, check the format, check the types, look for unsafe call
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/bandit -q -r -c pyproject.toml broker controller_worker tool_worker deckhands
+
+docs: $(SETUP) ## Write docs/settings.md and docs/events.md again, from the classes of settings and events
+	@$(BIN)/python -m tests.reference_pages
 
 lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with the hashes of their files
 	@mkdir -p requirements

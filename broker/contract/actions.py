@@ -47,6 +47,9 @@ class RiskyAction(Action):
     """An action with an estimate of its risk, and whether it may run.
 
     Attributes:
+        security_risk: -1 unknown, 0 low, 1 medium, 2 high.
+        confirmation_state: it runs when this is `confirmed`.
+        timeout: seconds that it may take; None: the tool's own limit.
         replaces: the action that waited for a confirmation, of the copy that was confirmed or rejected.
 
     Differs: every runnable action has a confirmation state, because in the original the types without one ran before
@@ -71,7 +74,12 @@ class NullAction(Action):
 
 
 class MessageAction(Action):
-    """Somebody says something."""
+    """Somebody says something.
+
+    Attributes:
+        image_urls: pictures, as addresses or data URLs.
+        wait_for_response: of an agent's message: whether it waits for an answer.
+    """
 
     kind: Literal["action.message"] = "action.message"
     sentence_template: ClassVar[str] = "{content}"
@@ -111,6 +119,11 @@ class CmdRunAction(RiskyAction):
     """Run a command in the conversation's shell, or type into the program running there.
 
     Attributes:
+        is_input: type the command into the program that is running.
+        blocking: silence is no reason to answer before the command has ended.
+        is_static: run it in a separate shell, which ends with it.
+        cwd: where; None: where the shell is.
+        hidden: the model does not see it.
         terminal: another shell, by name; None: the conversation's own.
         is_background: answer soon, and let the command run; without a terminal it gets one.
         control: instead of a command: `list` the terminals, `kill` or `reset` one.

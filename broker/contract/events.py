@@ -113,6 +113,11 @@ class ConversationCreated(Event):
 
     Attributes:
         labels: what a producer has written on it; None: nothing.
+        headless: whether nobody can be asked.
+        title: for listings.
+        forked_from: `ID@EVENT` of the conversation that it was forked from; None for no fork.
+        tenancy: who it is for; None: for nobody in particular.
+        parent: whose delegate it is; None: nobody's.
     """
 
     kind: Literal["conversation.created"] = "conversation.created"

@@ -81,10 +81,12 @@ class Event(BaseModel):
     A subclass with a literal `kind` is a kind of event. What is true of all events of a kind stands on its class.
 
     Attributes:
+        kind: its name on the wire.
         id: 1, 2, 3 … within the conversation; 0 until the log has assigned it. Not part of the stored bytes.
         timestamp: when the writer made it, aware UTC; None until it is written.
         source: who it comes from.
         cause: the id of the action an observation answers.
+        tool_call_metadata: the model's tool call that it belongs to; None: to none.
         blobs: fields (dotted paths) that hold only head and tail here, and where the whole of each is.
         KINDS: every kind, by its name on the wire.
         runnable: a tool worker carries it out.

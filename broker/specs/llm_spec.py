@@ -12,7 +12,11 @@ class Part(BaseModel):
 
 
 class LLMSpec(Part):
-    """Which model a conversation uses. Address and key are the controller's, never the conversation's."""
+    """Which model a conversation uses. Address and key are the controller's, never the conversation's.
+
+    Attributes:
+        model: a profile or a model; None: LLM_MODEL of the controller workers. Of the other fields, None: as there.
+    """
 
     model: str | None = None
     temperature: float | None = None

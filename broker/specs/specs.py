@@ -124,6 +124,18 @@ class AgentSpec(Part):
     """An agent as data: its registered name, its model and its options.
 
     Attributes:
+        name: of an agent that the controller workers know.
+        enable_cmd: offer the model `execute_bash`.
+        enable_editor: offer the model `str_replace_editor`.
+        enable_think: offer the model `think`.
+        enable_finish: offer the model `finish`.
+        enable_plan_mode: offer the model `task_tracker`.
+        enable_jupyter: offer the model `execute_ipython_cell`; the tool workers have to serve the pool `ipython`.
+        enable_stuck_detection: look for loops.
+        loop_policy: what is done about a loop.
+        confirmation: which actions a person has to confirm.
+        tool_concurrency: how many calls of one reply may run at once.
+        system_prompt_suffix: text behind the system prompt.
         condenser: how a long history is shortened for the model.
         enable_history_truncation: when a prompt does not fit the model, condense and continue; otherwise fail.
         enable_condensation_request: offer the model a tool that asks for a condensation.

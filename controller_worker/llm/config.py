@@ -58,15 +58,35 @@ class LLMConfig(BaseModel):
             `replay/FILE`.
         base_model: the model behind a name of your own, such as an Azure deployment: its features, limits and prices
             count.
+        api_key: of the provider; without one, Anthropic's SDK and litellm look for theirs in the worker's environment.
+        base_url: the address of a server of your own, such as `http://host:8000/v1`.
+        api_version: the version of Azure's API.
+        custom_llm_provider: the provider in litellm's words, where the model's name does not say it.
+        aws_access_key_id: the key's id, for Bedrock.
+        aws_secret_access_key: the key, for Bedrock.
+        aws_region_name: the region, for Bedrock.
+        openrouter_site_url: the site that OpenRouter shows as the caller; None names none.
+        openrouter_app_name: the application that OpenRouter shows as the caller; None names none.
+        backend: what makes the calls; `auto` chooses by the model's name and address.
         num_retries: attempts in all, the first one included.
         retry_multiplier: seconds of the first wait; each further wait is twice as long, between `retry_min_wait` and
             `retry_max_wait` seconds.
+        retry_min_wait: least seconds between two attempts.
+        retry_max_wait: most seconds between two attempts, unless the provider names a time.
         timeout: seconds for one attempt in all; None means 600.
         connect_timeout: seconds to connect.
         first_byte_timeout: longest silence in seconds before a streamed reply begins; None means `read_timeout`.
         read_timeout: longest silence in seconds within a reply, and before one that is not streamed.
         fallbacks: asked at once, in order, when a call fails; names alone, or with the errors they are for.
         max_message_chars: longest text of one observation in a prompt; longer ones lose their middle.
+        temperature: sampling temperature; None sends none.
+        top_p: nucleus sampling; None sends none.
+        top_k: number of candidates of each token; None sends none.
+        seed: the seed of the sampling, where the provider takes one.
+        reasoning_effort: how much a model thinks, in the provider's words (`low`, `medium`, `high`, …).
+        max_input_tokens: the longest prompt that a router sends to this model; None decides by model.
+        max_output_tokens: the longest reply; None decides by model.
+        caching_prompt: whether prompts are marked for the provider's cache.
         ollama_base_url: instead of `base_url` for models of `ollama/` and `ollama_chat/`.
         disable_vision: True drops images, False sends them; None decides by model.
         completion_kwargs: fields of the request that win over all others; in it, `extra_body` holds further ones, and
@@ -91,6 +111,7 @@ class LLMConfig(BaseModel):
         count_tokens: let the provider count a prompt where its size decides something; see `calls.prompt_count`.
         disable_stop_word: send no stop word with tools in text.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
+        output_cost_per_token: USD, together with `input_cost_per_token`.
     """
 
     # Keys must not show in errors and therefore in logs and events.

@@ -17,6 +17,7 @@ import pytest
 import deckhands
 from broker.store.embedded import EmbeddedValkey
 from deckhands import AgentSpec, Client, DeckhandsError, NoCluster, NotSettled, UsageError
+from deckhands.client.files import WorkspaceFiles
 from tests.integration.command_line import cluster, finish, run_command, script
 from tests.source_code import ROOT
 
@@ -53,6 +54,7 @@ async def test_every_block_of_the_page_runs(home: Path, tmp_path: Path, monkeypa
         "directory": str(directory),
         "results": str(results),
         "model": script(tmp_path / "model.json", writing, finish("Done."), finish("Done again.")),
+        "looping_model": script(tmp_path / "looping.json", *[run_command("ls")] * 4, finish("Done.")),
         "slow_model": script(tmp_path / "slow.json", finish("Done."), latency_seconds=60.0),
     }
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -67,6 +69,16 @@ async def test_every_block_of_the_page_runs(home: Path, tmp_path: Path, monkeypa
     assert (directory / "copy.txt").read_text() == "an old pond\n"
     async with await Client.connect() as client:
         await client.cancel(names["waiting"])
+        assert (await client.wait_until_settled(names["stuck"], timeout_seconds=60)).state == "finished"
+
+
+def test_every_public_name_is_in_an_example() -> None:
+    used = set()
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            used |= {getattr(node, "id", ""), getattr(node, "attr", "")}
+    methods = {name for owner in (Client, WorkspaceFiles) for name in vars(owner) if not name.startswith("_")}
+    assert sorted((set(deckhands.__all__) | methods) - used) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,21 @@
+"""The pages that are made of classes. `python -m tests.reference_pages`, or `make docs`, writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tests.events_page import events_page
+from tests.settings_page import settings_page
+from tests.source_code import ROOT
+
+PAGES: Mapping[str, Callable[[], str]] = {"docs/events.md": events_page, "docs/settings.md": settings_page}
+
+
+def write_pages() -> None:
+    """Write every page."""
+    for path, page in PAGES.items():
+        (ROOT / path).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_pages()

@@ -1,0 +1,197 @@
+"""Blocks that are data fit our own classes, and commands that no test can run name verbs, options and files that exist.
+
+`tests/integration/test_page_blocks.py` runs all others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import jsonschema_rs
+import pytest
+import yaml
+
+from broker.limits.quotas import QuotaTable
+from broker.runtime.settings import NAMES_OF_WORKERS, PREFIX, BrokerSettings
+from broker.specs.skills import skills_of
+from broker.specs.specs import AgentSpec
+from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.backends.scripted import Script
+from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.profiles import Profiles
+from controller_worker.loop.hook_table import _Table
+from deckhands.cli.main import cli
+from deckhands.configuration import configuration
+from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages
+from tests.source_code import ROOT, tracked_sources
+from tool_worker.mcp.config import read_servers
+
+RUN = {"bash", "console", "python"}
+DATA = {"json", "markdown", "toml", "yaml"}
+PROSE = {"text"}
+"""What a program prints, or a model writes."""
+MAX_NOT_RUN = 24
+BLOCKS = [block for page in pages() if page not in RUN_ELSEWHERE for block in blocks_of(page)]
+NOT_RUN = [block for block in BLOCKS if block.not_run]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+COMPOSE = yaml.safe_load(re.sub(r"!\w+", "", (ROOT / "compose.yaml").read_text(encoding="utf-8")))
+EVERYTHING = AgentSpec(enable_patch=True, enable_jupyter=True, enable_browsing=True, enable_delegation=True)
+
+
+def of(*languages: str) -> list[pytest.ParameterSet]:
+    return [pytest.param(block, id=block.place) for block in BLOCKS if block.language in languages]
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert [block.place for block in BLOCKS if block.language not in RUN | DATA | PROSE] == []
+
+
+def test_few_blocks_cannot_run_and_each_says_why() -> None:
+    for block in NOT_RUN:
+        assert block.language in RUN, block.place
+        missing = [name for name in re.findall(r"tests/[\w/.]+", block.not_run) if not (ROOT / name).exists()]
+        assert not missing, f"{block.place}: {missing}"
+    listed = "\n".join(f"{block.place}: {block.not_run}" for block in NOT_RUN)
+    assert len(NOT_RUN) <= MAX_NOT_RUN, f"These blocks cannot run:\n{listed}"
+
+
+@pytest.mark.parametrize("block", of("toml"))
+def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
+    content = tomllib.loads(block.text)
+    path = tmp_path / "deckhands.toml"
+    path.write_text(block.text)
+    if "quota" in content:
+        assert QuotaTable.of_setting(str(path)).pools
+    elif "hook" in content:
+        assert _Table.model_validate(content).hook
+    elif "project" in content:
+        read = {group for source in tracked_sources() for group in re.findall(r'"(deckhands\.\w+)"', source.text)}
+        assert content["project"]["entry-points"].keys() <= read
+    elif block.page == "docs/models.md" and "llm" in content:
+        keys = dict.fromkeys(re.findall(r"\$\{(\w+)\}", block.text), "a key")
+        assert Profiles.from_env({"LLM_CONFIG": str(path)} | keys)
+    elif block.page == "docs/models.md":
+        assert LLMConfig.create(model="any", **content)
+    else:
+        assert configuration({}, tmp_path).values
+
+
+@pytest.mark.parametrize("block", of("json"))
+def test_json_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(block.text)
+    if '"mcpServers"' in block.text:
+        assert read_servers(path, dict.fromkeys(re.findall(r"\$\{(\w+)\}", block.text), "a value"))
+    elif '"turns"' in block.text:
+        assert Script.load(path).turns
+    else:
+        tools = {tool.name: tool for tool in CodeActAgent(EVERYTHING).tools}
+        for call in json_values(block.text):
+            name = call.get("name", "str_replace_editor")  # a page may show the arguments alone
+            arguments = call.get("arguments", call)
+            jsonschema_rs.validate(tools[name].parameters, arguments)
+            assert set(arguments) <= set(tools[name].parameters["properties"])
+
+
+@pytest.mark.parametrize("block", of("yaml"))
+def test_yaml_is_what_its_reader_takes(block: Block) -> None:
+    content = yaml.safe_load(block.text)
+    if "services" in content:
+        for name, service in content["services"].items():
+            assert name in COMPOSE["services"]
+            assert set(service["networks"]) <= set(COMPOSE["networks"])
+    else:
+        _, _, script = content["livenessProbe"]["exec"]["command"]
+        assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("block", of("markdown"))
+def test_markdown_is_a_skill(block: Block) -> None:
+    found = skills_of([(".openhands/skills/a.md", block.text)])
+    assert [skill.name for skill in found.skills] == ["release"]
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in NOT_RUN])
+def test_what_cannot_run_names_what_exists(block: Block) -> None:
+    text = block.commands
+    assert subprocess.run(["bash", "-n", "-c", text.replace("<", "").replace(">", "")], check=False).returncode == 0
+    for command in commands_in(text):
+        check(command)
+    names = set(re.findall(rf"\b{PREFIX}(\w+)=", text))
+    assert {name.lower() for name in names} <= NAMES_OF_WORKERS | BrokerSettings.model_fields.keys()
+    assert {name.lower() for name in re.findall(r"\bLLM_(\w+)=", text)} <= LLMConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_command_within_a_sentence_names_a_verb_and_options_that_exist(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for command in re.findall(r"`((?:[A-Z_]+=\S+ )*deckhands [a-z][^`]*)`", text):
+        for words in commands_in(command.replace("\\|", "-or-")):
+            check(words)
+
+
+@pytest.mark.parametrize(("command", "code"), [("git push --force", 2), ("git push", 0)])
+def test_the_command_of_the_page_on_hooks_vetoes(tmp_path: Path, command: str, code: int) -> None:
+    (hook,) = [block for block in blocks_of("docs/hooks.md") if block.file == "no-force-push"]
+    (tmp_path / "hook").write_text(hook.text)
+    asked = json.dumps({"point": "before_action", "event": {"kind": "action.run", "command": command}})
+    done = subprocess.run(["sh", tmp_path / "hook"], input=asked, capture_output=True, text=True, check=False)
+    assert (done.returncode, bool(done.stderr)) == (code, code == 2)
+
+
+def json_values(text: str) -> Iterator[dict[str, object]]:
+    decoder, start = json.JSONDecoder(), 0
+    while start < len(text.rstrip()):
+        value, end = decoder.raw_decode(text, start)
+        yield value
+        start = end + len(text[end:]) - len(text[end:].lstrip())
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command, without variables, comments and redirections."""
+    for line in text.splitlines():
+        for part in re.split(r"[;|]", line.partition("  #")[0]):
+            words = shlex.split(part, comments=True)
+            while words and re.match(r"\w+=", words[0]):
+                words.pop(0)
+            if words:
+                yield words
+
+
+def check(words: list[str]) -> None:
+    """See whether what a command names is there."""
+    program, *rest = words
+    match Path(program).name, rest:
+        case "deckhands", [verb, *arguments]:
+            context = click.Context(cli)
+            command = cli.get_command(context, verb)
+            assert command is not None, verb
+            command.make_parser(click.Context(command, info_name=verb)).parse_args(arguments)
+        case "make", targets:
+            known = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert {target for target in targets if "=" not in target} <= set(known), targets
+        case "pip", ["install", package]:
+            extras = re.findall(r"\[(.+)\]", package)
+            assert all(set(extra.split(",")) <= PROJECT["optional-dependencies"].keys() for extra in extras)
+        case "docker", ["compose", "run", "--rm", "cli", *arguments] | ["compose", "exec", _, "deckhands", *arguments]:
+            check(["deckhands", *arguments])
+        case "docker", ["compose", *arguments]:
+            files = [name for flag, name in pairwise(arguments) if flag == "-f"]
+            assert all((ROOT / name).is_file() for name in files if "/" in name or name.endswith(".yaml")), files
+            services = {name for name in arguments if name in ("cli", "controller", "tools", "store", "queue")}
+            assert services <= COMPOSE["services"].keys()
+        case name, _:
+            is_ours = program.startswith("deploy/")
+            assert (ROOT / program).is_file() if is_ours else name in OTHERS, words
+
+
+OTHERS = {"apt-get", "celery", "docker", "echo", "export", "llama-server"}
+"""Programs that are not ours."""
