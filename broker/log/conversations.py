@@ -150,7 +150,19 @@ class Conversations:
 
 
 _KNOWN = {"title", "state", "wait_reason", "last_id", "created_ms", "updated_ms", "owner", "node", "closed", "labels"}
-_INTERNAL = {"token", "rung", "ready_id", "append_key", "append_ids", "mark", "orphan_of", "workspace", "gap", "awaited", "noticed"}
+_INTERNAL = {
+    "token",
+    "rung",
+    "ready_id",
+    "append_key",
+    "append_ids",
+    "mark",
+    "orphan_of",
+    "workspace",
+    "gap",
+    "awaited",
+    "noticed",
+}
 
 
 def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:

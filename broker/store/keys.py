@@ -35,6 +35,7 @@
     deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions
     deck:{k}:c:<id>:snapshot       string   with the log   the state at some event
     deck:{k}:c:<id>:caller         hash     with the log   who waits for its end, and what they were told
+    deck:{k}:c:<id>:caller:lock    string   half a minute  which door tells them
     deck:{k}:c:<id>:live           stream   a minute       pieces of the reply under way, see live_text
     deck:{k}:c:<id>:watched        string   half a minute  that somebody looks on
     deck:{k}:c:<id>:blob:<sha256>  string   with the log   large texts
