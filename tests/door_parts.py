@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
+from broker.coordination.membership import members
+from deckhands.door.desk import conversation_of_task
 from tests.faults.harness import FaultCluster, steps
 from tests.polling import until
 
@@ -48,11 +52,20 @@ class Producer:
 
     def signature(self, task: str, turns: list[dict[str, Any]] | None = None, **options: Any) -> Any:
         """A run as a signature."""
-        return self.app.signature("deckhands.run", kwargs={"task": task, **self.options(turns)}, queue="deckhands", **options)
+        arguments = {"task": task, **self.options(turns)}
+        return self.app.signature("deckhands.run", kwargs=arguments, queue="deckhands", **options)
 
     async def value(self, result: AsyncResult, *, limit: float = LIMIT_SECONDS) -> Any:
         """What a task returns; raises what it raises."""
         return await asyncio.to_thread(result.get, timeout=limit, interval=0.05)
+
+    async def begun(self, result: AsyncResult) -> str:
+        """Wait until the conversation of a task has begun, and return its id."""
+        conversation_id = conversation_of_task(result.id)
+        meta = self.cluster.client.store.keys(conversation_id).meta
+        connection = self.cluster.client.store.connection
+        await until(lambda: connection.call("EXISTS", meta), limit=LIMIT_SECONDS, what="a conversation")
+        return conversation_id
 
     async def until_state(self, result: AsyncResult, *states: str, limit: float = LIMIT_SECONDS) -> None:
         """Wait until the result backend says one of these states."""
@@ -62,3 +75,23 @@ class Producer:
 def saying(message: str) -> list[dict[str, Any]]:
     """Turns of an agent that finishes at once."""
     return [{"tool_calls": [{"name": "finish", "arguments": {"message": message}}]}]
+
+
+async def all_present(cluster: FaultCluster) -> None:
+    """Wait until all workers have registered."""
+
+    async def are_present() -> bool:
+        return len(await members(cluster.client.store)) >= len(cluster.workers)
+
+    await until(are_present, what="all workers")
+
+
+@pytest.fixture
+async def producer(tmp_path: Path) -> AsyncIterator[Producer]:
+    """An application beside one worker of each kind."""
+    async with FaultCluster(tmp_path).running() as cluster:
+        cluster.start_controller()
+        cluster.start_tool()
+        cluster.start_door()
+        await all_present(cluster)
+        yield Producer(cluster)
