@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.result import AsyncResult
+from celery.result import AsyncResult, GroupResult
 
 from broker.coordination.membership import members
 from deckhands.door.desk import conversation_of_task
@@ -30,7 +30,7 @@ class Producer:
         self._scripts = 0
 
     def options(self, turns: list[dict[str, Any]] | None = None, *, latency: float = 0.0) -> dict[str, Any]:
-        """Options of a run whose model follows a script, in a directory of its own."""
+        """Options of a run whose model follows a script, in a new directory."""
         self._scripts += 1
         script = self.cluster.root / f"door-{self._scripts}.json"
         script.write_text(json.dumps({"latency_seconds": latency, "turns": steps(1) if turns is None else turns}))
@@ -57,6 +57,8 @@ class Producer:
 
     async def value(self, result: AsyncResult, *, limit: float = LIMIT_SECONDS) -> Any:
         """What a task returns; raises what it raises."""
+        if isinstance(result, GroupResult):  # one that is waited for in another thread learns nothing
+            await until(result.ready, limit=limit, what="the results of a group")
         return await asyncio.to_thread(result.get, timeout=limit, interval=0.05)
 
     async def begun(self, result: AsyncResult) -> str:

@@ -27,7 +27,7 @@ class TaskResults:
         self._app = app
 
     def send_second_half(self, task_id: str, kept: Mapping[str, Any]) -> None:
-        """Send a task again, which finds its outcome.  Idempotent: a second one finds it told.
+        """Send a task again, which finds its outcome.  Idempotent: a second one does nothing.
 
         Args:
             kept: where the task belongs, and what people see of its arguments.

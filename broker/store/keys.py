@@ -14,7 +14,7 @@
     deck:{k}:clock                 hash     for ever       the shard's time at the latest beat
     deck:{k}:nodes                 zset     for ever       node → when it is given up (ms)
     deck:{k}:takeovers             stream   about 10,000   who took over what from whom, for reports
-    deck:{k}:awaited               zset     until told     conversation → when a door looks at it (ms)
+    deck:{k}:awaited               zset     until done     conversation → when a door looks at it (ms)
     deck:{k}:notices               stream   until read     conversations that somebody waits for and that got on
     deck:{0}:later                 zset     until due      Celery task that begins later → when (ms)
     deck:{0}:later:<id>            hash     until due      what it begins
@@ -34,7 +34,7 @@
     deck:{k}:c:<id>:meta           hash     with the log   owner, token, last id, what `ls` shows
     deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions
     deck:{k}:c:<id>:snapshot       string   with the log   the state at some event
-    deck:{k}:c:<id>:caller         hash     with the log   who waits for its end, and what they were told
+    deck:{k}:c:<id>:caller         hash     with the log   who waits for its end, and their answer
     deck:{k}:c:<id>:caller:lock    string   half a minute  which door tells them
     deck:{k}:c:<id>:live           stream   a minute       pieces of the reply under way, see live_text
     deck:{k}:c:<id>:watched        string   half a minute  that somebody looks on

@@ -1,6 +1,6 @@
-"""Who waits for the end of a conversation: kept beside it before it begins, until they have been told.
+"""Who waits for the end of a conversation: kept beside it before it begins, until they have their answer.
 
-Holds: an outcome is decided once, so whoever tells it again tells the same bytes; what was told is not told again.
+Holds: an outcome is decided once, so an answer that is repeated has the same bytes; what has arrived is not repeated.
 What may hold secrets, the callbacks of a task, is encrypted like the secrets of the conversation.
 Keys: `deck:{k}:c:<id>:caller`, `deck:{k}:awaited`, and `awaited` and `noticed` in the conversation's meta hash.
 """
@@ -38,9 +38,9 @@ class Caller:
         kept: what Celery is to do with the outcome; empty for a stream.
         is_headless: nobody can be asked.
         is_revoked: the task was revoked.
-        outcome: what they are told, as JSON; empty as long as it is not decided.
-        is_told: they have been told.
-        looks: how often a door has looked and found nothing to tell, or told it in vain.
+        outcome: their answer, as JSON; empty as long as it is not decided.
+        is_answered: they have their answer.
+        looks: how often a door has looked and found no answer, or sent it in vain.
     """
 
     conversation_id: str
@@ -51,7 +51,7 @@ class Caller:
     is_headless: bool = True
     is_revoked: bool = False
     outcome: str = ""
-    is_told: bool = False
+    is_answered: bool = False
     looks: int = 0
 
     @property
@@ -111,12 +111,12 @@ class Callers:
             is_headless=found.get("headless", "1") == "1",
             is_revoked="revoked" in found,
             outcome=found.get("outcome", ""),
-            is_told="told" in found,
+            is_answered="answered" in found,
             looks=int(found.get("looks", "0")),
         )
 
     async def decide(self, conversation_id: str, outcome: Mapping[str, Any]) -> str:
-        """Decide what is told, and return it as JSON: this, or what was decided before."""
+        """Decide the answer, and return it as JSON: this, or what was decided before."""
         key = self._store.keys(conversation_id).caller
         _, decided = await self._call(("HSETNX", key, "outcome", json.dumps(outcome)), ("HGET", key, "outcome"))
         text: str = decided.decode()
@@ -127,16 +127,16 @@ class Callers:
         await self._call(("HSET", self._store.keys(conversation_id).caller, "revoked", 1))
 
     async def lock(self, conversation_id: str, holder: str) -> bool:
-        """Become the one who tells, for a while; say whether nobody else is."""
+        """Become the one who answers, for a while; say whether nobody else is."""
         key = f"{self._store.keys(conversation_id).caller}:lock"
         _, found = await self._call(("SET", key, holder, "NX", "PX", int(LOCK_SECONDS * 1000)), ("GET", key))
         return bool(found == holder.encode())
 
-    async def tell(self, conversation_id: str) -> None:
-        """Remember that they have been told; what happens to the conversation now is nothing to them.  Idempotent."""
+    async def answered(self, conversation_id: str) -> None:
+        """Remember that they have their answer; the conversation may continue without them.  Idempotent."""
         names = self._store.keys(conversation_id)
         await self._call(
-            ("HSET", names.caller, "told", 1),
+            ("HSET", names.caller, "answered", 1),
             ("HDEL", names.meta, "awaited", "noticed"),
             ("ZREM", names.shard.awaited, conversation_id),
             ("DEL", f"{names.caller}:lock"),

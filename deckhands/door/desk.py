@@ -68,7 +68,7 @@ class Desk:
         return found if "last_id" in found else {}
 
     async def outcome(self, caller: Caller, meta: Mapping[str, str]) -> str:
-        """Return what a caller is to be told, as JSON; empty: nothing yet."""
+        """Return the answer to a caller, as JSON; empty: nothing yet."""
         if caller.outcome or not meta:
             return caller.outcome
         conversation_id = caller.conversation_id
@@ -84,7 +84,7 @@ class Desk:
         summary = tally.summary()
         if summary.state == AgentState.STOPPED and await self._is_revoked(caller):
             return await self.callers.decide(conversation_id, REVOKED)
-        return await self.callers.decide(conversation_id, told(summary))
+        return await self.callers.decide(conversation_id, answer_of(summary))
 
     async def _is_revoked(self, caller: Caller) -> bool:
         return caller.kind == CELERY and await self.schedule.is_revoked(caller.name)
@@ -102,8 +102,8 @@ def _is_over(tally: Tally, caller: Caller) -> bool:
     return status.is_terminal or (caller.is_headless and status.state is not AgentState.PAUSED)
 
 
-def told(summary: Summary) -> dict[str, Any]:
-    """Return what is told of a conversation that has ended, as plain JSON values."""
+def answer_of(summary: Summary) -> dict[str, Any]:
+    """Return the answer that a conversation which has ended stands for, as plain JSON values."""
     failure = failure_of(summary)
     found: dict[str, Any] = {"status": FAILURE if failure else SUCCESS, "summary": summary.as_json()}
     return found | {"failure": failure} if failure else found

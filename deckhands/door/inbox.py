@@ -27,7 +27,7 @@ from deckhands.client.requests import MAX_KEY_CHARS, TaskRequest
 from deckhands.client.tasks import conversation_id_of
 from deckhands.door.callers import STREAM, Caller
 from deckhands.door.desk import Desk
-from deckhands.door.lookout import tell_stream
+from deckhands.door.lookout import answer_stream
 from deckhands.door.replies import NAME, VERSION, Replies
 
 GROUP = "doors"
@@ -108,8 +108,8 @@ class Inbox:
             content = {"conversation_id": conversation_id}
             await self._replies.send(reply_to, request_id, "accepted", conversation_id=conversation_id, content=content)
             caller = await self._desk.callers.of(conversation_id)
-            if caller is not None and caller.is_told:  # the producer asks again
-                await tell_stream(self._desk, self._replies, caller)
+            if caller is not None and caller.is_answered:  # the producer asks again
+                await answer_stream(self._desk, self._replies, caller)
         failpoint("door.inbox_answered")
         await self._done(entry)
 

@@ -1,7 +1,7 @@
-"""The lookout: finds the conversations that got on while somebody waits for them, and tells those who wait.
+"""The lookout: finds the conversations that got on while somebody waits for them, and answers those who wait.
 
 Notices lead to most of them at once; a sweep finds what a lost notice, a lost tail of the store or a door that died has
-left. Progress is told at most once a second for each conversation.
+left. Progress is reported at most once a second for each conversation.
 
 Holds: a notice is acknowledged after its conversation has been looked at; one conversation that cannot be read concerns
 no other.
@@ -108,11 +108,11 @@ class Lookout:
             try:
                 await self._desk.callers.hear(conversation_id)
                 caller = await self._desk.callers.of(conversation_id)
-                if caller is None or caller.is_told:
-                    await self._desk.callers.tell(conversation_id)
+                if caller is None or caller.is_answered:
+                    await self._desk.callers.answered(conversation_id)
                     return
                 if await self._desk.outcome(caller, await self._desk.meta(conversation_id)):
-                    await self._tell(caller)
+                    await self._answer(caller)
                     return
                 self._getting_on.add(conversation_id)
                 if is_sweep:
@@ -120,11 +120,11 @@ class Lookout:
             except (DeckhandsError, *CANNOT_BE_READ):
                 _log.exception("conversation %s cannot be looked at", conversation_id)
 
-    async def _tell(self, caller: Caller) -> None:
+    async def _answer(self, caller: Caller) -> None:
         if caller.kind == CELERY:
             await self._runs.send_second_half(caller)
         elif caller.kind == STREAM:
-            await tell_stream(self._desk, self._replies, caller)
+            await answer_stream(self._desk, self._replies, caller)
 
     async def _report(self, conversation_id: str) -> None:
         try:
@@ -144,10 +144,10 @@ class Lookout:
             }
             await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress)
         except Exception:  # noqa: BLE001  (progress is news, and the next one follows; the result backend may be away)
-            _log.warning("the progress of conversation %s cannot be told", conversation_id, exc_info=True)
+            _log.warning("the progress of conversation %s cannot be reported", conversation_id, exc_info=True)
 
 
-async def tell_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
+async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
     """Tell a producer of the inbox how its conversation has ended."""
     found = await desk.callers.of(caller.conversation_id)
     assert found is not None
@@ -159,4 +159,4 @@ async def tell_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
         conversation_id=found.conversation_id,
         content=outcome.get("summary") or outcome,
     )
-    await desk.callers.tell(found.conversation_id)
+    await desk.callers.answered(found.conversation_id)

@@ -1,6 +1,6 @@
-"""Reply streams: what producers of the inbox are told, at least once.
+"""Reply streams: the answers to producers of the inbox, each at least once.
 
-Holds: a name cannot name any other key; the same id and event is the same answer told again.
+Holds: a name cannot name any other key; the same id and event is the same answer once more.
 Keys: `deck:replies:<name>`.
 """
 
@@ -34,7 +34,7 @@ class Replies:
     async def send(
         self, name: str, request_id: str, event: ReplyEvent, *, conversation_id: str = "", content: Mapping[str, Any]
     ) -> None:
-        """Tell a producer something; a lost reply of the store may tell it twice."""
+        """Tell a producer something; a lost reply of the store may send it twice."""
         stream = keys.replies(name)
         fields: dict[str, Argument] = {"v": VERSION, "id": request_id, "event": event, "n": NUMBERS[event]}
         fields |= {"conversation_id": conversation_id, "json": json.dumps(content)}

@@ -4,8 +4,8 @@ The first half begins the conversation and ends without a result. When the conve
 task again under the same id; the second half finds the outcome and returns it, and Celery does what it does at the end
 of a task: the result, callbacks, chains, chords, events.
 
-Holds: which half a message is, the store decides and not the message; a task id begins one conversation, and is told
-once, but for a door that dies while Celery fires the callbacks: then they are sent again under the same ids.
+Holds: which half a message is, the store decides and not the message; a task id begins one conversation, and has one
+answer, but for a door that dies while Celery fires the callbacks: then they are sent again under the same ids.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Runs:
         caller = await desk.callers.of(conversation_id)
         if caller is not None and (found := await self._outcome(caller)):
             return found
-        if caller is not None and (caller.outcome or caller.is_told or await desk.meta(conversation_id)):
+        if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
             return None
         request = message.request()
         kept = {**message.kept, "expires_ms": to_millis(message.expires) if message.expires else None}
@@ -114,19 +114,19 @@ class Runs:
         failpoint("door.begun")
         return None
 
-    async def has_told(self, task_id: str) -> None:
+    async def has_answered(self, task_id: str) -> None:
         """Note that Celery has the outcome."""
-        failpoint("door.before_told")
+        failpoint("door.before_answered")
         conversation_id = conversation_of_task(task_id)
         if await self._desk.callers.of(conversation_id) is not None:
-            await self._desk.callers.tell(conversation_id)
+            await self._desk.callers.answered(conversation_id)
 
     async def revoke(self, task_id: str) -> None:
         """Stop a run, whether it has begun or not.  Idempotent; one that has ended is left alone."""
         desk, conversation_id = self._desk, conversation_of_task(task_id)
         await desk.schedule.revoke(task_id)
         caller = await desk.callers.of(conversation_id)
-        if caller is None or caller.is_told:
+        if caller is None or caller.is_answered:
             return
         meta = await desk.meta(conversation_id)
         if not await desk.outcome(caller, meta):
@@ -161,12 +161,12 @@ class Runs:
                 await desk.begin(request, conversation_id, task_id, awaited=CELERY)
         except UsageError as error:
             await desk.callers.decide(conversation_id, {"status": FAILURE, "failure": refusal(error)})
-        if (caller := await desk.callers.of(conversation_id)) and caller.outcome and not caller.is_told:
+        if (caller := await desk.callers.of(conversation_id)) and caller.outcome and not caller.is_answered:
             await self.send_second_half(caller)
         await desk.schedule.drop(task_id)
 
     async def _outcome(self, caller: Caller) -> Outcome | None:
-        if caller.is_told:
+        if caller.is_answered:
             return None
         text = await self._desk.outcome(caller, await self._desk.meta(caller.conversation_id))
         if not text or not await self._desk.callers.lock(caller.conversation_id, new_key()):

@@ -45,7 +45,7 @@ class DoorTasks:
             def after_return(self, *about: Any) -> None:
                 """Note that Celery has done what it does at the end of a task."""
                 _status, _value, task_id, *_ = about
-                ours.call(ours._door.runs.has_told, task_id)
+                ours.call(ours._door.runs.has_answered, task_id)
 
         class Submit(Task):  # type: ignore[misc]
             """Begins a conversation; its result is the id."""
@@ -68,7 +68,7 @@ class DoorTasks:
         """Carry out one half of a run.
 
         Raises:
-            Ignore: there is no outcome yet, or it has been told.
+            Ignore: there is no outcome yet, or it is there already.
             TaskFailure: the outcome is a failure.
         """
         request = task.request
@@ -129,7 +129,7 @@ class DoorTasks:
         is_kept = not request.ignore_result
         task.backend.mark_as_revoked(request.id, reason, request=request, store_result=is_kept)
         task.send_event("task-revoked", terminated=reason == "terminated", signum=None, expired=reason == "expired")
-        self.call(self._door.runs.has_told, request.id)
+        self.call(self._door.runs.has_answered, request.id)
 
     def _order(self, what: str) -> Task:
         ours = self

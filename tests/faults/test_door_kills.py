@@ -16,7 +16,7 @@ from tests.faults.harness import FaultCluster, steps
 from tests.polling import unhurried, until
 
 AGENTS = 20
-PLACES = ("door.before_begin", "door.begun", "door.before_told")
+PLACES = ("door.before_begin", "door.begun", "door.before_answered")
 
 
 async def test_a_chord_survives_a_door_and_a_controller(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ async def test_a_door_that_dies_in_the_middle_of_a_half_is_made_up_for(tmp_path:
         assert len(await cluster.client.recent()) == 1
         told = cluster.client.store.keys(conversation_of_task(result.id)).caller
 
-        async def is_told() -> bool:
-            return await cluster.client.store.connection.call("HGET", told, "told") == b"1"
+        async def is_answered() -> bool:
+            return await cluster.client.store.connection.call("HGET", told, "answered") == b"1"
 
-        await until(is_told, limit=unhurried(90.0), what="an end of the waiting")
+        await until(is_answered, limit=unhurried(90.0), what="an end of the waiting")
         assert len({report["headers"]["id"] for report in reports(producer)}) == 1  # a repeat has the same id
 
 

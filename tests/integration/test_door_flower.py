@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from deckhands.door.desk import conversation_of_task
-from tests.door_parts import Producer, producer, saying  # noqa: F401  (a fixture)
+from tests.door_parts import Producer, saying
 from tests.integration.test_flower import LOGIN, flower_of
 from tests.polling import until
 
 SECRET = "correct-horse-battery"
 
 
-async def test_flower_shows_agents_as_tasks(producer: Producer) -> None:  # noqa: F811
+async def test_flower_shows_agents_as_tasks(producer: Producer) -> None:
     async with flower_of(producer.cluster) as flower:
 
         async def tasks() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from celery import chord, group
 from celery.exceptions import TaskRevokedError
 
 from deckhands.door.desk import conversation_of_task
-from tests.door_parts import Producer, producer, saying  # noqa: F401  (a fixture)
+from tests.door_parts import Producer, saying
 from tests.faults.harness import steps
 from tests.polling import until
 
@@ -20,16 +20,16 @@ async def test_a_run_is_a_task_whose_value_is_the_summary(producer: Producer) ->
     assert (summary["state"], summary["message"]) == ("finished", "all done")
     caller = producer.cluster.client.store.keys(conversation_id)
 
-    async def is_told() -> bool:
+    async def is_answered() -> bool:
         call = producer.cluster.client.store.connection.call
-        return await call("HGET", caller.caller, "told") == b"1" and not await call("ZCARD", caller.shard.awaited)
+        return await call("HGET", caller.caller, "answered") == b"1" and not await call("ZCARD", caller.shard.awaited)
 
-    await until(is_told, what="end of the waiting")
+    await until(is_answered, what="end of the waiting")
 
 
 async def test_a_failed_run_is_a_typed_failure_for_callers_who_import_nothing(producer: Producer) -> None:
     result = producer.send("run", "do it", kwargs={"model": "scripted/missing.json", "limits": {"max_iterations": 1}})
-    with pytest.raises(Exception, match="missing.json") as failed:
+    with pytest.raises(Exception, match=r"missing\.json") as failed:
         await producer.value(result)
     assert type(failed.value).__name__ == "AgentFailed"
     _, code, conversation_id = failed.value.args
