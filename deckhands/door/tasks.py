@@ -15,7 +15,7 @@ from broker.celery.door_app import BEGINS, DoorRequest
 from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.door.canvas import followers
 from deckhands.door.desk import SUCCESS
-from deckhands.door.failures import raised, refusal
+from deckhands.door.failures import TaskFailure, raised, refusal
 from deckhands.door.orders import TAKES
 from deckhands.door.runs import Outcome, RunMessage
 from deckhands.door.schedule import moment_in
@@ -35,6 +35,7 @@ class DoorTasks:
             """One agent's whole run; see `runs`."""
 
             name = "deckhands.run"
+            throws = (TaskFailure,)
             Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
             typing = False
 
@@ -51,12 +52,14 @@ class DoorTasks:
             """Begins a conversation; its result is the id."""
 
             name = "deckhands.submit"
+            throws = Run.throws
             Request = Run.Request
             typing = False
 
             def run(self, *previous: Any, **options: Any) -> str:
                 """Begin it."""
-                found: str = ours.checked(lambda: ours._door.orders.submit(self.request.id, previous, options))
+                task_id = self.request.id  # the loop's thread has no task
+                found: str = ours.checked(lambda: ours._door.orders.submit(task_id, previous, options))
                 return found
 
         app.register_task(Run())
@@ -138,6 +141,7 @@ class DoorTasks:
             """Asks something of a conversation; see `orders`."""
 
             name = f"deckhands.{what}"
+            throws = (TaskFailure,)
             Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
             typing = False
 

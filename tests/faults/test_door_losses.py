@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deckhands.door.desk import conversation_of_task
-from tests.door_parts import Producer, all_present
+from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until
 
@@ -19,12 +19,13 @@ MESSAGES_A_KILL = 20
 )
 async def test_a_killed_door_loses_no_more_than_what_it_was_just_given(tmp_path: Path, kills: int) -> None:
     async with FaultCluster(tmp_path).running() as cluster:
+        cluster.start_controller()
         for name in ("d0", "d1"):
             cluster.start_door(name)
         await all_present(cluster)
         producer = Producer(cluster)
         broker = producer.app.backend.client
-        model = producer.options([])["model"]
+        model = producer.options(saying("done"))["model"]
         sent: list[str] = []
         for kill in range(kills):
             before = len(sent)

@@ -173,7 +173,9 @@ async def test_a_paused_run_is_waited_for_until_it_is_resumed(producer: Producer
 
 
 async def test_short_tasks_submit_and_steer_conversations(producer: Producer) -> None:
-    first = await producer.value(producer.send("submit", "do it", kwargs=producer.options(saying("done"))))
+    options = producer.options(saying("done"))
+    first, other = [await producer.value(producer.send("submit", "do it", kwargs=options)) for _ in range(2)]
+    assert first != other
     await producer.cluster.settle([first])
     options = {"args": (first, "And now?"), "queue": "deckhands", "task_id": "one-message"}
     for _ in range(2):
