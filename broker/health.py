@@ -1,4 +1,4 @@
-"""Whether this container does its work: `python -m broker.health controller`, `tool` or `store`.
+"""Whether this container does its work: `python -m broker.health controller`, `tool`, `door` or `store`.
 
 That a process exists proves nothing, and that it answers pings proves little: a worker that hangs does both. Its
 heartbeat in the store proves work, because the loop that does the work sends it. The verdict is the exit status: 0 for
@@ -24,7 +24,7 @@ from broker.store.connection import Connection, MultiplexedConnection
 from broker.store.keys import ShardKeys
 
 HEALTHY, LAPSED, NOTHING_TO_SAY = 0, 1, 3
-WORKER_ROLES = ("controller", "tool")
+WORKER_ROLES = ("controller", "tool", "door")
 STORE_ROLE = "store"
 REPLY_LIMIT_SECONDS = 3.0
 
@@ -46,7 +46,7 @@ async def check_worker(connection: Connection, role: str) -> Verdict:
     """Look for the heartbeat of this host's worker.
 
     Args:
-        role: `controller` or `tool`.
+        role: `controller`, `tool` or `door`.
 
     Raises:
         StoreError: the store does not answer, or refuses.

@@ -35,7 +35,7 @@ MAY_IMPORT = {
 }
 OUTSIDE = {"tests", "benchmarks", "examples"}
 
-CELERY_FILES = r"broker/celery/\w+\.py|\w+/(app|tasks)\.py"
+CELERY_FILES = r"broker/celery/\w+\.py|\w+/(door/)?(app|tasks)\.py"
 MODEL_FILES = r"controller_worker/(backends/\w+_backend|wires/provider_errors)\.py"
 ENVIRONMENT_FILES = r"broker/runtime/settings\.py|\w+/settings\.py|controller_worker/llm/config\.py"
 HOST_FILES = r"tool_worker/(host|shell|editor|search)/\w+\.py"
@@ -49,8 +49,8 @@ FORBIDDEN_WORDS = {
     *("process", "manage", "manager", "handle", "data", "info", "misc"),
     *("helper", "helpers", "util", "utils", "utility", "common", "base"),
 }
-IMPOSED_NAMES = {"data_received", "handle_data", "handle_starttag", "handle_endtag", "handle_message"}
-"""Methods that asyncio.Protocol, html.parser and kombu call by these names."""
+IMPOSED_NAMES = {"data_received", "handle_data", "handle_starttag", "handle_endtag", "handle_message", "info"}
+"""Methods that asyncio.Protocol, html.parser, kombu and Celery call by these names."""
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 NUMBERED_OR_VAGUE_FILE = re.compile(r"\w+_(\d|impl|utils?|helpers?)")

@@ -1,5 +1,5 @@
 """Celery's configuration, the bootstep that runs our loop in a Celery worker, and tasks sent to other applications.
 
-May import: runtime.
+May import: runtime, secrets.
 Start with: app.
 """

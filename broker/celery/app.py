@@ -1,10 +1,13 @@
 """Celery is configured here and nowhere else.
 
-Celery is the chassis of both kinds of worker: their life cycle, remote control, Flower. It carries no work of
-Deckhands: conversations and actions travel on streams, and its broker may be emptied at any time.
+Celery is the chassis of every worker: its life cycle, remote control, Flower. What happens inside Deckhands travels on
+streams: controller and tool workers have no task, and for them the broker may be emptied at any time. Work comes in and
+results go out by Celery too: the door serves the tasks `deckhands.*` and leaves their results in a result backend, see
+`door_app`.
 
-Holds: no result backend, JSON only, no gossip, no mingle; nothing whose only copy is in a Celery queue; no message ends
-a worker, see `celery_messages`; what may be asked of a worker, see `remote_control`.
+Holds: JSON only, no gossip, no mingle; no message ends a worker, see `messages`; what may be asked of a worker, see
+`remote_control`.
+Does not: keep in a Celery queue what Deckhands has accepted: the door acknowledges a task when it is in the store.
 """
 
 from __future__ import annotations
@@ -21,6 +24,15 @@ from broker.celery.remote_control import RemoteControl
 
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
+TRANSPORT_OPTIONS = {
+    "visibility_timeout": 3600,
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+    "socket_keepalive": True,
+    # Without these a broker that is gone without a word holds the worker's main thread for minutes.
+    "socket_connect_timeout": SOCKET_TIMEOUT_SECONDS,
+    "socket_timeout": SOCKET_TIMEOUT_SECONDS,
+}
 WORKER_OPTIONS = {
     "pool_cls": "threads",
     "concurrency": 2,
@@ -30,7 +42,7 @@ WORKER_OPTIONS = {
 }
 
 
-def run_until_told(app: Celery, name: str) -> int:
+def run_until_told(app: Celery, name: str, **options: Any) -> int:
     """Run a worker of an application in the main thread and return its exit status.
 
     Without Celery's own command line, whose start loads every command there is, Flower too: a third of what a worker's
@@ -38,21 +50,24 @@ def run_until_told(app: Celery, name: str) -> int:
 
     Args:
         name: of the worker in Flower and `celery inspect`; `%h` stands for the host's name.
+        options: of Celery's worker, beside those that all of ours have.
     """
     _keep_to_own_broker(app)
-    worker = app.Worker(hostname=host_format(name), **WORKER_OPTIONS)
+    worker = app.Worker(hostname=host_format(name), **WORKER_OPTIONS | options)
     worker.start()
     return int(worker.exitcode or 0)
 
 
-def make_app(role: str, broker_url: str) -> Celery:
+def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **further: Any) -> Celery:
     """Make the Celery application of one kind of worker.
 
     Args:
-        role: `controller` or `tool`; names its queue.
+        role: `controller`, `tool` or `door`; names its queue.
         broker_url: as kombu writes it: `redis://…`, or `redis+socket://:password@/path?virtual_host=1`.
+        messages: how it connects.
+        further: settings that it has instead of those that all have.
     """
-    configuration = {
+    configuration: dict[str, Any] = {
         "broker_url": broker_url,
         "accept_content": ["json"],
         "task_serializer": "json",
@@ -64,15 +79,7 @@ def make_app(role: str, broker_url: str) -> Celery:
         "broker_connection_max_retries": None,
         "broker_channel_error_retry": True,
         # The broker may be another process's restart away: coming back fast costs nothing here.
-        "broker_transport_options": {
-            "visibility_timeout": 3600,
-            "unacked_restore_interval": 1,
-            "unacked_restore_throttle": 1,
-            "socket_keepalive": True,
-            # Without these a broker that is gone without a word holds the worker's main thread for minutes.
-            "socket_connect_timeout": SOCKET_TIMEOUT_SECONDS,
-            "socket_timeout": SOCKET_TIMEOUT_SECONDS,
-        },
+        "broker_transport_options": TRANSPORT_OPTIONS,
         "worker_send_task_events": False,
         "worker_hijack_root_logger": False,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
@@ -83,9 +90,9 @@ def make_app(role: str, broker_url: str) -> Celery:
     return Celery(
         f"deckhands.{role}",
         loader=LOADER,
-        config_source=configuration,
+        config_source=configuration | further,
         set_as_current=True,
-        amqp=Messages,
+        amqp=messages,
         control=RemoteControl,
     )
 

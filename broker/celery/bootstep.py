@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from celery import Celery, bootsteps, signals
@@ -77,7 +78,11 @@ class LoopThread:
 
     def call(self, coroutine: Any) -> Any:
         """Run a coroutine of the service on its loop from another thread and return its result."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_LIMIT_SECONDS)
+        return self.begin(coroutine).result(CALL_LIMIT_SECONDS)
+
+    def begin(self, coroutine: Any) -> Future[Any]:
+        """Begin to run a coroutine of the service on its loop from another thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def begin_to_stop(self) -> None:
         """Let the service hand back what it has; returns at once.  Idempotent."""

@@ -5,7 +5,7 @@ JSON raises in the worker's main thread, which ends the worker; the message is d
 
 Holds: no message ends a worker, and none keeps a place among those that are under way; one that cannot be used is
 acknowledged. Content is JSON, uncompressed, of bounded size and depth.
-Does not: keep what it drops. Nothing whose only copy is in a Celery queue matters; see `celery_app`.
+Does not: keep what it drops.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Headers(BaseModel):
 class _Envelope(BaseModel):
     """What kombu writes around a message, in a list and in a channel."""
 
-    body: StrictStr = Field(max_length=MAX_BODY_CHARS)
+    body: StrictStr
     content_type: Literal["application/json"] = Field(alias="content-type")
     content_encoding: Literal["utf-8"] = Field(alias="content-encoding")
     headers: _Headers
@@ -154,19 +154,24 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
     """kombu's transport over Redis, with an eye on what it carries."""
 
     Channel = Channel
+    max_body_chars = MAX_BODY_CHARS
 
     def _deliver(self, message: Any, queue: str) -> None:
         _Envelope.model_validate(message)
+        if len(message["body"]) > self.max_body_chars:
+            raise Refused(f"its body has {len(message['body'])} characters; the limit is {self.max_body_chars}")
         super()._deliver(message, queue)
 
 
 class Connection(kombu.Connection):  # type: ignore[misc]
     """A connection that reads by our transport where kombu would read by its own."""
 
+    own_transport: type[Transport] = Transport
+
     def get_transport_cls(self) -> Any:
         """Return the class of the transport."""
         found = super().get_transport_cls()
-        return Transport if found is kombu_redis.Transport else found
+        return self.own_transport if found is kombu_redis.Transport else found
 
 
 class Messages(AMQP):  # type: ignore[misc]
@@ -195,13 +200,17 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
         note_dropped("a Celery message", exc)
         message.ack()
 
+    def check(self, message: Any) -> None:
+        """Refuse a task message that cannot be carried out; raises whatever says so."""
+        check_task(message, self.strategies)
+
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], None]:
         """Return what takes up one task message, whatever it is."""
         take_up = super().create_task_handler(*arguments, **options)
 
         def take_up_or_drop(message: Any) -> None:
             try:
-                _check_task(message, self.strategies)
+                self.check(message)
                 take_up(message)
             except NOT_THE_MESSAGE:
                 raise
@@ -213,19 +222,34 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
         return take_up_or_drop
 
 
-def _check_task(message: Any, known: Container[str], clock: Clock = SYSTEM_CLOCK) -> None:
-    """Refuse what would raise where nobody acknowledges it: in the worker's main thread, or in one of its pool."""
+def check_task(
+    message: Any,
+    known: Container[str],
+    *,
+    max_chars: int = MAX_TASK_CHARS,
+    longest_eta: timedelta | None = LONGEST_ETA,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Any:
+    """Refuse what would raise where nobody acknowledges it: in the worker's main thread, or in one of its pool.
+
+    Args:
+        longest_eta: None for a worker that holds no message until its time.
+
+    Returns:
+        The body: arguments by position, arguments by name, and what follows.
+    """
     found = _TaskHeaders.model_validate(message.headers)
     if found.task not in known:
         raise Refused(f"this worker has no task {found.task!r}")
-    if found.eta is not None and _aware(found.eta) > clock.now() + LONGEST_ETA:
-        raise Refused(f"its eta is more than {LONGEST_ETA.total_seconds():g} s away, so it would be delivered twice")
-    if len(message.body) > MAX_TASK_CHARS:
-        raise Refused(f"its body has {len(message.body)} bytes; the limit is {MAX_TASK_CHARS}")
+    if longest_eta and found.eta is not None and _aware(found.eta) > clock.now() + longest_eta:
+        raise Refused(f"its eta is more than {longest_eta.total_seconds():g} s away, so it would be delivered twice")
+    if len(message.body) > max_chars:
+        raise Refused(f"its body has {len(message.body)} bytes; the limit is {max_chars}")
     body = message.decode()
     _TaskBody.model_validate(body)
     if is_deeper(body, MAX_DEPTH) or is_deeper(message.headers, MAX_DEPTH):
         raise Refused(f"it is nested more than {MAX_DEPTH} levels deep")
+    return body
 
 
 def is_deeper(value: Any, depth: int) -> bool:

@@ -1,7 +1,8 @@
 """Remote control: what may be asked of a worker through Celery's broker, and by whom.
 
 Holds: anyone who can write to the broker may look at workers and drain them; only where the broker has a password may
-they also stop workers and switch task events on. Everything else that Celery's remote control knows is refused with an
+they also stop workers and switch task events on. The door, whose tasks anyone who can write to the broker may send,
+also takes back what they have sent: `revoke`. Everything else that Celery's remote control knows is refused with an
 answer: it imports modules by name, changes what a worker reads, or keeps whatever it is sent.
 A command that is not well-formed is dropped with a line in the log; answers go to the queue of answers only.
 """
@@ -27,6 +28,8 @@ LOOKING = frozenset(
 """Celery's commands that only look; Flower shows what they answer."""
 OWN = frozenset({"conversations", "drain"})
 BEHIND_A_PASSWORD = frozenset({"shutdown", "enable_events", "disable_events", "heartbeat"})
+OF_THE_DOOR = frozenset({"revoke"})
+DOOR = "deckhands.door"
 MAX_ARGUMENTS = 8
 
 
@@ -65,7 +68,8 @@ class Node(pidbox.Node):  # type: ignore[misc]
     def allowed(self) -> frozenset[str]:
         """The commands that a worker with such a broker takes, if it has them: `drain` is for controller workers."""
         has_password = urlsplit(str(self.state.app.conf.broker_url)).password
-        return LOOKING | OWN | (BEHIND_A_PASSWORD if has_password else frozenset())
+        own = OWN | (OF_THE_DOOR if self.state.app.main == DOOR else frozenset())
+        return LOOKING | own | (BEHIND_A_PASSWORD if has_password else frozenset())
 
     def _refuse(self, command: _Command) -> None:
         """Answer why a command is not carried out."""

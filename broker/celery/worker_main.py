@@ -6,21 +6,23 @@ import importlib
 import logging
 import os
 import sys
+from typing import Any
 
 from broker.celery.app import run_until_told
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.hardening import seclude
 
 EXIT_USAGE = 2
-OUR_PACKAGES = ("broker", "controller_worker", "tool_worker")
+OUR_PACKAGES = ("broker", "controller_worker", "tool_worker", "deckhands")
 
 
-def run_worker(app_module: str, role: str) -> None:
+def run_worker(app_module: str, role: str, **options: Any) -> None:
     """Run the Celery worker of an application module until it is asked to stop, then end this process.
 
     Args:
         app_module: has `app`, a Celery application.
         role: names the worker in Flower and `celery inspect`: `<role>-<pid>@<host>`.
+        options: of Celery's worker, beside those that all of ours have.
     """
     seclude()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -31,4 +33,4 @@ def run_worker(app_module: str, role: str) -> None:
     except DeckhandsError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_USAGE)
-    sys.exit(run_until_told(app, f"{role}-{os.getpid()}@%h"))
+    sys.exit(run_until_told(app, f"{role}-{os.getpid()}@%h", **options))

@@ -20,14 +20,16 @@ class Creator(NamedTuple):
     Attributes:
         key: idempotency key.
         pool: of tool workers, for its first action.
+        awaited: who waits for its end, see `awaited`; empty: nobody.
     """
 
     key: str
     pool: str
+    awaited: str = ""
 
     def guard(self) -> Guard:
         """Return the guard of the append, and its flags."""
-        return ("create", self.key, self.pool, "", "")
+        return ("create", self.key, self.pool, self.awaited, "")
 
 
 class Producer(NamedTuple):

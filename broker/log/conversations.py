@@ -165,6 +165,8 @@ _INTERNAL = {
     "workspace",
     "gap",
     "deleted",
+    "awaited",
+    "noticed",
 }
 
 

@@ -72,7 +72,13 @@ class EventLog:
         return await self.secrets.masker(conversation_id) if self.secrets is not None else NOTHING_TO_HIDE
 
     async def create(
-        self, created: ConversationCreated, events: Sequence[Event] = (), *, key: str | None = None, node: str = ""
+        self,
+        created: ConversationCreated,
+        events: Sequence[Event] = (),
+        *,
+        key: str | None = None,
+        node: str = "",
+        awaited: str = "",
     ) -> Appended | Duplicate:
         """Begin a conversation.
 
@@ -81,11 +87,12 @@ class EventLog:
             events: what follows at once, usually the first message.
             key: idempotency key; the same key for the same id is a `Duplicate`.
             node: where its workspace is to be; empty: wherever its first action is taken up.
+            awaited: who waits for its end, see `awaited`; empty: nobody.
 
         Raises:
             UsageError: the id cannot be used, or is taken by another conversation.
         """
-        return await self._create([created, *events], key=key or new_key(), answers={}, node=node)
+        return await self._create([created, *events], key=key or new_key(), answers={}, node=node, awaited=awaited)
 
     async def _create(
         self,
@@ -94,26 +101,18 @@ class EventLog:
         key: str,
         answers: Mapping[int, int],
         node: str = "",
+        awaited: str = "",
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Appended | Duplicate:
         created = events[0]
         assert isinstance(created, ConversationCreated)
         cid = check_conversation_id(created.conversation_id)
-        shown = {
-            "title": created.title,
-            "agent": created.agent.name,
-            "state": "loading",
-            "workspace": created.workspace.model_dump_json(),
-        }
+        shown = {"title": created.title, "agent": created.agent.name, "state": "loading"}
+        shown |= {"workspace": created.workspace.model_dump_json()}
         shown |= {"node": node} if node else {}
         shown |= {"labels": json.dumps(created.labels, sort_keys=True)} if created.labels else {}
-        outcome = await self._append(
-            cid,
-            Creator(key, created.workspace.pool),
-            events,
-            answers=answers,
-            fields={**shown, **(fields or {})},
-        )
+        creator = Creator(key, created.workspace.pool, awaited)
+        outcome = await self._append(cid, creator, events, answers=answers, fields={**shown, **(fields or {})})
         if outcome is None:
             raise UsageError(f"There is a conversation with the id {cid!r} already.", remedy="Choose another id.")
         assert isinstance(outcome, Appended | Duplicate)

@@ -4,18 +4,20 @@
 -- Every function takes base names as KEYS (all in one hash slot) and derives the real keys from them:
 --   conversation base  deck:{k}:c:<id>   :events :meta :once :snapshot
 --   shard base         deck:{k}          :ready :unread :parked :workers :index :takeovers :dead :unreadable
+--                                        :notices :awaited
 --                                        :worker:<id>:owned|mail|about   :act:<route>   :nodes   :label:<name>=<value>
 -- Replies are arrays whose first element names the outcome. Times are milliseconds of the shard's time, which the beats
 -- keep and no jump of a clock moves; only what `ls` shows is the server's clock.
 -- Nothing here decides by a clock whether a write is allowed; clocks only decide when to take over.
 
-local CONTROLLERS, TOOLS = 'controllers', 'tools'
+local CONTROLLERS, TOOLS, DOORS = 'controllers', 'tools', 'doors'
 local NODE_PATIENCE_MS = 120000
 local USUAL_TTL_MS = 1700       -- how long a heartbeat holds where the store is fast
+local FIRST_LOOK_MS = 5000       -- when a door looks at an awaited conversation that no notice has led it to
 local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may differ that are both thought to be right
 -- What everybody needs of a shard: a key of another type among these is moved out of the way.
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
-  workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash'}
+  workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset'}
 
 -- What the server says of a consumer group; nil when there is none.
 local function group_of(shard, stream, name)
@@ -155,11 +157,12 @@ end
 -- append: the only way into a log.
 -- KEYS  conversation base, shard base
 -- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
---   guard 'create'    a: creation key, b: pool                             the conversation must not exist
+--   guard 'create'    a: creation key, b: pool, c: who waits for the end, or ''   the conversation must not exist
 --   guard 'producer'  a: idempotency key
 --   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
 --   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
 --   flags 'quiet': notify nobody; of an owner: key of this very call, the same when it is repeated, 24 characters.
+--   What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
 --   Behind the key of an owner, and as the flags of a tool: the checksum of the event c or of the action, see remembers.
 --   fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
 --   dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's; '': neither.
@@ -173,8 +176,8 @@ local function append(keys, args)
   local now, wall = times_ms(shard)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
-    'append_ids', 'crashes', 'mark')
-  local last, closed, node, owner, token, notified, append_key, append_ids, crashes, mark = unpack(found)
+    'append_ids', 'crashes', 'mark', 'awaited', 'noticed')
+  local last, closed, node, owner, token, notified, append_key, append_ids, crashes, mark, awaited, noticed = unpack(found)
   last = last and tonumber(last)
 
   local remember
@@ -188,6 +191,10 @@ local function append(keys, args)
     last = 0
     redis.call('HSET', meta, 'created_ms', wall, 'pool', b)
     redis.call('ZADD', shard .. ':index', wall, cid)
+    if c ~= '' then
+      redis.call('HSET', meta, 'awaited', c)
+      redis.call('ZADD', shard .. ':awaited', now + FIRST_LOOK_MS, cid)
+    end
   elseif not last then
     return {'missing'}
   elseif guard == 'owner' then
@@ -261,6 +268,10 @@ local function append(keys, args)
   end
   if guard == 'owner' then
     if crashes or mark then redis.call('HDEL', meta, 'crashes', 'mark') end
+    if awaited and not noticed then
+      redis.call('XADD', shard .. ':notices', '*', 'c', cid)
+      redis.call('HSET', meta, 'noticed', '1')
+    end
   else
     if guard == 'tool' and c ~= '' then acknowledge(c) end
     if flags ~= 'quiet' then notify_unless(notified, owner, shard, meta, cid, now) end
@@ -358,6 +369,7 @@ local function begin_deletion(keys, args)
   local last, owner = get(meta, 'last_id'), get(meta, 'owner')
   if not last then return {'missing'} end
   if owner and alive(shard, owner) then return {'owned', owner} end
+  if get(meta, 'awaited') then return {'owned', 'a door, which has to tell its caller'} end
   if last ~= args[2] then return {'news', tonumber(last)} end
   redis.call('HSET', meta, 'closed', '1', 'deleted', '1')
   return {'begun'}
@@ -377,8 +389,11 @@ local function end_deletion(keys, args)
   for _, key in ipairs(label_keys(shard, meta)) do
     if is_there(shard, key, 'zset') then redis.call('ZREM', key, cid) end
   end
-  for _, name in ipairs({'index', 'unread', 'parked', 'dead'}) do redis.call('ZREM', shard .. ':' .. name, cid) end
-  for _, name in ipairs({'events', 'once', 'snapshot', 'live', 'watched', 'secrets', 'masked', 'secrets_of', 'meta'}) do
+  for _, name in ipairs({'index', 'unread', 'parked', 'dead', 'awaited'}) do
+    redis.call('ZREM', shard .. ':' .. name, cid)
+  end
+  for _, name in ipairs({'events', 'once', 'snapshot', 'live', 'watched', 'secrets', 'masked', 'secrets_of', 'caller',
+    'caller:lock', 'meta'}) do
     redis.call('UNLINK', base .. ':' .. name)
   end
   return {'deleted'}
@@ -547,6 +562,7 @@ local function register(keys, args)
     make_group(shard, streams[i], TOOLS)
   end
   redis.call('HSET', about, 'streams', table.concat(streams, ' '))
+  if role == 'door' then make_group(shard, shard .. ':notices', DOORS) end
   for i = 5 + n, #args, 2 do redis.call('HSET', about, args[i], args[i + 1]) end
   local clock = number_of(get(about, 'clock_ms')) or wall_ms()
   local now = keep_time(shard, worker, ttl, nil, math.abs(clock - wall_ms()) < CLOCKS_DIFFER_MS)
@@ -759,6 +775,7 @@ local function tick(keys, args)
   end
 
   maintain_nodes(shard, me .. ':about', now)
+  if get(me .. ':about', 'role') == 'door' then make_group(shard, shard .. ':notices', DOORS) end
   maintain_stream(shard, shard .. ':ready', CONTROLLERS)
   for _, stream in ipairs(streams_of(shard, worker)) do maintain_stream(shard, stream, TOOLS) end
   return {'alive', removed, #due, notified, now}

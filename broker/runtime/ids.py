@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import socket
+from uuid import NAMESPACE_OID, uuid5
 
 from broker.runtime.clock import SYSTEM_CLOCK, Clock, to_millis
 from broker.runtime.errors import UsageError
@@ -55,6 +56,11 @@ def worker_id_prefix(role: str) -> str:
 def new_key() -> str:
     """Make an idempotency key for a caller that gave none."""
     return secrets.token_hex(12)
+
+
+def id_at(place: str) -> str:
+    """Return the task id, as Celery writes them, that belongs to a place: always the same."""
+    return str(uuid5(NAMESPACE_OID, place))
 
 
 def jitter() -> float:

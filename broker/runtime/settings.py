@@ -36,7 +36,7 @@ NAMES_OF_WORKERS = frozenset(
         *("docker_images", "docker_host", "docker_cpus", "workspace_memory_bytes", "workspace_processes"),
         *("egress", "egress_private", "egress_bytes", "repository_roots", "workspace_bytes", "workspace_files"),
         *("workspace_ttl_seconds", "workspace_idle_seconds", "workspace_ends_with_worker", "workspace_keep_seconds"),
-        *("node_lost_seconds", "checkpoint_every", "git_user_name", "git_user_email"),
+        *("celery_result_url", "node_lost_seconds", "checkpoint_every", "git_user_name", "git_user_email"),
     )
 )
 """The settings that only one kind of worker reads. All others know their names; the worker declares the rest."""

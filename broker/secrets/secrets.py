@@ -104,6 +104,22 @@ class Secrets:
         await self._store.persist(lambda: self._store.connection.call_many(commands))
         self._known.pop(conversation_id, None)
 
+    def sealed(self, conversation_id: str, text: str) -> bytes:
+        """Return a text encrypted for what is kept beside a conversation; `opened` reads it.
+
+        Raises:
+            SecretsLocked: there is no key here.
+        """
+        return self._encrypt(conversation_id, text)
+
+    def opened(self, conversation_id: str, encrypted: bytes) -> str:
+        """Return what `sealed` was given.
+
+        Raises:
+            SecretsLocked: no key here opens it.
+        """
+        return self._decrypt(conversation_id, encrypted)
+
     async def remove(self, conversation_id: str, name: str) -> None:
         """Give a secret to nobody any more; it stays hidden.  Idempotent."""
         key = self._store.keys(conversation_id).secrets

@@ -3,6 +3,8 @@
     deck:store                     hash     for ever       schema, shards, generation
     deck:tools                     hash     for ever       key of a tool → its offer (JSON)
     deck:tools:failed              hash     while alive    worker → the tools it cannot offer, and why (JSON)
+    deck:inbox                     stream   until done     tasks of producers that speak no Celery
+    deck:replies:<name>            stream   seven days     what became of them, for the producer of that name
     deck:{k}:index                 zset     for ever       conversation → created (ms)
     deck:{k}:label:<name>=<value>  zset     with the log   conversation → created (ms), of those with a label
     deck:{k}:ready                 stream   trimmed        conversations nobody owns that have new events
@@ -14,6 +16,11 @@
     deck:{k}:clock                 hash     for ever       the shard's time at the latest beat
     deck:{k}:nodes                 zset     for ever       node → when it is given up (ms)
     deck:{k}:takeovers             stream   about 10,000   who took over what from whom, for reports
+    deck:{k}:awaited               zset     until done     conversation → when a door looks at it (ms)
+    deck:{k}:notices               stream   until read     conversations that somebody waits for and that got on
+    deck:{0}:later                 zset     until due      Celery task that begins later → when (ms)
+    deck:{0}:later:<id>            hash     until due      what it begins
+    deck:{0}:revoked               zset     a week         Celery task that was revoked → when (ms)
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
     deck:{k}:worker:<w>:mail       stream   while alive    wake-ups for what the worker owns
     deck:{k}:worker:<w>:about      hash     while alive    role, node, streams, progress
@@ -29,6 +36,8 @@
     deck:{k}:c:<id>:meta           hash     with the log   owner, token, last id, what `ls` shows
     deck:{k}:c:<id>:once           hash     with the log   idempotency keys; claims of running actions
     deck:{k}:c:<id>:snapshot       string   with the log   the state at some event
+    deck:{k}:c:<id>:caller         hash     with the log   who waits for its end, and their answer
+    deck:{k}:c:<id>:caller:lock    string   half a minute  which door tells them
     deck:{k}:c:<id>:live           stream   a minute       pieces of the reply under way, see live_text
     deck:{k}:c:<id>:watched        string   half a minute  that somebody looks on
     deck:{k}:c:<id>:blob:<sha256>  string   with the log   large texts
@@ -52,7 +61,13 @@ from functools import lru_cache
 STORE = "deck:store"
 TOOLS = "deck:tools"
 TOOLS_FAILED = "deck:tools:failed"
+INBOX = "deck:inbox"
 CACHED_CONVERSATIONS = 4_096
+
+
+def replies(name: str) -> str:
+    """Return the reply stream of a producer."""
+    return f"deck:replies:{name}"
 
 
 def shard_of(conversation_id: str, shards: int) -> int:
@@ -114,6 +129,26 @@ class ShardKeys:
     def takeovers(self) -> str:
         """The record of takeovers."""
         return f"{self.root}:takeovers"
+
+    @property
+    def awaited(self) -> str:
+        """The conversations that somebody waits for."""
+        return f"{self.root}:awaited"
+
+    @property
+    def notices(self) -> str:
+        """The stream of conversations that somebody waits for and that got on."""
+        return f"{self.root}:notices"
+
+    @property
+    def later(self) -> str:
+        """What Celery tasks begin later; all of them are in the first shard."""
+        return f"{self.root}:later"
+
+    @property
+    def revoked(self) -> str:
+        """The Celery tasks that were revoked; all of them are in the first shard."""
+        return f"{self.root}:revoked"
 
     def mail(self, worker: str) -> str:
         """The mailbox stream of a worker."""
@@ -200,6 +235,11 @@ class ConversationKeys:
     def secrets_of(self) -> str:
         """The conversation whose secrets it has too."""
         return f"{self.root}:secrets_of"
+
+    @property
+    def caller(self) -> str:
+        """The hash about who waits for its end."""
+        return f"{self.root}:caller"
 
     @property
     def live(self) -> str:

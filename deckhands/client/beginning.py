@@ -69,12 +69,13 @@ def beginning_of(request: TaskRequest) -> Beginning:
 
 
 async def begin(
-    log: EventLog, secrets: Secrets, what: Beginning, conversation_id: str, *, key: str | None
+    log: EventLog, secrets: Secrets, what: Beginning, conversation_id: str, *, key: str | None, awaited: str = ""
 ) -> Appended | Duplicate:
     """Begin a conversation.  Idempotent under the same id and key.
 
     Args:
         log: the one that masks secrets.
+        awaited: who waits for its end, see `EventLog.create`.
 
     Raises:
         UsageError: the id is taken, or no running worker knows the agent, offers one of the tools or takes the
@@ -101,4 +102,4 @@ async def begin(
     )
     message = MessageAction(content=what.task, source=EventSource.USER)
     await keep_secrets(secrets, conversation_id, what.secrets)
-    return await log.create(created, [message], key=key)
+    return await log.create(created, [message], key=key, awaited=awaited)

@@ -37,8 +37,8 @@ STOP_GRACE_SECONDS = 5.0
 READY_LIMIT_SECONDS = 60.0
 DISK_CHECK_SECONDS = 1.0
 
-CONTROLLER, TOOLS = "controller", "tools"
-MODULES = {CONTROLLER: "controller_worker", TOOLS: "tool_worker"}
+CONTROLLER, TOOLS, DOOR = "controller", "tools", "door"
+MODULES = {CONTROLLER: "controller_worker", TOOLS: "tool_worker", DOOR: "deckhands.door"}
 
 Notice = Callable[[str], None]
 
@@ -84,6 +84,7 @@ class ClusterSpec:
     directory: Path
     controllers: int = 1
     tools: int = 1
+    doors: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
     workspace_roots: tuple[Path, ...] = ()
@@ -186,7 +187,7 @@ class Cluster:
         return sum(member.left_seconds > 0 for member in await members(store))
 
     def _places(self) -> list[Worker]:
-        counts = {CONTROLLER: self.spec.controllers, TOOLS: self.spec.tools}
+        counts = {CONTROLLER: self.spec.controllers, TOOLS: self.spec.tools, DOOR: self.spec.doors}
         names = [(role, f"{role}-{number}") for role, count in counts.items() for number in range(1, count + 1)]
         return [Worker(name, role, self.logs / f"{name}.log") for role, name in names]
 

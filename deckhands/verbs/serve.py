@@ -1,4 +1,4 @@
-"""`deckhands up`, `controller` and `tools`: run a cluster, or one of its workers."""
+"""`deckhands up`, `controller`, `tools` and `door`: run a cluster, or one of its workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ from deckhands.cli.output import note
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
-from deckhands.cluster.embedded_cluster import CONTROLLER, MODULES, TOOLS, Cluster, ClusterSpec, worker_environment
+from deckhands.cluster.embedded_cluster import (
+    CONTROLLER,
+    DOOR,
+    MODULES,
+    TOOLS,
+    Cluster,
+    ClusterSpec,
+    worker_environment,
+)
 from deckhands.home import Home, supervising
 from deckhands.reading.terminal import counted, print_text
 from deckhands.runs.cluster_notices import warn_of_ignored_settings
@@ -37,6 +45,7 @@ VERBS = {
     "up": "Run a cluster on this machine for other terminals to use.",
     "controller": "Run one controller worker against DECKHANDS_URL.",
     "tools": "Run one tool worker against DECKHANDS_URL.",
+    "door": "Run one door worker against DECKHANDS_URL: Celery tasks and the inbox.",
 }
 
 FAILURES_SECONDS = 1.0
@@ -50,6 +59,7 @@ class UpOptions:
 
     controllers: int
     tool_workers: int
+    doors: int
     port: int | None
     workspace_roots: tuple[str, ...]
     sandbox: str | None
@@ -76,12 +86,13 @@ class ToolWorkerOptions:
 @click.command()
 @click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
+@click.option("--doors", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--port", type=click.IntRange(1, 65_535), help="Also offer the store on this port of 127.0.0.1.")
 @workspace_root_option
 @sandbox_option
 @options_as(UpOptions)
 def up(options: UpOptions) -> None:
-    """Run a cluster on this machine: a store, controller workers and tool workers.
+    """Run a cluster on this machine: a store, controller workers, tool workers and doors.
 
     The commands in other terminals find it: `deckhands submit`, `ls`, `logs -f`. A worker or a store that dies is
     started again. Ctrl-C stops the cluster; its conversations are kept for the next time.
@@ -96,6 +107,7 @@ def up(options: UpOptions) -> None:
         home.cluster,
         controllers=options.controllers,
         tools=options.tool_workers,
+        doors=options.doors,
         environment=environment,
         port=options.port,
         workspace_roots=_roots(options.workspace_roots, environment),
@@ -148,10 +160,11 @@ async def _tell_failures(url: str) -> None:
 
 
 def _greeting(cluster: Cluster, model: str | None) -> str:
-    controllers = counted(cluster.spec.controllers, "controller worker")
-    tools = counted(cluster.spec.tools, "tool worker")
+    spec = cluster.spec
+    counts = (spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.doors, "door")
+    controllers, tools, doors = (counted(*each) for each in counts)
     lines = [
-        f"The cluster is up: {controllers} and {tools}.",
+        f"The cluster is up: {controllers}, {tools} and {doors}.",
         f"  store:  {cluster.store.port_url or cluster.url}",
         f"  celery: {cluster.store.celery_url}",
         f"  ask:    {_question(cluster.store.celery_url)}",
@@ -204,6 +217,12 @@ def tools(options: ToolWorkerOptions) -> None:
 
 async def _offered(client: Client) -> tuple[dict[str, ToolOffer], list[Reported]]:
     return await ToolOffers(client.store).all(), await ToolFailures(client.store).all()
+
+
+@click.command()
+def door() -> NoReturn:
+    """Run one door worker in the foreground: it serves the Celery tasks `deckhands.*` and the stream `deck:inbox`."""
+    _become(DOOR, {})
 
 
 def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path, ...]:

@@ -28,7 +28,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     4: {
-        "deckhands": "d08513c6ca373855",
+        "deckhands": "58108eba86fd4470",
         "deckhands_governor": "52080b370800fcb4",
         "deckhands_ledger": "8ce1fa9dbc6e2eec",
         "deckhands_batches": "d59fa74626167beb",

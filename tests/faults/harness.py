@@ -68,6 +68,9 @@ class FaultCluster:
     def start_tool(self, name: str = "t1", **environment: str) -> subprocess.Popen[bytes]:
         return self._start(name, "tool_worker", environment)
 
+    def start_door(self, name: str = "d1", **environment: str) -> subprocess.Popen[bytes]:
+        return self._start(name, "deckhands.door", environment)
+
     def kill(self, name: str) -> None:
         worker = self.workers.pop(name)
         worker.kill()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conversation_hands import hands  # noqa: F401  (a fixture)
+from tests.door_parts import producer  # noqa: F401  (a fixture)
 from tests.integration.workspace_hosts import Terminal, opened
 from tool_worker.workspace.workspaces import Workspaces
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
+from tests.faults.harness import FaultCluster
 from tests.polling import until
 
 SERVE_FLOWER = Path(__file__).resolve().parents[2] / "deploy" / "serve-flower"
@@ -68,7 +69,7 @@ async def test_settings_of_another_celery_application_are_not_the_workers(tmp_pa
 
 
 async def test_flower_lists_both_kinds_of_worker_to_whoever_has_the_password(cluster: Cluster) -> None:
-    async with _flower(cluster) as flower:
+    async with flower_of(cluster) as flower:
         assert (await flower.get("/healthcheck")).text == "OK"
         for path in ("/", "/workers", "/tasks", "/broker", "/api/workers", "/api/tasks"):
             assert (await flower.get(path)).status_code == 401, path
@@ -160,7 +161,7 @@ async def _control(cluster: Cluster, *command: str) -> Any:
 
 
 @asynccontextmanager
-async def _flower(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+async def flower_of(cluster: Cluster | FaultCluster) -> AsyncIterator[httpx.AsyncClient]:
     """Run Flower as containers run it, and yield a client of it."""
     port = _free_port()
     environment = {

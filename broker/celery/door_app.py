@@ -1,0 +1,120 @@
+"""The Celery application of the door: the tasks `deckhands.*` on the queue `deckhands`, with results and events.
+
+Holds: a message is acknowledged when its task has been carried out, and one whose worker died comes back after
+`VISIBILITY_SECONDS`. What is under way is kept under separate keys, so that this short time concerns no other
+application on the same broker. No message is held until its time: one with an eta is carried out at once, and says so
+in `BEGINS`. Callbacks go where the caller's own defaults would send them. What Flower and remote control show of
+arguments is cut, and no secret is in it.
+Does not: keep a message that dies with its worker between the broker's pop and the note that it is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+from celery._state import _set_task_join_will_block
+from celery.worker.request import Request
+
+from broker.celery.app import TRANSPORT_OPTIONS, make_app
+from broker.celery.messages import Connection, Messages, Transport, WorkerConsumer, check_task
+from broker.secrets.masking import MASK
+
+QUEUE = "deckhands"
+CALLERS_QUEUE = "celery"
+"""Where a callback goes that names no queue: the default of Celery's applications."""
+CONCURRENCY = 8
+VISIBILITY_SECONDS = 10
+"""The two halves of a task take milliseconds; one that comes back while it runs does no harm."""
+MAX_BODY_CHARS = 16 << 20
+"""Of a message: the task that summarises a chord is given what all others returned."""
+SHOWN_CHARS = 200
+BEGINS = "deckhands_eta"
+"""The header that has the eta of a message."""
+SHOWN = "deckhands_shown"
+"""The header of what people see of the arguments, where the message itself has none."""
+PLACES = {name: f"deckhands:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
+
+
+class DoorTransport(Transport):
+    """Takes larger messages."""
+
+    max_body_chars = MAX_BODY_CHARS
+
+
+class DoorConnection(Connection):
+    """A connection of the door."""
+
+    own_transport = DoorTransport
+
+
+class DoorMessages(Messages):
+    """How the door connects."""
+
+    Connection = DoorConnection
+
+
+class DoorConsumer(WorkerConsumer):
+    """Takes up tasks at once, whatever their eta."""
+
+    def check(self, message: Any) -> None:
+        """Refuse what cannot be carried out; prepare the rest."""
+        arguments, options, _ = check_task(message, self.strategies, max_chars=MAX_BODY_CHARS, longest_eta=None)
+        headers = message.headers
+        headers[BEGINS] = headers.get("eta")
+        parts = headers.get(SHOWN)  # the second half of a task shows what the first one did
+        is_second = isinstance(parts, list) and len(parts) == 2 and all(isinstance(part, str) for part in parts)
+        first, second = parts if is_second else (shown(tuple(arguments), options), shown(options, options))
+        headers.update(eta=None, timelimit=None, argsrepr=first[:SHOWN_CHARS], kwargsrepr=second[:SHOWN_CHARS])
+
+
+class DoorRequest(Request):  # type: ignore[misc]
+    """A task message that shows its arguments to nobody but the task."""
+
+    def info(self, safe: bool = False) -> dict[str, Any]:  # noqa: ARG002  (Celery's)
+        """Return what remote control shows."""
+        found: dict[str, Any] = super().info(safe=True)
+        return found
+
+
+def shown(arguments: Any, options: Mapping[str, Any]) -> str:
+    """Return arguments as people may see them: the values of secrets masked, and cut."""
+    secrets = options.get("secrets")
+    values = [str(value) for value in secrets.values()] if isinstance(secrets, Mapping) else []
+    if isinstance(arguments, Mapping):
+        arguments = {name: MASK if name == "secrets" else value for name, value in arguments.items()}
+    text = repr(arguments)
+    for value in sorted(filter(None, values), key=len, reverse=True):
+        text = text.replace(value, MASK).replace(repr(value)[1:-1], MASK)
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."
+
+
+def make_door_app(broker_url: str, result_url: str) -> Celery:
+    """Make the Celery application of the door.
+
+    Args:
+        broker_url: see `make_app`.
+        result_url: where results are kept, as kombu writes it.
+    """
+    # Or each callback that is sent would be listened for, by a worker that never asks.
+    _set_task_join_will_block(True)
+    return make_app(
+        "door",
+        broker_url,
+        DoorMessages,
+        result_backend=result_url,
+        result_serializer="json",
+        result_accept_content=["json"],
+        result_backend_thread_safe=True,
+        task_ignore_result=False,
+        task_default_queue=CALLERS_QUEUE,
+        task_routes={"deckhands.*": {"queue": QUEUE}},
+        worker_consumer=DoorConsumer,
+        worker_send_task_events=True,
+        worker_enable_remote_control=True,
+        broker_connection_timeout=2.0,
+        broker_transport_options=TRANSPORT_OPTIONS
+        | {"visibility_timeout": VISIBILITY_SECONDS}
+        | {f"{name}_key": key for name, key in PLACES.items()},
+    )

@@ -1,0 +1,5 @@
+"""The door: work comes in by Celery tasks and by the inbox stream, and its outcome goes out to who waits for it.
+
+May import: client, reading.
+Start with: service.
+"""

@@ -1,0 +1,32 @@
+"""The Celery application of doors: `celery -A deckhands.door.app worker -Q deckhands`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker.control import control_command
+
+from broker.celery.bootstep import add_loop
+from broker.celery.door_app import make_door_app
+from broker.celery.door_results import TaskResults
+from deckhands.door.service import Door
+from deckhands.door.settings import DoorSettings
+from deckhands.door.tasks import DoorTasks
+
+MAX_REVOKED = 1_000
+MAX_ID_CHARS = 256
+
+settings = DoorSettings.of_worker()
+app = make_door_app(settings.celery_url, settings.result_url)
+door = Door(settings, TaskResults(app))
+loop_thread = add_loop(app, door)
+tasks = DoorTasks(app, door, loop_thread)
+
+
+@control_command(name="revoke")  # type: ignore[untyped-decorator]
+def revoke(_state: Any, task_id: Any = None, **_options: Any) -> dict[str, str]:
+    """Stop runs, whether they have begun or not; the store remembers it."""
+    ids = task_id if isinstance(task_id, list) else [task_id]
+    named = [name for name in ids[:MAX_REVOKED] if isinstance(name, str) and 0 < len(name) <= MAX_ID_CHARS]
+    tasks.revoke(named)
+    return {"ok": f"{len(named)} tasks revoked"}

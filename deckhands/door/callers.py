@@ -1,0 +1,169 @@
+"""Who waits for the end of a conversation: kept beside it before it begins, until they have their answer.
+
+Holds: an outcome is decided once, so an answer that is repeated has the same bytes; what has arrived is not repeated.
+What may hold secrets, the callbacks of a task, is encrypted like the secrets of the conversation.
+Keys: `deck:{k}:c:<id>:caller`, `deck:{k}:awaited`, and `awaited` and `noticed` in the conversation's meta hash.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker.runtime.clock import to_millis
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.secrets import Secrets, secret_key
+from broker.store.connection import Argument, texts_by_name
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
+
+CELERY, STREAM = "celery", "stream"
+FIRST_LOOK_SECONDS = 5.0
+LONGEST_LOOK_SECONDS = 60.0
+LOCK_SECONDS = 30.0
+"""Longer than Celery's claim on the end of a chord, which a door that dies leaves behind."""
+SEALED = b"sealed:"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who waits for one conversation.
+
+    Attributes:
+        kind: `celery` or `stream`.
+        name: the task's id, or the name of the reply stream.
+        request_id: the producer's own id of the entry; empty for a task.
+        kept: what Celery is to do with the outcome; empty for a stream.
+        is_headless: nobody can be asked.
+        is_revoked: the task was revoked.
+        outcome: their answer, as JSON; empty as long as it is not decided.
+        is_answered: they have their answer.
+        looks: how often a door has looked and found no answer, or sent it in vain.
+    """
+
+    conversation_id: str
+    kind: str
+    name: str
+    request_id: str = ""
+    kept: Mapping[str, Any] | None = None
+    is_headless: bool = True
+    is_revoked: bool = False
+    outcome: str = ""
+    is_answered: bool = False
+    looks: int = 0
+
+    @property
+    def awaited(self) -> str:
+        """What the conversation's meta hash says of them."""
+        return self.kind if self.kind == CELERY else f"{self.kind}:{self.name}"
+
+
+class Callers:
+    """The callers of a store's conversations.
+
+    Args:
+        secrets: encrypts what is kept.
+    """
+
+    def __init__(self, store: Store, secrets: Secrets) -> None:
+        self._store = store
+        self._secrets = secrets
+
+    async def keep(self, caller: Caller) -> None:
+        """Remember a caller, whose conversation need not have begun; the first one of a conversation counts."""
+        kept = json.dumps(caller.kept or {}).encode()
+        if b'"secrets"' in kept:
+            secret_key(BrokerSettings.from_env(), is_made=True)
+            kept = SEALED + self._secrets.sealed(caller.conversation_id, kept.decode())
+        fields: dict[str, Argument] = {"kind": caller.kind, "name": caller.name, "request_id": caller.request_id}
+        fields |= {"kept": kept, "headless": int(caller.is_headless)}
+        key = self._store.keys(caller.conversation_id).caller
+        await self._call(*(("HSETNX", key, name, value) for name, value in fields.items()))
+
+    async def forget(self, conversation_id: str) -> None:
+        """Forget the caller of a conversation that has not begun and does not."""
+        names = self._store.keys(conversation_id)
+        await self._call(("DEL", names.caller), ("ZREM", names.shard.awaited, conversation_id))
+
+    async def of(self, conversation_id: str) -> Caller | None:
+        """Return who waits for a conversation; None: nobody ever did.
+
+        Raises:
+            ValueError, SecretsLocked: what is kept cannot be read.
+        """
+        key = self._store.keys(conversation_id).caller
+        (flat,) = await self._call(("HGETALL", key))
+        raw = dict(zip(flat[::2], flat[1::2], strict=True))
+        kept = raw.pop(b"kept", b"{}")
+        found = texts_by_name([part for item in raw.items() for part in item])
+        if "kind" not in found:
+            return None
+        if kept.startswith(SEALED):
+            kept = self._secrets.opened(conversation_id, kept.removeprefix(SEALED)).encode()
+        return Caller(
+            conversation_id=conversation_id,
+            kind=found["kind"],
+            name=found.get("name", ""),
+            request_id=found.get("request_id", ""),
+            kept=json.loads(kept),
+            is_headless=found.get("headless", "1") == "1",
+            is_revoked="revoked" in found,
+            outcome=found.get("outcome", ""),
+            is_answered="answered" in found,
+            looks=int(found.get("looks", "0")),
+        )
+
+    async def decide(self, conversation_id: str, outcome: Mapping[str, Any]) -> str:
+        """Decide the answer, and return it as JSON: this, or what was decided before."""
+        key = self._store.keys(conversation_id).caller
+        _, decided = await self._call(("HSETNX", key, "outcome", json.dumps(outcome)), ("HGET", key, "outcome"))
+        text: str = decided.decode()
+        return text
+
+    async def revoke(self, conversation_id: str) -> None:
+        """Remember that the task was revoked.  Idempotent."""
+        await self._call(("HSET", self._store.keys(conversation_id).caller, "revoked", 1))
+
+    async def lock(self, conversation_id: str, holder: str) -> bool:
+        """Become the one who answers, for a while; say whether nobody else is."""
+        key = f"{self._store.keys(conversation_id).caller}:lock"
+        _, found = await self._call(("SET", key, holder, "NX", "PX", int(LOCK_SECONDS * 1000)), ("GET", key))
+        return bool(found == holder.encode())
+
+    async def answered(self, conversation_id: str) -> None:
+        """Remember that they have their answer; the conversation may continue without them.  Idempotent."""
+        names = self._store.keys(conversation_id)
+        await self._call(
+            ("HSET", names.caller, "answered", 1),
+            ("HDEL", names.meta, "awaited", "noticed"),
+            ("ZREM", names.shard.awaited, conversation_id),
+            ("DEL", f"{names.caller}:lock"),
+        )
+
+    async def look_later(self, caller: Caller) -> None:
+        """Have the conversation looked at again: soon at first, then less and less often."""
+        names = self._store.keys(caller.conversation_id)
+        pause = min(FIRST_LOOK_SECONDS * 2**caller.looks, LONGEST_LOOK_SECONDS)
+        due = to_millis(self._store.clock.now()) + int(pause * 1000)
+        await self._call(
+            ("ZADD", names.shard.awaited, due, caller.conversation_id),
+            ("HSET", names.caller, "looks", min(caller.looks + 1, 10)),
+        )
+
+    async def overdue(self, names: ShardKeys, *, limit: int) -> list[str]:
+        """Return conversations that are to be looked at, and put each off, so that other doors look at others."""
+        now = to_millis(self._store.clock.now())
+        (found,) = await self._call(("ZRANGEBYSCORE", names.awaited, "-inf", now, "LIMIT", 0, limit))
+        due = now + int(FIRST_LOOK_SECONDS * 1000)
+        if found:
+            await self._call(*(("ZADD", names.awaited, "XX", due, cid) for cid in found))
+        return [cid.decode(errors="backslashreplace") for cid in found]
+
+    async def hear(self, conversation_id: str) -> None:
+        """Let the next append leave a notice again; to be called before the log is read."""
+        await self._call(("HDEL", self._store.keys(conversation_id).meta, "noticed"))
+
+    async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
+        return await self._store.persist(lambda: self._store.connection.call_many(commands))

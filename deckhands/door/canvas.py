@@ -1,0 +1,49 @@
+"""What Celery is to do when a task has ended: taken from its message, and given back to it when the agent has settled.
+
+Holds: each callback that has no id gets one that belongs to the task and the callback's place, so that a second half
+that is repeated sends the same tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.runtime.ids import id_at
+
+KEPT = ("callbacks", "errbacks", "chain", "chord", "root_id", "parent_id", "group", "group_index", "ignore_result")
+KEPT_IN_MESSAGE = ("root_id", "parent_id", "group", "group_index", "ignore_result", "shadow", "stamps")
+LISTS = ("tasks", "header")
+MAX_DEPTH = 16
+
+
+def followers(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what follows a task: what its message says, with an id for each callback."""
+    kept = {name: found.get(name) for name in KEPT}
+    for name in ("callbacks", "errbacks", "chain", "chord"):
+        kept[name] = with_ids(kept[name], f"{task_id}/{name}")
+    return kept
+
+
+def with_ids(value: Any, place: str, depth: int = 0) -> Any:
+    """Return signatures with ids, at any depth of groups, chains, chords and callbacks of callbacks."""
+    if depth > MAX_DEPTH:
+        return value
+    if isinstance(value, list | tuple):
+        return [with_ids(item, f"{place}/{n}", depth + 1) for n, item in enumerate(value)]
+    if not isinstance(value, Mapping) or "task" not in value:
+        return value
+    options = dict(value.get("options") or {})
+    arguments = dict(value.get("kwargs") or {})
+    kind = value.get("subtask_type")
+    if kind in ("group", "chord", "chain"):
+        for name in ("tasks", "header", "body"):
+            if name in arguments:
+                arguments[name] = with_ids(arguments[name], f"{place}/{name}", depth + 1)
+    if kind not in ("chord", "chain"):
+        options.setdefault("task_id", None)
+        options["task_id"] = options["task_id"] or id_at(place)
+    for name in ("link", "link_error"):
+        if name in options:
+            options[name] = with_ids(options[name], f"{place}/{name}", depth + 1)
+    return {**value, "options": options, "kwargs": arguments}

@@ -1,0 +1,114 @@
+"""What the parts of a door share: the store's conversations, who waits for them, and how one begins or has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.celery.door_results import TaskResults
+from broker.log.event_log import EventLog
+from broker.runtime.clock import from_millis
+from broker.specs.agent_state import AgentState, is_settled
+from broker.store.connection import texts_by_name
+from broker.store.store import Store
+from deckhands.client.beginning import begin, beginning_of
+from deckhands.client.client import Client
+from deckhands.client.requests import TaskRequest
+from deckhands.client.tasks import conversation_id_of
+from deckhands.door.callers import CELERY, Caller, Callers
+from deckhands.door.failures import failure_of
+from deckhands.door.schedule import Schedule
+from deckhands.reading.summary import Summary, Tally
+
+REVOKED = {"status": "REVOKED", "reason": "terminated"}
+EXPIRED = {"status": "REVOKED", "reason": "expired"}
+FAILURE, SUCCESS = "FAILURE", "SUCCESS"
+ONLY_SUBMITTED = 2
+"""The last event of a conversation that no worker has taken up: its beginning and its first message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What the parts of a door share.
+
+    Attributes:
+        log: masks secrets.
+    """
+
+    store: Store
+    results: TaskResults
+    client: Client = field(init=False)
+    log: EventLog = field(init=False)
+    callers: Callers = field(init=False)
+    schedule: Schedule = field(init=False)
+
+    def __post_init__(self) -> None:
+        client = Client(self.store)
+        object.__setattr__(self, "client", client)
+        object.__setattr__(self, "log", EventLog(self.store, client.secrets))
+        object.__setattr__(self, "callers", Callers(self.store, client.secrets))
+        object.__setattr__(self, "schedule", Schedule(self.store))
+
+    async def begin(self, request: TaskRequest, conversation_id: str, key: str, *, awaited: str = "") -> None:
+        """Begin a conversation.  Idempotent.
+
+        Args:
+            awaited: who waits for it; empty: nobody.
+
+        Raises:
+            UsageError: what the request names is not here.
+        """
+        await begin(self.log, self.client.secrets, beginning_of(request), conversation_id, key=key, awaited=awaited)
+
+    async def meta(self, conversation_id: str) -> dict[str, str]:
+        """Return what the index has of a conversation; empty: there is no such conversation."""
+        key = self.store.keys(conversation_id).meta
+        found = texts_by_name(await self.store.persist(lambda: self.store.connection.call("HGETALL", key)))
+        return found if "last_id" in found else {}
+
+    async def outcome(self, caller: Caller, meta: Mapping[str, str]) -> str:
+        """Return the answer to a caller, as JSON; empty: nothing yet."""
+        if caller.outcome or not meta:
+            return caller.outcome
+        conversation_id = caller.conversation_id
+        expires = (caller.kept or {}).get("expires_ms")
+        if expires and self.schedule.is_past(from_millis(expires)) and int(meta["last_id"]) <= ONLY_SUBMITTED:
+            await self.client.cancel(conversation_id)
+            return await self.callers.decide(conversation_id, EXPIRED)
+        if (state := meta.get("state", "")) not in set(AgentState) or not is_settled(AgentState(state)):
+            return ""
+        tally = Tally.of(await self.client.log.read(conversation_id))
+        if not _is_over(tally, caller):
+            return ""
+        summary = tally.summary()
+        if summary.state == AgentState.STOPPED and await self._is_revoked(caller):
+            return await self.callers.decide(conversation_id, REVOKED)
+        return await self.callers.decide(conversation_id, answer_of(summary))
+
+    async def _is_revoked(self, caller: Caller) -> bool:
+        return caller.kind == CELERY and await self.schedule.is_revoked(caller.name)
+
+
+def _is_over(tally: Tally, caller: Caller) -> bool:
+    """Say whether a caller need wait no longer.
+
+    A conversation that is paused waits for somebody who resumes it, and one whose task says that people can be asked
+    waits for their answer: neither has ended.
+    """
+    status = tally.status
+    if not status.is_settled:
+        return False
+    return status.is_terminal or (caller.is_headless and status.state is not AgentState.PAUSED)
+
+
+def answer_of(summary: Summary) -> dict[str, Any]:
+    """Return the answer that a conversation which has ended stands for, as plain JSON values."""
+    failure = failure_of(summary)
+    found: dict[str, Any] = {"status": FAILURE if failure else SUCCESS, "summary": summary.as_json()}
+    return found | {"failure": failure} if failure else found
+
+
+def conversation_of_task(task_id: str) -> str:
+    """Return the id of the conversation that a Celery task stands for."""
+    return conversation_id_of(f"celery:{task_id}")

@@ -1,0 +1,80 @@
+"""What the tasks of the door raise: Celery hands them to callers by name and arguments, who need not import this.
+
+    TaskFailure             args: message, code, conversation id
+    ├── RequestRefused      the request cannot be used; nothing was begun
+    ├── AgentFailed         the agent ended with an error, used up a limit, or refused the task
+    ├── AgentStopped        somebody stopped it
+    └── AgentNeedsPerson    it asks something, and its task says that nobody can be asked
+
+Holds: the arguments are JSON, and the same for the same conversation, however often they are stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.runtime.errors import DeckhandsError
+from broker.specs.agent_state import AgentState
+from deckhands.reading.summary import ExitCode, Summary
+
+
+class TaskFailure(Exception):
+    """What a task has failed with.
+
+    Args:
+        message: what happened, and what to do.
+        code: stable, machine-readable.
+        conversation_id: empty: there is none.
+    """
+
+    def __init__(self, message: str, code: str = "error", conversation_id: str = "") -> None:
+        super().__init__(message, code, conversation_id)
+
+
+class RequestRefused(TaskFailure):
+    """The request cannot be used; nothing was begun."""
+
+
+class AgentFailed(TaskFailure):
+    """The agent ended with an error, used up a limit, or refused the task."""
+
+
+class AgentStopped(TaskFailure):
+    """Somebody stopped the agent."""
+
+
+class AgentNeedsPerson(TaskFailure):
+    """The agent asks something, and its task says that nobody can be asked."""
+
+
+FAILURES = {kind.__name__: kind for kind in (RequestRefused, AgentFailed, AgentStopped, AgentNeedsPerson)}
+
+
+def refusal(error: DeckhandsError) -> dict[str, Any]:
+    """Return the failure of a request that cannot be used, as plain JSON values."""
+    return {"kind": RequestRefused.__name__, "message": str(error), "code": error.code, "conversation_id": ""}
+
+
+def failure_of(summary: Summary) -> dict[str, Any] | None:
+    """Return the failure that a summary stands for, as plain JSON values; None: the agent has finished."""
+    kind: type[TaskFailure] = AgentFailed
+    code, text = summary.error_code or "agent_error", summary.last_error or summary.message
+    match summary.state:
+        case AgentState.FINISHED:
+            return None
+        case AgentState.REJECTED:
+            code, text = "rejected", summary.message
+        case AgentState.STOPPED:
+            kind, code, text = AgentStopped, "stopped", "The agent was stopped."
+        case AgentState.ERROR:
+            code = "limit" if summary.exit_code is ExitCode.LIMIT else code
+        case _:
+            kind, code, text = AgentNeedsPerson, "needs_person", summary.message or f"It is {summary.state}."
+    message = f"{text} {summary.remedy}".strip() or f"It is {summary.state}."
+    return {"kind": kind.__name__, "message": message, "code": code, "conversation_id": summary.conversation_id}
+
+
+def raised(failure: dict[str, Any]) -> TaskFailure:
+    """Return the exception that a failure stands for."""
+    kind = FAILURES.get(str(failure["kind"]), AgentFailed)
+    return kind(str(failure["message"]), str(failure["code"]), str(failure["conversation_id"]))

@@ -1,0 +1,162 @@
+"""The lookout: finds the conversations that got on while somebody waits for them, and answers those who wait.
+
+Notices lead to most of them at once; a sweep finds what a lost notice, a lost tail of the store or a door that died has
+left. Progress is reported at most once a second for each conversation.
+
+Holds: a notice is acknowledged after its conversation has been looked at; one conversation that cannot be read concerns
+no other.
+Keys: `deck:{k}:notices`, group `doors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+from broker.contract.events import Action
+from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
+from broker.log.latest_event import latest_event
+from broker.runtime.errors import DeckhandsError
+from broker.store.connection import Argument
+from broker.store.group_reader import GroupReader
+from broker.store.keys import ShardKeys
+from deckhands.door.callers import CELERY, STREAM, Caller
+from deckhands.door.desk import Desk
+from deckhands.door.replies import Replies
+from deckhands.door.runs import Runs
+
+GROUP = "doors"
+BATCH = 128
+LOOKS_AT_ONCE = 16
+UPKEEP_SECONDS = 1.0
+FORSAKEN_AFTER_SECONDS = 5.0
+"""How long a door may have had a notice before another one looks at it too."""
+SHOWN_CHARS = 200
+
+_log = logging.getLogger(__name__)
+
+
+class Lookout:
+    """Looks at conversations, as one door."""
+
+    def __init__(self, desk: Desk, runs: Runs, worker_id: str) -> None:
+        self._desk, self._runs, self._worker_id = desk, runs, worker_id
+        self._store = desk.store
+        self._replies = Replies(desk.store)
+        self._unreadable = Unreadable(desk.store)
+        self._at_once = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._getting_on: set[str] = set()
+        self.looks = 0
+
+    async def read_notices(self, names: ShardKeys) -> None:
+        """Look at what notices of a shard lead to, for ever."""
+        reader = GroupReader(self._store, GROUP, self._worker_id, [names.notices])
+        try:
+            while True:
+                found = await reader.read(limit=BATCH)
+                await self._look_at_entries(names, [(entry, fields) for _, entry, fields in found])
+        finally:
+            await reader.aclose()
+
+    async def keep_up(self) -> None:
+        """Do what is due each second, for ever: the sweep, progress, what begins later, notices of dead doors."""
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            try:
+                await self._runs.begin_what_is_due()
+                for names in self._store.all_shards:
+                    await self._look_at_entries(names, await self._forsaken(names))
+                    overdue = await self._desk.callers.overdue(names, limit=BATCH)
+                    await asyncio.gather(*(self._look(cid, is_sweep=True) for cid in overdue))
+            except (DeckhandsError, *CANNOT_BE_READ):
+                _log.exception("a sweep of the door failed")
+
+    async def report_progress(self) -> None:
+        """Tell callers how far their conversations have got, each second, for ever."""
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            getting_on, self._getting_on = self._getting_on, set()
+            await asyncio.gather(*(self._report(conversation_id) for conversation_id in getting_on))
+
+    async def _look_at_entries(self, names: ShardKeys, entries: list[tuple[bytes, list[bytes]]]) -> None:
+        noticed: dict[str, None] = {}
+        done: list[bytes] = []
+        for entry, fields in entries:
+            try:
+                about = dict(zip(fields[::2], fields[1::2], strict=True))
+                noticed[conversation_of(self._store, names, about[b"c"]).conversation_id] = None
+            except CANNOT_BE_READ as error:
+                await self._unreadable.put_aside(names, names.notices, entry.decode(), fields, error, group=GROUP)
+            done.append(entry)
+        await asyncio.gather(*(self._look(conversation_id, is_sweep=False) for conversation_id in noticed))
+        if done:
+            commands: list[tuple[Argument, ...]] = [("XACK", names.notices, GROUP, *done)]
+            commands.append(("XDEL", names.notices, *done))
+            await self._store.persist(lambda: self._store.connection.call_many(commands))
+
+    async def _forsaken(self, names: ShardKeys) -> list[tuple[bytes, list[bytes]]]:
+        """Take over notices that another door has had for long."""
+        idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
+        command = ("XAUTOCLAIM", names.notices, GROUP, self._worker_id, idle_ms, "0-0", "COUNT", BATCH)
+        _, entries, *_ = await self._store.persist(lambda: self._store.connection.call(*command))
+        return [(entry, fields) for entry, fields in entries if fields]
+
+    async def _look(self, conversation_id: str, *, is_sweep: bool) -> None:
+        async with self._at_once:
+            self.looks += 1
+            try:
+                await self._desk.callers.hear(conversation_id)
+                caller = await self._desk.callers.of(conversation_id)
+                if caller is None or caller.is_answered:
+                    await self._desk.callers.answered(conversation_id)
+                    return
+                if await self._desk.outcome(caller, await self._desk.meta(conversation_id)):
+                    await self._answer(caller)
+                    return
+                self._getting_on.add(conversation_id)
+                if is_sweep:
+                    await self._desk.callers.look_later(caller)
+            except (DeckhandsError, *CANNOT_BE_READ):
+                _log.exception("conversation %s cannot be looked at", conversation_id)
+
+    async def _answer(self, caller: Caller) -> None:
+        if caller.kind == CELERY:
+            await self._runs.send_second_half(caller)
+        elif caller.kind == STREAM:
+            await answer_stream(self._desk, self._replies, caller)
+
+    async def _report(self, conversation_id: str) -> None:
+        try:
+            caller = await self._desk.callers.of(conversation_id)
+            meta = await self._desk.meta(conversation_id)
+            if caller is None or caller.kind != CELERY or caller.outcome or not meta:
+                return
+            if (caller.kept or {}).get("ignore_result"):
+                return
+            latest = await latest_event(self._store, conversation_id, Action)
+            progress = {
+                "conversation_id": conversation_id,
+                "state": meta.get("state", ""),
+                "iterations": int(meta.get("iterations", "0")),
+                "cost_usd": float(meta.get("cost_usd", "0")),
+                "last_action": latest.sentence[:SHOWN_CHARS] if latest else "",
+            }
+            await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress)
+        except Exception:  # noqa: BLE001  (progress is news, and the next one follows; the result backend may be away)
+            _log.warning("the progress of conversation %s cannot be reported", conversation_id, exc_info=True)
+
+
+async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
+    """Tell a producer of the inbox how its conversation has ended."""
+    found = await desk.callers.of(caller.conversation_id)
+    assert found is not None
+    outcome = json.loads(found.outcome)
+    await replies.send(
+        found.name,
+        found.request_id,
+        "settled",
+        conversation_id=found.conversation_id,
+        content=outcome.get("summary") or outcome,
+    )
+    await desk.callers.answered(found.conversation_id)

@@ -1,0 +1,137 @@
+"""The short tasks of the door: what a person may ask of a conversation, each done once for each task id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.events import Event, EventSource
+from broker.log.event_log import Closed
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import check_conversation_id
+from broker.specs.agent_state import AgentState
+from deckhands.client.confirmations import answer_to
+from deckhands.client.requests import TaskRequest
+from deckhands.client.tasks import check_task
+from deckhands.door.desk import Desk, conversation_of_task
+from deckhands.door.earlier_results import fields_of
+from deckhands.door.runs import refuse_key
+
+MAX_TEXT_CHARS = 100_000
+
+
+class _Order(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str = Field(max_length=64)
+    text: str = Field(default="", max_length=MAX_TEXT_CHARS)
+    model: str | None = Field(default=None, max_length=300)
+    action_id: int | None = None
+    at: int | None = Field(default=None, ge=1)
+    title: str = Field(default="", max_length=200)
+
+
+TAKES: dict[str, tuple[str, ...]] = {
+    "message": ("id", "text"),
+    "pause": ("id",),
+    "resume": ("id",),
+    "cancel": ("id",),
+    "confirm": ("id", "action_id"),
+    "reject": ("id", "action_id"),
+    "fork": ("id", "at", "model", "title"),
+}
+"""The arguments of each, in their order."""
+STATES = {"pause": AgentState.PAUSED, "resume": AgentState.RUNNING, "cancel": AgentState.STOPPED}
+ANSWERS = {"confirm": AgentState.USER_CONFIRMED, "reject": AgentState.USER_REJECTED}
+
+
+class Orders:
+    """What a person may ask of conversations."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def submit(self, task_id: str, previous: Sequence[Any], options: Mapping[str, Any]) -> str:
+        """Begin a conversation and return its id.  Idempotent under the task id.
+
+        Raises:
+            UsageError: the request cannot be used.
+        """
+        fields = fields_of(previous, options)
+        refuse_key(fields)
+        conversation_id = conversation_of_task(task_id)
+        await self._desk.begin(TaskRequest.parse(fields), conversation_id, task_id)
+        return conversation_id
+
+    async def carry_out(
+        self, what: str, task_id: str, arguments: Sequence[Any], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Do what a task asks, and return the conversation's id and state.  Idempotent under the task id.
+
+        Args:
+            what: a name of `TAKES`.
+
+        Raises:
+            UsageError: an argument cannot be used, or the conversation does not take it now.
+        """
+        order = _parsed(what, arguments, options)
+        conversation_id = check_conversation_id(order.id)
+        key = f"celery:{task_id}"
+        if what == "fork":
+            fork = await self._desk.client.fork(
+                conversation_id, at=order.at, model=order.model, title=order.title, idempotency_key=key
+            )
+            return {"conversation_id": fork, "state": (await self._desk.client.row(fork)).state}
+        if not await self._is_done(conversation_id, key):
+            await self._append(conversation_id, await self._event(what, order), key)
+        return {"conversation_id": conversation_id, "state": (await self._desk.client.row(conversation_id)).state}
+
+    async def _event(self, what: str, order: _Order) -> Event | None:
+        if what == "message":
+            check_task(order.text, name="message")
+            return MessageAction(content=order.text, source=EventSource.USER)
+        if what in ANSWERS:
+            return await answer_to(self._desk.store, order.id, ANSWERS[what], order.action_id, {})
+        summary = await self._desk.client.summary(order.id)
+        is_over = summary.state in (AgentState.FINISHED, AgentState.REJECTED, AgentState.ERROR, AgentState.STOPPED)
+        if what == "cancel" and is_over:
+            return None
+        if what == "pause" and is_over:
+            raise UsageError(
+                f"The conversation {order.id} is {summary.state}; it cannot be paused.",
+                remedy="Send it a message to continue it.",
+            )
+        return ChangeAgentStateAction(agent_state=STATES[what], source=EventSource.USER)
+
+    async def _append(self, conversation_id: str, event: Event | None, key: str) -> None:
+        if event is None:
+            return
+        if isinstance(await self._desk.log.append(conversation_id, [event], key=key), Closed):
+            raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
+
+    async def _is_done(self, conversation_id: str, key: str) -> bool:
+        once = self._desk.store.keys(conversation_id).once
+        return bool(
+            await self._desk.store.persist(lambda: self._desk.store.connection.call("HEXISTS", once, f"p:{key}"))
+        )
+
+
+def _parsed(what: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> _Order:
+    takes = TAKES[what]
+    given = dict(zip(takes, arguments, strict=False))
+    wrong = [*map(str, arguments[len(takes) :]), *(name for name in options if name not in takes or name in given)]
+    if wrong:
+        raise UsageError(
+            f"deckhands.{what} cannot be used with {ascii(wrong[0])[:100]}.", remedy=f"It takes {', '.join(takes)}."
+        )
+    try:
+        return _Order.model_validate({**given, **options})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise UsageError(
+            f"deckhands.{what} cannot be used: {'.'.join(map(str, first['loc']))}: {first['msg']}.",
+            remedy=f"It takes {', '.join(takes)}.",
+        ) from None

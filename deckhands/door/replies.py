@@ -1,0 +1,46 @@
+"""Reply streams: the answers to producers of the inbox, each at least once.
+
+Holds: a name cannot name any other key; the same id and event is the same answer once more.
+Keys: `deck:replies:<name>`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from broker.store import keys
+from broker.store.connection import Argument
+from broker.store.store import Store
+
+VERSION = "1"
+KEPT_REPLIES = 100_000
+KEPT_SECONDS = 7 * 24 * 3600
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NUMBERS = {"accepted": 1, "rejected": 1, "settled": 2}
+"""Which answer to one entry it is."""
+
+ReplyEvent = Literal["accepted", "rejected", "settled"]
+
+
+class Replies:
+    """The reply streams of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def send(
+        self, name: str, request_id: str, event: ReplyEvent, *, conversation_id: str = "", content: Mapping[str, Any]
+    ) -> None:
+        """Tell a producer something; a lost reply of the store may send it twice."""
+        stream = keys.replies(name)
+        fields: dict[str, Argument] = {"v": VERSION, "id": request_id, "event": event, "n": NUMBERS[event]}
+        fields |= {"conversation_id": conversation_id, "json": json.dumps(content)}
+        flat: list[Argument] = [part for field in fields.items() for part in field]
+        commands: list[tuple[Argument, ...]] = [
+            ("XADD", stream, "MAXLEN", "~", KEPT_REPLIES, "*", *flat),
+            ("EXPIRE", stream, KEPT_SECONDS),
+        ]
+        await self._store.persist(lambda: self._store.connection.call_many(commands))

@@ -1,0 +1,192 @@
+"""`deckhands.run`, an agent's whole run as one Celery task, in two halves that hold nothing in between.
+
+The first half begins the conversation and ends without a result. When the conversation has settled, the door sends the
+task again under the same id; the second half finds the outcome and returns it, and Celery does what it does at the end
+of a task: the result, callbacks, chains, chords, events.
+
+Holds: which half a message is, the store decides and not the message; a task id begins one conversation, and has one
+answer, but for a door that dies while Celery fires the callbacks: then they are sent again under the same ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from broker.runtime.clock import to_millis
+from broker.runtime.errors import UsageError
+from broker.runtime.failpoints import failpoint
+from broker.runtime.ids import new_key
+from broker.specs.specs import PriorityName
+from deckhands.client.requests import TaskRequest
+from deckhands.client.secret_keeping import keep_secrets
+from deckhands.door.callers import CELERY, Caller
+from deckhands.door.desk import EXPIRED, FAILURE, REVOKED, Desk, conversation_of_task
+from deckhands.door.earlier_results import fields_of
+from deckhands.door.failures import refusal
+
+DUE_AT_ONCE = 64
+PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (9, "batch"))
+"""Celery's numbers over Redis: 0 is the highest, and what every message has that names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunMessage:
+    """One message of a run.
+
+    Attributes:
+        previous: arguments by position.
+        options: arguments by name.
+        kept: what Celery is to do when the task has ended, see `canvas`.
+        priority: of the message; 0: none.
+    """
+
+    task_id: str
+    previous: Sequence[Any]
+    options: Mapping[str, Any]
+    kept: Mapping[str, Any]
+    eta: datetime | None = None
+    expires: datetime | None = None
+    priority: int = 0
+
+    def request(self) -> TaskRequest:
+        """Return what is asked for.
+
+        Raises:
+            UsageError: it cannot be used.
+        """
+        fields = fields_of(self.previous, self.options)
+        refuse_key(fields)
+        request = TaskRequest.parse(fields)
+        if request.priority is not None or not self.priority:
+            return request
+        return request.model_copy(update={"priority": priority_of(self.priority)})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run has ended, and what Celery is to do now."""
+
+    found: Mapping[str, Any]
+    kept: Mapping[str, Any]
+
+
+class Runs:
+    """The runs of Celery tasks."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def take(self, message: RunMessage) -> Outcome | None:
+        """Begin a conversation, or return its outcome; None: there is none yet.  Idempotent.
+
+        Raises:
+            UsageError: the request cannot be used; nothing was begun.
+        """
+        desk, conversation_id = self._desk, conversation_of_task(message.task_id)
+        caller = await desk.callers.of(conversation_id)
+        if caller is not None and (found := await self._outcome(caller)):
+            return found
+        if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
+            return None
+        request = message.request()
+        kept = {**message.kept, "expires_ms": to_millis(message.expires) if message.expires else None}
+        caller = Caller(conversation_id, CELERY, message.task_id, kept=kept, is_headless=request.headless)
+        await desk.callers.keep(caller)
+        if await desk.schedule.is_revoked(message.task_id):
+            await desk.callers.decide(conversation_id, REVOKED)
+            return await self.take(message)
+        failpoint("door.before_begin")
+        if message.eta is not None and not desk.schedule.is_past(message.eta):
+            await keep_secrets(desk.client.secrets, conversation_id, request.secrets)
+            text = request.model_copy(update={"secrets": {}}).model_dump_json()
+            await desk.schedule.park(message.task_id, request=text, due=message.eta, expires=message.expires)
+            return None
+        try:
+            await desk.begin(request, conversation_id, message.task_id, awaited=CELERY)
+        except UsageError:
+            await desk.callers.forget(conversation_id)
+            raise
+        failpoint("door.begun")
+        return None
+
+    async def has_answered(self, task_id: str) -> None:
+        """Note that Celery has the outcome."""
+        failpoint("door.before_answered")
+        conversation_id = conversation_of_task(task_id)
+        if await self._desk.callers.of(conversation_id) is not None:
+            await self._desk.callers.answered(conversation_id)
+
+    async def revoke(self, task_id: str) -> None:
+        """Stop a run, whether it has begun or not.  Idempotent; one that has ended is left alone."""
+        desk, conversation_id = self._desk, conversation_of_task(task_id)
+        await desk.schedule.revoke(task_id)
+        caller = await desk.callers.of(conversation_id)
+        if caller is None or caller.is_answered:
+            return
+        meta = await desk.meta(conversation_id)
+        if not await desk.outcome(caller, meta):
+            if meta:
+                await desk.client.cancel(conversation_id)
+            await desk.callers.decide(conversation_id, REVOKED)
+        await desk.schedule.drop(task_id)
+        await self.send_second_half(caller)
+
+    async def begin_what_is_due(self) -> None:
+        """Begin the runs whose time has come."""
+        for task_id in await self._desk.schedule.due(limit=DUE_AT_ONCE):
+            await self._begin_later(task_id)
+
+    async def send_second_half(self, caller: Caller) -> None:
+        """Send the second half of a run whose outcome is decided, and look again in case it gets lost."""
+        await self._desk.callers.look_later(caller)
+        await asyncio.to_thread(self._desk.results.send_second_half, caller.name, caller.kept or {})
+
+    async def _begin_later(self, task_id: str) -> None:
+        desk, conversation_id = self._desk, conversation_of_task(task_id)
+        found, caller = await desk.schedule.parked(task_id), await desk.callers.of(conversation_id)
+        if found is None or caller is None:
+            await desk.schedule.drop(task_id)
+            return
+        text, expires = found
+        try:
+            if desk.schedule.is_past(expires):
+                await desk.callers.decide(conversation_id, EXPIRED)
+            else:
+                request = TaskRequest.model_validate_json(text)
+                await desk.begin(request, conversation_id, task_id, awaited=CELERY)
+        except UsageError as error:
+            await desk.callers.decide(conversation_id, {"status": FAILURE, "failure": refusal(error)})
+        if (caller := await desk.callers.of(conversation_id)) and caller.outcome and not caller.is_answered:
+            await self.send_second_half(caller)
+        await desk.schedule.drop(task_id)
+
+    async def _outcome(self, caller: Caller) -> Outcome | None:
+        if caller.is_answered:
+            return None
+        text = await self._desk.outcome(caller, await self._desk.meta(caller.conversation_id))
+        if not text or not await self._desk.callers.lock(caller.conversation_id, new_key()):
+            return None
+        return Outcome(json.loads(text), caller.kept or {})
+
+
+def priority_of(number: int) -> PriorityName:
+    """Return our name for a priority of Celery's over Redis, 1 to 9."""
+    return next((name for last, name in PRIORITIES if number <= last), "batch")
+
+
+def refuse_key(fields: Mapping[str, Any]) -> None:
+    """Refuse a key beside the one that the way in has already.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if fields.get("idempotency_key") is not None:
+        raise UsageError(
+            "The request cannot be used: idempotency_key: the id of the task or entry is the key here.",
+            remedy="Leave it out, and repeat a request under the same id.",
+        )

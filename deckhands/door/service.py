@@ -1,0 +1,106 @@
+"""The loop of a door worker: a member of the cluster that looks out, reads the inbox, and serves Celery's tasks.
+
+Holds: a door that was swept has nothing that others took over; it starts over under a new name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from broker.celery.bootstep import cancel_when
+from broker.celery.door_results import TaskResults
+from broker.coordination.heartbeat_thread import HeartbeatThread
+from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.runtime.errors import OwnershipLost
+from broker.runtime.failpoints import failpoint
+from broker.runtime.ids import new_worker_id
+from broker.store.store import Store, open_store
+from deckhands.door.desk import Desk
+from deckhands.door.inbox import Inbox
+from deckhands.door.lookout import Lookout
+from deckhands.door.orders import Orders
+from deckhands.door.runs import Runs
+from deckhands.door.settings import DoorSettings
+
+_log = logging.getLogger(__name__)
+
+
+class Door:
+    """Everything a door worker does; a `LoopService`."""
+
+    def __init__(self, settings: DoorSettings, results: TaskResults) -> None:
+        self._settings, self._results = settings, results
+        self._is_open = asyncio.Event()
+        self._life: _Life | None = None
+        self.runs: Runs
+        self.orders: Orders
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """See `LoopService.run`."""
+        settings = self._settings
+        store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
+        for warning in store.warnings:
+            _log.error("%s", warning)
+        desk = Desk(store, self._results)
+        self.runs, self.orders = Runs(desk), Orders(desk)
+        self._is_open.set()
+        try:
+            while not stop.is_set():
+                self._life = life = _Life(desk, self.runs, settings)
+                with HeartbeatThread(settings.url, life.membership) as heartbeat_thread:
+                    await life.run(stop, on_beat=heartbeat_thread.loop_turned)
+        finally:
+            await store.aclose()
+
+    async def opened(self) -> None:
+        """Wait until the store is open."""
+        await self._is_open.wait()
+
+    def report(self) -> Mapping[str, Any]:
+        """See `LoopService.report`."""
+        life = self._life
+        if life is None:
+            return {"role": "door"}
+        return {"role": "door", "worker_id": life.worker_id, "looks": life.lookout.looks, "entries": life.inbox.entries}
+
+
+class _Life:
+    """One life of the worker under one name."""
+
+    def __init__(self, desk: Desk, runs: Runs, settings: DoorSettings) -> None:
+        self.worker_id = new_worker_id("door")
+        self.lookout = Lookout(desk, runs, self.worker_id)
+        self.inbox = Inbox(desk, self.worker_id)
+        self._store: Store = desk.store
+        self.membership = Membership(desk.store, self.worker_id, "door", ttl_seconds=settings.heartbeat_ttl_seconds)
+
+    async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
+        """Work until stopped or swept."""
+        await self.membership.register()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._beat(on_beat)),
+                    group.create_task(self.lookout.keep_up()),
+                    group.create_task(self.lookout.report_progress()),
+                    group.create_task(self.inbox.read()),
+                    group.create_task(self.inbox.keep_up()),
+                ]
+                tasks += [group.create_task(self.lookout.read_notices(names)) for names in self._store.all_shards]
+                group.create_task(cancel_when(stop, tasks))
+        except* OwnershipLost:
+            _log.warning("%s was presumed dead; starting over", self.worker_id)
+        if stop.is_set():
+            await self.membership.leave()
+
+    async def _beat(self, on_beat: Callable[[int], None]) -> None:
+        while True:
+            failpoint("door.beat")
+            progress = self.lookout.looks + self.inbox.entries
+            on_beat(progress)
+            if await self.membership.tick(progress) is None:
+                raise OwnershipLost(f"{self.worker_id} was swept.")
+            await asyncio.sleep(HEARTBEAT_SECONDS)

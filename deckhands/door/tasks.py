@@ -1,0 +1,159 @@
+"""The Celery tasks of the door, as they are called by name; docs/producing-work.md describes them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Ignore
+
+from broker.celery.bootstep import LoopThread
+from broker.celery.door_app import BEGINS, DoorRequest
+from broker.runtime.errors import DeckhandsError, UsageError
+from deckhands.door.canvas import followers
+from deckhands.door.desk import SUCCESS
+from deckhands.door.failures import TaskFailure, raised, refusal
+from deckhands.door.orders import TAKES
+from deckhands.door.runs import Outcome, RunMessage
+from deckhands.door.schedule import moment_in
+from deckhands.door.service import Door
+
+_log = logging.getLogger(__name__)
+
+
+class DoorTasks:
+    """Registers the tasks of the door with an application, and calls into its loop."""
+
+    def __init__(self, app: Celery, door: Door, loop: LoopThread) -> None:
+        self._app, self._door, self._loop = app, door, loop
+        ours = self
+
+        class Run(Task):  # type: ignore[misc]
+            """One agent's whole run; see `runs`."""
+
+            name = "deckhands.run"
+            throws = (TaskFailure,)
+            Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
+            typing = False
+
+            def run(self, *previous: Any, **options: Any) -> Any:
+                """Begin the run, or return its outcome."""
+                return ours.run(self, previous, options)
+
+            def after_return(self, *about: Any) -> None:
+                """Note that Celery has done what it does at the end of a task."""
+                _status, _value, task_id, *_ = about
+                ours.call(ours._door.runs.has_answered, task_id)
+
+        class Submit(Task):  # type: ignore[misc]
+            """Begins a conversation; its result is the id."""
+
+            name = "deckhands.submit"
+            throws = Run.throws
+            Request = Run.Request
+            typing = False
+
+            def run(self, *previous: Any, **options: Any) -> str:
+                """Begin it."""
+                task_id = self.request.id  # the loop's thread has no task
+                found: str = ours.checked(lambda: ours._door.orders.submit(task_id, previous, options))
+                return found
+
+        app.register_task(Run())
+        app.register_task(Submit())
+        for what in TAKES:
+            app.register_task(self._order(what))
+
+    def run(self, task: Task, previous: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Carry out one half of a run.
+
+        Raises:
+            Ignore: there is no outcome yet, or it is there already.
+            TaskFailure: the outcome is a failure.
+        """
+        request = task.request
+        kept = followers(request.id, vars(request)) | {"shown": [request.argsrepr, request.kwargsrepr]}
+        request.update({name: kept[name] for name in ("callbacks", "errbacks", "chain", "chord")})
+        message = RunMessage(
+            task_id=request.id,
+            previous=previous,
+            options=options,
+            kept=kept,
+            eta=moment_in(getattr(request, BEGINS, None)),
+            expires=moment_in(request.expires),
+            priority=int((request.delivery_info or {}).get("priority") or 0),
+        )
+        outcome: Outcome | None = self.checked(lambda: self._door.runs.take(message))
+        if outcome is None:
+            raise Ignore
+        request.update({name: value for name, value in outcome.kept.items() if name in kept and name != "shown"})
+        found = outcome.found
+        if found["status"] == SUCCESS:
+            return found["summary"]
+        if "failure" in found:
+            raise raised(found["failure"])
+        self._mark_revoked(task, str(found.get("reason", "")))
+        raise Ignore
+
+    def revoke(self, task_ids: Sequence[str]) -> None:
+        """Stop runs; returns at once."""
+        for task_id in task_ids:
+            self._begin(self._door.runs.revoke, task_id).add_done_callback(_say_failure)
+
+    def checked(self, ask: Any) -> Any:
+        """Run a coroutine of the door on its loop.
+
+        Raises:
+            RequestRefused: what was asked cannot be used.
+        """
+        try:
+            return self.call(ask)
+        except UsageError as error:
+            raise raised(refusal(error)) from None
+        except DeckhandsError as error:
+            raise raised(refusal(error)) from error
+
+    def call(self, ask: Any, *arguments: Any) -> Any:
+        """Run a coroutine of the door on its loop, however long the store is away, and return its result."""
+        return self._begin(ask, *arguments).result()
+
+    def _begin(self, ask: Any, *arguments: Any) -> Future[Any]:
+        async def asked() -> Any:
+            await self._door.opened()
+            return await ask(*arguments)
+
+        return self._loop.begin(asked())
+
+    def _mark_revoked(self, task: Task, reason: str) -> None:
+        request = task.request
+        is_kept = not request.ignore_result
+        task.backend.mark_as_revoked(request.id, reason, request=request, store_result=is_kept)
+        task.send_event("task-revoked", terminated=reason == "terminated", signum=None, expired=reason == "expired")
+        self.call(self._door.runs.has_answered, request.id)
+
+    def _order(self, what: str) -> Task:
+        ours = self
+
+        class Order(Task):  # type: ignore[misc]
+            """Asks something of a conversation; see `orders`."""
+
+            name = f"deckhands.{what}"
+            throws = (TaskFailure,)
+            Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
+            typing = False
+
+            def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+                """Do it."""
+                task_id, carry_out = self.request.id, ours._door.orders.carry_out
+                found: dict[str, Any] = ours.checked(lambda: carry_out(what, task_id, arguments, options))
+                return found
+
+        return Order()
+
+
+def _say_failure(done: Future[Any]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        _log.error("a task could not be revoked: %s", error)

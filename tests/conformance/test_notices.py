@@ -1,0 +1,61 @@
+"""Notices: what an owner appends to a conversation that somebody waits for leaves one, and nothing else does."""
+
+from __future__ import annotations
+
+from broker.contract.events import ConversationCreated
+from broker.coordination.membership import Membership
+from broker.log.event_log import EventLog
+from broker.log.fencing import Ownership
+from broker.store.store import Store
+from tests.broker_parts import CID, begin, claim, command, enter, message
+
+
+async def noticed(store: Store) -> list[bytes]:
+    entries = await store.connection.call("XRANGE", store.keys(CID).shard.notices, "-", "+")
+    return [fields[1] for _, fields in entries]
+
+
+async def begin_awaited(store: Store) -> tuple[EventLog, Ownership]:
+    log = EventLog(store)
+    created = ConversationCreated(conversation_id=CID)
+    await log.create(created, [message()], key="begin", awaited="celery")
+    await enter(store, "w1")
+    return log, await claim(store, "w1")
+
+
+async def test_what_an_owner_appends_is_noticed_once_until_it_is_read(store: Store) -> None:
+    log, ownership = await begin_awaited(store)
+    assert await noticed(store) == []
+    await log.append_as_owner(ownership, [command()], expected_last_id=2)
+    await log.append_as_owner(ownership, [command()], expected_last_id=3)
+    assert await noticed(store) == [CID.encode()]
+    await store.connection.call("HDEL", store.keys(CID).meta, "noticed")
+    await log.append_as_owner(ownership, [command()], expected_last_id=4)
+    assert await noticed(store) == [CID.encode()] * 2
+
+
+async def test_an_awaited_conversation_is_looked_at_though_no_notice_led_to_it(store: Store) -> None:
+    await begin_awaited(store)
+    names = store.keys(CID)
+    assert await store.connection.call("ZSCORE", names.shard.awaited, CID) is not None
+    assert await store.connection.call("HGET", names.meta, "awaited") == b"celery"
+
+
+async def test_nobody_is_noticed_of_a_conversation_that_nobody_waits_for(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    ownership = await claim(store, "w1")
+    await log.append_as_owner(ownership, [command()], expected_last_id=1)
+    assert await noticed(store) == []
+    assert await store.connection.call("ZSCORE", store.keys(CID).shard.awaited, CID) is None
+
+
+async def test_a_door_makes_its_group_and_makes_it_again_if_it_is_lost(store: Store) -> None:
+    membership = Membership(store, "d1", "door", ttl_seconds=3600.0)
+    await membership.register()
+    stream = store.all_shards[0].notices
+    read = ("XREADGROUP", "GROUP", "doors", "d1", "COUNT", 1, "STREAMS", stream, ">")
+    await store.connection.call(*read)
+    await store.connection.call("DEL", stream)
+    assert await membership.tick(1) is not None
+    await store.connection.call(*read)

@@ -1,0 +1,41 @@
+"""What tests of the inbox begin with: entries as producers write them, and the replies that they read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from broker.store import keys
+from broker.store.connection import texts_by_name
+from broker.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One entry of a reply stream."""
+
+    request_id: str
+    event: str
+    n: str
+    conversation_id: str
+    content: dict[str, Any]
+
+
+async def put(store: Store, request: dict[str, Any] | str, *, reply_to: str = "shop", v: str = "1") -> str:
+    """Add an entry, and return its id."""
+    text = request if isinstance(request, str) else json.dumps(request)
+    entry = await store.connection.call("XADD", keys.INBOX, "*", "v", v, "request", text, "reply_to", reply_to)
+    found: str = entry.decode()
+    return found
+
+
+async def replies(store: Store, name: str = "shop") -> list[Reply]:
+    """What a producer has been told so far."""
+    entries = await store.connection.call("XRANGE", keys.replies(name), "-", "+")
+    found = [texts_by_name(fields) for _, fields in entries]
+    assert all(reply["v"] == "1" for reply in found)
+    return [
+        Reply(reply["id"], reply["event"], reply["n"], reply["conversation_id"], json.loads(reply["json"]))
+        for reply in found
+    ]

@@ -1,0 +1,216 @@
+"""Agents as Celery tasks, called by name from an application that does not import Deckhands."""
+
+from __future__ import annotations
+
+import pytest
+from celery import chord, group
+from celery.exceptions import TaskRevokedError
+
+from deckhands.door.desk import conversation_of_task
+from tests.door_parts import Producer, saying
+from tests.faults.harness import steps
+from tests.polling import until
+
+
+async def test_a_run_is_a_task_whose_value_is_the_summary(producer: Producer) -> None:
+    result = producer.run(turns=steps(1))
+    summary = await producer.value(result)
+    conversation_id = conversation_of_task(result.id)
+    assert summary == (await producer.cluster.client.summary(conversation_id)).as_json()
+    assert (summary["state"], summary["message"]) == ("finished", "all done")
+    caller = producer.cluster.client.store.keys(conversation_id)
+
+    async def is_answered() -> bool:
+        call = producer.cluster.client.store.connection.call
+        return await call("HGET", caller.caller, "answered") == b"1" and not await call("ZCARD", caller.shard.awaited)
+
+    await until(is_answered, what="end of the waiting")
+
+
+async def test_a_failed_run_is_a_typed_failure_for_callers_who_import_nothing(producer: Producer) -> None:
+    result = producer.send("run", "do it", kwargs={"model": "scripted/missing.json", "limits": {"max_iterations": 1}})
+    with pytest.raises(Exception, match=r"missing\.json") as failed:
+        await producer.value(result)
+    assert type(failed.value).__name__ == "AgentFailed"
+    _, code, conversation_id = failed.value.args
+    assert code
+    assert conversation_id == conversation_of_task(result.id)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "reason"),
+    [
+        ((), {}, "task: it is missing"),
+        (("do it",), {"colour": "red"}, "colour: Extra inputs are not permitted"),
+        (("do it",), {"agent": "NobodyAgent"}, "NobodyAgent"),
+        (("a", "b", "c"), {}, "2 arguments before its task"),
+        (("do it",), {"idempotency_key": "mine"}, "idempotency_key"),
+    ],
+)
+async def test_a_request_that_cannot_be_used_is_refused_by_name(
+    producer: Producer, arguments: tuple[str, ...], options: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(Exception, match=reason) as refused:
+        await producer.value(producer.send("run", *arguments, kwargs=options))
+    assert type(refused.value).__name__ == "RequestRefused"
+
+
+async def test_callbacks_get_the_summary_and_errbacks_the_id(producer: Producer) -> None:
+    then = producer.signature("What was done?", saying("It was done."))
+    then_result = then.freeze()
+    result = producer.run(turns=saying("Tests pass."), link=then)
+    assert (await producer.value(then_result))["message"] == "It was done."
+    (begin, message, *_) = await producer.cluster.client.events(conversation_of_task(then_result.id))
+    assert "Tests pass." in message.content  # type: ignore[attr-defined]
+    assert begin.title == "What was done?"  # type: ignore[attr-defined]
+    errback = producer.app.signature("shop.alarm", queue="shop")
+    failing = producer.send("run", kwargs={}, link_error=errback)
+    await producer.until_state(failing, "FAILURE")
+    await until(lambda: _queued(producer, "shop") == 1, what="the errback")
+    assert result.state == "SUCCESS"
+
+
+async def test_chains_groups_and_chords_do_what_celery_says(producer: Producer) -> None:
+    chain = producer.app.signature("deckhands.run", kwargs={"task": "first", **producer.options(saying("one"))})
+    chain = chain.set(queue="deckhands") | producer.signature("second", saying("two"))
+    assert (await producer.value(chain.apply_async()))["message"] == "two"
+    crowd = group([producer.signature(f"task {n}", saying(f"answer {n}")) for n in range(3)], app=producer.app)
+    found = await producer.value(crowd.apply_async())
+    assert [summary["message"] for summary in found] == ["answer 0", "answer 1", "answer 2"]
+    header = [producer.signature(f"task {n}", saying(f"answer {n}")) for n in range(3)]
+    result = chord(header, app=producer.app)(producer.signature("Summarise", saying("all of them")))
+    assert (await producer.value(result))["message"] == "all of them"
+    (_, message, *_) = await producer.cluster.client.events(conversation_of_task(result.id))
+    assert [f"answer {n}" in message.content for n in range(3)] == [True] * 3  # type: ignore[attr-defined]
+
+
+async def test_a_result_that_is_ignored_is_not_kept_and_its_callbacks_fire(producer: Producer) -> None:
+    then = producer.signature("next", saying("done"))
+    after = then.freeze()
+    result = producer.run(turns=saying("first"), ignore_result=True, link=then)
+    assert (await producer.value(after))["message"] == "done"
+    assert producer.app.backend.client.get(f"celery-task-meta-{result.id}") is None
+
+
+async def test_a_countdown_holds_nothing_and_begins_when_it_is_over(producer: Producer) -> None:
+    far = producer.run(turns=saying("never"), countdown=30 * 24 * 3600)
+    store = producer.cluster.client.store
+    await until(lambda: store.connection.call("ZSCORE", store.all_shards[0].later, far.id), what="a parked task")
+    near = producer.run(turns=saying("now"), countdown=2)
+    assert (await producer.value(near))["message"] == "now"
+    assert await store.connection.call("ZCARD", store.all_shards[0].later) == 1
+    assert producer.app.backend.client.hlen("deckhands:unacked") == 0
+    far.revoke()
+    await producer.until_state(far, "REVOKED")
+    assert await store.connection.call("ZCARD", store.all_shards[0].later) == 0
+
+
+async def test_the_same_message_twice_begins_one_conversation(producer: Producer) -> None:
+    options = producer.options(saying("once"))
+    for _ in range(3):
+        result = producer.send("run", "do it", kwargs=options, task_id="the-same-task")
+    assert (await producer.value(result))["message"] == "once"
+    producer.send("run", "do it", kwargs=options, task_id="the-same-task")
+    other = producer.run(turns=saying("other"))
+    await producer.value(other)
+    ids = [row.conversation_id for row in await producer.cluster.client.recent()]
+    assert sorted(ids) == sorted(map(conversation_of_task, ("the-same-task", other.id)))
+
+
+async def test_progress_is_a_state_of_its_own(producer: Producer) -> None:
+    result = producer.run(turns=steps(2), latency=2.0)
+    await until(lambda: result.state == "PROGRESS" and result.info["iterations"] >= 1, what="progress")
+    found = result.info
+    assert found.keys() == {"conversation_id", "state", "iterations", "cost_usd", "last_action"}
+    assert found["conversation_id"] == conversation_of_task(result.id)
+    assert (await producer.value(result))["iterations"] == 3
+    assert result.state == "SUCCESS"
+
+
+async def test_a_revoked_run_is_cancelled_and_one_revoked_in_time_never_begins(producer: Producer) -> None:
+    running = producer.run(turns=steps(1, seconds=60.0))
+    conversation_id = await producer.begun(running)
+    await producer.cluster.until_kind(conversation_id, "action.run")
+    running.revoke()
+    with pytest.raises(TaskRevokedError):
+        await producer.value(running)
+    assert (await producer.cluster.client.wait_until_settled(conversation_id)).state == "stopped"
+    producer.app.control.revoke("not-sent-yet")
+    store = producer.cluster.client.store
+    await until(lambda: store.connection.call("ZSCORE", store.all_shards[0].revoked, "not-sent-yet"), what="a note")
+    producer.cluster.kill("d1")
+    producer.cluster.start_door("d2")
+    early = producer.run(turns=saying("never"), task_id="not-sent-yet")
+    with pytest.raises(TaskRevokedError):
+        await producer.value(early)
+    assert len(await producer.cluster.client.recent()) == 1
+
+
+async def test_a_run_that_expires_before_it_begins_is_revoked(producer: Producer) -> None:
+    producer.cluster.kill("c1")
+    result = producer.run(turns=saying("too late"), expires=3)
+    with pytest.raises(TaskRevokedError):
+        await producer.value(result)
+
+
+async def test_priority_of_a_message_counts_where_the_request_has_none(producer: Producer) -> None:
+    urgent, plain = producer.run(turns=saying("a"), priority=1), producer.run(turns=saying("b"))
+    for result, wanted in ((urgent, "interactive"), (plain, None)):
+        await producer.value(result)
+        (created, *_) = await producer.cluster.client.events(conversation_of_task(result.id))
+        assert (created.tenancy and created.tenancy.priority) == wanted  # type: ignore[attr-defined]
+
+
+async def test_a_paused_run_is_waited_for_until_it_is_resumed(producer: Producer) -> None:
+    result = producer.run(turns=steps(2), latency=1.0)
+    conversation_id = await producer.begun(result)
+    await producer.cluster.until_kind(conversation_id, "action.run")
+    assert (await producer.value(producer.send("pause", conversation_id)))["conversation_id"] == conversation_id
+    await producer.cluster.settle([conversation_id])
+    await until(lambda: result.state == "PROGRESS" and result.info["state"] == "paused", what="a paused task")
+    await producer.value(producer.send("resume", conversation_id))
+    assert (await producer.value(result))["message"] == "all done"
+
+
+async def test_short_tasks_submit_and_steer_conversations(producer: Producer) -> None:
+    options = producer.options(saying("done"))
+    first, other = [await producer.value(producer.send("submit", "do it", kwargs=options)) for _ in range(2)]
+    assert first != other
+    await producer.cluster.settle([first])
+    options = {"args": (first, "And now?"), "queue": "deckhands", "task_id": "one-message"}
+    for _ in range(2):
+        await producer.value(producer.app.send_task("deckhands.message", **options))
+    events = await producer.cluster.client.events(first)
+    assert sum(getattr(event, "content", "") == "And now?" for event in events) == 1
+    fork = await producer.value(producer.send("fork", first, 3))
+    assert fork["conversation_id"] != first
+    await producer.cluster.settle([first])
+    assert (await producer.value(producer.send("cancel", first)))["state"] == "finished"
+    for name, arguments in (("confirm", (first,)), ("reject", (first, 7)), ("message", (first,)), ("pause", ("no",))):
+        with pytest.raises(Exception, match=r".") as refused:
+            await producer.value(producer.send(name, *arguments))
+        assert type(refused.value).__name__ == "RequestRefused"
+
+
+async def test_secrets_reach_the_agent_and_no_eye_beside(producer: Producer) -> None:
+    turns = steps(0)
+    value = "correct-horse-battery"
+    then = producer.app.signature(
+        "deckhands.run", kwargs={"task": "x", "secrets": {"KEY": value}, **producer.options(saying("b"))}
+    ).set(queue="deckhands")
+    after = then.freeze()
+    options = {**producer.options(turns), "secrets": {"KEY": value}}
+    result = producer.send("run", f"say {value}", kwargs=options, link=then)
+    await producer.value(result)
+    await producer.value(after)
+    store = producer.cluster.client.store
+    key = store.keys(conversation_of_task(result.id)).caller
+    flat = await store.connection.call("HGETALL", key)
+    assert value.encode() not in b"".join(flat)
+    assert value not in (producer.cluster.root / "d1.log").read_text()
+
+
+def _queued(producer: Producer, queue: str) -> int:
+    found = producer.app.backend.client.llen(queue)
+    assert isinstance(found, int)
+    return found
