@@ -50,6 +50,8 @@ class TransferAnswer(BaseModel):
         files: entries of every kind that were carried.
         error: why nothing was, or empty.
         code: the class of the error.
+        left_out: of a patch that would be too large, names of files that were changed and are not in it.
+        left_out_count: how many such files there are; only the first ones are named.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,6 +61,8 @@ class TransferAnswer(BaseModel):
     error: str = ""
     remedy: str = ""
     code: str = ""
+    left_out: tuple[str, ...] = ()
+    left_out_count: int = 0
 
 
 class TransferFailed(DeckhandsError):
