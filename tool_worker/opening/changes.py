@@ -188,7 +188,7 @@ def _changes(listed: bytes) -> Iterator[_Change]:
 
 
 def _sizes(found: bytes) -> dict[str, int]:
-    """Read what `git cat-file --batch-check` prints; an object that is not there is a repository of its own."""
+    """Read what `git cat-file --batch-check` prints; an object that is not there is another repository."""
     lines = (line.split(" ") for line in found.decode("ascii", "replace").splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
 
@@ -201,7 +201,9 @@ def _fitting(
     def size_of(change: _Change) -> int:
         return sizes.get(change.old_object, 0) + sizes.get(change.new_object, 0) + ENTRY_BYTES + 4 * len(change.path)
 
-    total, chosen, left_out = 0, [], []
+    total = 0
+    chosen: list[_Change] = []
+    left_out: list[_Change] = []
     for change in sorted(changes, key=size_of):
         total += size_of(change)
         (chosen if total <= limit_bytes else left_out).append(change)
@@ -253,8 +255,7 @@ def _readable(directory: Path, scratch: Path) -> Path:
 
 def _copy(source: Directory, path: str, target: Path, mode: int) -> None:
     with source.opened_file(path, follows_links=False) as descriptor:
-        created = os.open(
-            target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o700 if mode & 0o100 else 0o600
-        )
+        permissions = 0o700 if mode & 0o100 else 0o600
+        created = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, permissions)
         with os.fdopen(created, "wb") as copied, os.fdopen(os.dup(descriptor), "rb") as content:
             shutil.copyfileobj(content, copied, 2**20)
