@@ -38,6 +38,7 @@ from tool_worker.checkpoints.checkpointing import Checkpointing
 from tool_worker.launch.session_programs import session_programs
 from tool_worker.mcp.launch import SandboxedLaunch
 from tool_worker.mcp.servers import McpServers
+from tool_worker.node.disk_bounds import DiskBounds
 from tool_worker.node.node_identity import identity_of, only_here
 from tool_worker.node.quota import Quota
 from tool_worker.node.reaper import Reaper
@@ -204,7 +205,9 @@ class Incarnation:
         checkpointing = _checkpointing(log, settings, opener)
         bindings = Bindings(settings.node_dir, settings.named)
         transfer_service = TransferService(Transfers(store), settings.node_dir, checkpointing, sandbox, bindings)
-        self._held = UsageBounds(settings.node_dir, ResourceUsage(limits.bytes, TERMINALS, WATCHERS))
+        self._held = UsageBounds(
+            settings.node_dir, ResourceUsage(limits.bytes, TERMINALS, WATCHERS), DiskBounds(limits)
+        )
         self._executor = Executor(
             log,
             workspaces,
