@@ -22,6 +22,7 @@ from broker.runtime.settings import BrokerSettings, Count, Seconds, split_paths
 from broker.secrets.private_directories import private_paths, workspace_roots
 from broker.secrets.secrets import secret_key
 from broker.specs.allowed_hosts import host_rules
+from broker.specs.specs import LABEL_PATTERN
 from tool_worker.egress.addresses import AddressRules
 from tool_worker.files.file_tree import TreeLimits
 from tool_worker.launch.egress_gate import EgressGate
@@ -47,6 +48,9 @@ class ToolVariables(BrokerSettings):
         str, Field(description="id of this machine for workspaces, the same across restarts; empty: the host's name")
     ] = ""
     pools: Annotated[str, Field(description="what this worker can do, separated by commas")] = "bash"
+    labels: Annotated[
+        str, Field(description="what else workspaces find on this node, such as `gpu`, separated by commas")
+    ] = ""
     tools: Annotated[str, Field(description="tools that it offers, `module:attribute`, separated by commas")] = ""
     pass_env: Annotated[
         str, Field(description="names or patterns of further variables that tool workers get, separated by commas")
@@ -113,6 +117,7 @@ class ToolSettings:
         node: this machine's id; workspaces are bound to it.
         node_dir: where workspaces, host sockets and journals live.
         pools: what this worker can do.
+        labels: what else workspaces find here; conversations may need them.
         tools: custom tools besides those of installed packages, as `module:attribute`.
         mcp_servers: whose tools are offered.
         sandbox: `auto`, `bwrap`, `docker` or `none`; a conversation may ask for less only if this is `none`.
@@ -145,6 +150,7 @@ class ToolSettings:
     node: str
     node_dir: Path
     pools: tuple[str, ...]
+    labels: tuple[str, ...]
     tools: tuple[str, ...]
     mcp_servers: tuple[McpServerSpec, ...]
     sandbox: str
@@ -187,6 +193,7 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
         node=variables.node or socket.gethostname(),
         node_dir=Path(variables.node_dir) if variables.node_dir else variables.home / "node",
         pools=_words(variables.pools),
+        labels=_labels(variables.labels),
         tools=_words(variables.tools),
         mcp_servers=read_servers(Path(variables.mcp).expanduser(), env) if variables.mcp else (),
         sandbox=variables.sandbox,
@@ -302,6 +309,16 @@ def _shell_variables(env: Mapping[str, str]) -> dict[str, str]:
                 remedy="Use letters, digits and _, and begin with a letter.",
             )
     return variables
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    labels = _words(text)
+    for label in labels:
+        if not re.fullmatch(LABEL_PATTERN, label):
+            raise UsageError(
+                f"DECKHANDS_LABELS names {label!r}.", remedy="Use up to 64 letters, digits, '.', '_' and '-' for each."
+            )
+    return labels
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -70,6 +70,8 @@ class TransferAnswer(BaseModel):
         code: the class of the error.
         transfer, packed_bytes, digest: of a download that waits in parts: its name, and what they are together.
         without_bits: names of some entries whose set-user-id, set-group-id or sticky bit was not carried.
+        left_out: of a patch that would be too large, names of files that were changed and are not in it.
+        left_out_count: how many such files there are; only the first ones are named.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -83,6 +85,8 @@ class TransferAnswer(BaseModel):
     packed_bytes: int = 0
     digest: str = ""
     without_bits: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    left_out_count: int = 0
 
 
 class TransferFailed(DeckhandsError):

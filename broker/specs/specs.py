@@ -7,7 +7,7 @@ Does not: hold an address or a key; those are the workers'.
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +22,10 @@ from broker.specs.workspace_sources import WorkspaceSource
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
 """Of tenants, experiments, users and projects."""
+LABEL_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
+"""Of what an operator says of a node."""
+MAX_LABELS = 16
+MAX_NEED = 2**53
 
 PriorityName = Literal["interactive", "batch"]
 """What goes first where something is scarce."""
@@ -195,6 +199,22 @@ AGENTS_WITHOUT_MODEL = frozenset({"DummyAgent"})
 """Who decides without asking one."""
 
 
+class WorkspaceNeeds(Part):
+    """What a node has to offer to a workspace. None means no need.
+
+    Attributes:
+        labels: what the operator of the node says of it, such as `gpu`; see DECKHANDS_LABELS.
+        memory_bytes: that its programs together may use.
+        disk_bytes: that it may hold.
+        cpus: that it may keep busy.
+    """
+
+    labels: tuple[Annotated[str, Field(pattern=LABEL_PATTERN)], ...] = Field(default=(), max_length=MAX_LABELS)
+    memory_bytes: int | None = Field(default=None, ge=1, le=MAX_NEED)
+    disk_bytes: int | None = Field(default=None, ge=1, le=MAX_NEED)
+    cpus: float | None = Field(default=None, gt=0, le=MAX_NEED)
+
+
 class WorkspaceSpec(Part):
     """Where a conversation's tools work.
 
@@ -206,6 +226,7 @@ class WorkspaceSpec(Part):
         allow: the hosts that they may reach although they have no network, by a proxy; see `allowed_hosts`.
         pool: the action stream of the tool workers that may take the conversation.
         source: what is put into it before anything else happens; None: nothing.
+        needs: what the node has to offer besides the sandbox and the image; None: nothing.
     """
 
     path: str | None = None
@@ -215,6 +236,7 @@ class WorkspaceSpec(Part):
     allow: tuple[str, ...] = ()
     pool: str = "bash"
     source: WorkspaceSource | None = None
+    needs: WorkspaceNeeds | None = None
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
+from pydantic import ValidationError
 
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from broker.specs.allowed_hosts import host_rules
 from broker.specs.confirmation_policy import ConfirmationPolicy
 from broker.specs.skills import skills_in
-from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill
+from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill, WorkspaceNeeds
 from broker.specs.tool_specs import MAX_SCHEMA_CHARS
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
 from deckhands.cli.options import memory_of, sandbox_option
@@ -70,10 +71,15 @@ class TaskOptions:
     ipython: bool
     sandbox: str | None
     image: str
+    needs: tuple[str, ...]
+    memory_gib: float | None
+    disk_gib: float | None
+    cpus: float | None
     network: bool
     allow: tuple[str, ...]
 
 
+_SIZE = click.FloatRange(min=0, min_open=True, max=1e6)
 _OPTIONS = (
     click.argument("argument", metavar="[TASK]", required=False),
     click.option("-t", "--task", "text", help="The task. Without one, standard input is read."),
@@ -166,6 +172,16 @@ _OPTIONS = (
     ),
     sandbox_option,
     click.option("--image", default="", help="The image of the container, for --sandbox docker."),
+    click.option(
+        "--need",
+        "needs",
+        multiple=True,
+        metavar="LABEL",
+        help="A label that the node must have, such as gpu; see DECKHANDS_LABELS. May be repeated.",
+    ),
+    click.option("--need-memory", "memory_gib", type=_SIZE, help="Memory that its programs need together, in GiB."),
+    click.option("--need-disk", "disk_gib", type=_SIZE, help="Disk that the workspace needs, in GiB."),
+    click.option("--need-cpus", "cpus", type=_SIZE, help="CPUs that it needs."),
     click.option("--network", is_flag=True, help="Let the agent's commands reach the network."),
     click.option(
         "--allow",
@@ -220,8 +236,29 @@ def workspace_of(options: TaskOptions, place: Place, sandbox: str) -> WorkspaceS
             "network": options.network,
             "allow": options.allow,
             "pool": BROWSER_POOL if _needs_browser(options) else IPYTHON_POOL if options.ipython else "bash",
+            "needs": _needs(options),
         }
     )
+
+
+def _needs(options: TaskOptions) -> WorkspaceNeeds | None:
+    if not (options.needs or options.memory_gib or options.disk_gib or options.cpus):
+        return None
+    try:
+        return WorkspaceNeeds(
+            labels=options.needs,
+            memory_bytes=_bytes(options.memory_gib),
+            disk_bytes=_bytes(options.disk_gib),
+            cpus=options.cpus,
+        )
+    except ValidationError as error:
+        raise UsageError(
+            f"--need: {error.errors()[0]['msg']}.", remedy="A label has up to 64 letters, digits, '.', '_' and '-'."
+        ) from error
+
+
+def _bytes(gib: float | None) -> int | None:
+    return max(1, round(gib * 2**30)) if gib is not None else None
 
 
 def _needs_browser(options: TaskOptions) -> bool:

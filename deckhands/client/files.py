@@ -9,14 +9,33 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from broker.coordination.transfers import LONG_ANSWER_LIMIT_SECONDS, TransferRequest, Transfers
+from broker.coordination.transfers import LONG_ANSWER_LIMIT_SECONDS, TransferFailed, TransferRequest, Transfers
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
 from deckhands.client.packed_files import pack, unpack
 from deckhands.client.transfer_parts import IncomingParts, OutgoingParts, Progress
+
+DIFF_LIMIT_SECONDS = 240.0
+"""A tool worker compares for at most 90 s, one workspace at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceChanges:
+    """What was changed in a workspace since its beginning.
+
+    Attributes:
+        patch: for `git apply`.
+        left_out: names of changed files that did not fit in the patch, at most 1,000, without control characters.
+        left_out_count: how many did not.
+    """
+
+    patch: bytes
+    left_out: tuple[str, ...] = ()
+    left_out_count: int = 0
 
 
 def _ignore(_names: list[str]) -> None:
@@ -109,9 +128,28 @@ class WorkspaceFiles:
 
         Raises:
             UsageError: the conversation has no workspace yet.
-            TransferFailed: the beginning is not known, or the patch is too large.
+            TransferFailed: the beginning is not known, or the patch is too large; see `changes`.
         """
-        return (await self._transfers.ask(conversation_id, TransferRequest(what="diff"))).content
+        changes = await self.changes(conversation_id)
+        if changes.left_out_count:
+            failure = TransferFailed(
+                f"The patch is too large: {changes.left_out_count:,} changed files do not fit in it.",
+                remedy="Use `changes`, which names them, and download those that you need.",
+            )
+            failure.code = "patch_too_large"
+            raise failure
+        return changes.patch
+
+    async def changes(self, conversation_id: str) -> WorkspaceChanges:
+        """Return what `diff` does; where not all of it fits, as much as does, the smallest files first.
+
+        Raises:
+            UsageError: the conversation has no workspace yet.
+            TransferFailed: the beginning is not known, or the workspace is too large to be compared.
+        """
+        request = TransferRequest(what="diff")
+        done = await self._transfers.ask(conversation_id, request, limit_seconds=DIFF_LIMIT_SECONDS)
+        return WorkspaceChanges(done.content, done.answer.left_out, done.answer.left_out_count)
 
     async def checkpoint(self, conversation_id: str) -> tuple[int, int]:
         """Save a workspace now, and return how many entries and bytes it has. Idempotent.

@@ -1,21 +1,24 @@
-"""A directory named as a workspace, checked before anything is queued.
+"""Where a conversation is to work, checked before anything is queued: a named directory, and what nodes offer.
 
 Does not: protect anything. A tool worker checks again whatever it is given.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from broker.coordination.membership import Member, members
+from broker.coordination.membership import members
+from broker.coordination.placement import has_needs, placement, serves_pool, takes_directory
 from broker.runtime.errors import UsageError
-from broker.runtime.settings import BrokerSettings, split_paths
+from broker.runtime.settings import BrokerSettings
 from broker.secrets.private_directories import fault, name_fault, private_paths
 from broker.specs.specs import WorkspaceSpec
 from broker.store.store import Store
 
+STARTING_SECONDS, POLL_SECONDS = 3.0, 0.25
 NAME_ANOTHER = "Name another with -w."
 
 
@@ -67,28 +70,27 @@ def refuse_unfit(directory: Path, environment: Mapping[str, str]) -> None:
 
 
 async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
-    """Refuse a directory that none of the running tool workers would take.
+    """Refuse a workspace that none of the running tool workers would serve.
 
     Raises:
-        UsageError: tool workers are running, but the directory is below none of their workspace roots.
+        NotServed: tool workers are running, but none offers what the workspace needs; a worker that is still starting
+            has some seconds to come.
+        UsageError: they are running, but the directory is below none of their workspace roots.
     """
-    if workspace.path is None:
+    if not has_needs(workspace):
         return
-    serving = [member for member in await members(store) if _serves(member, workspace)]
-    if serving and not any(_takes(member, PurePosixPath(workspace.path)) for member in serving):
-        raise UsageError(
-            f"No tool worker takes the directory {ascii(workspace.path)[1:-1][:300]}: it is below none of their "
-            "workspace roots.",
-            remedy="Start `deckhands up` or `deckhands tools` with --workspace-root DIR, where DIR is this directory "
-            "or one above it. Or leave -w out to work in an empty directory.",
-        )
-
-
-def _serves(member: Member, workspace: WorkspaceSpec) -> bool:
-    pools = member.about.get("pools", "").split(",")
-    return member.role == "tool" and member.left_seconds > 0 and workspace.pool in pools
-
-
-def _takes(member: Member, path: PurePosixPath) -> bool:
-    roots = member.about.get("workspace_roots")
-    return roots is None or any(path.is_relative_to(root) for root in split_paths(roots))
+    if workspace.path is not None:
+        serving = [member for member in await members(store) if serves_pool(member, workspace.pool)]
+        if serving and not any(takes_directory(member, workspace.path) for member in serving):
+            raise UsageError(
+                f"No tool worker takes the directory {ascii(workspace.path)[1:-1][:300]}: it is below none of their "
+                "workspace roots.",
+                remedy="Start `deckhands up` or `deckhands tools` with --workspace-root DIR, where DIR is this "
+                "directory or one above it. Or leave -w out to work in an empty directory.",
+            )
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + STARTING_SECONDS
+    while (found := await placement(store, workspace)).is_anybody_there and not found.nodes:
+        if loop.time() >= ends:
+            raise found.refusal()
+        await asyncio.sleep(POLL_SECONDS)

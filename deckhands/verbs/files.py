@@ -25,6 +25,9 @@ VERBS = {
 }
 
 
+NAMES_SHOWN = 20
+
+
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
     """Options of `cp`; one of the two paths is `ID:PATH`."""
@@ -96,12 +99,23 @@ def cp(options: CopyOptions) -> None:
 def diff(options: ConversationOptions) -> None:
     """Print what was changed in a workspace since its beginning, as a patch for `git apply`.
 
-    A file or a pipe gets the patch byte for byte. On a terminal, control characters are escaped.
+    A file or a pipe gets the patch byte for byte. On a terminal, control characters are escaped. A patch has at most
+    64 MiB: files that do not fit are left out, the largest first, and named on standard error.
     """
     conversation_id = options.conversation_id
-    patch = on_conversation(conversation_id, lambda client: WorkspaceFiles(client.store).diff(conversation_id))
-    print_patch(patch)
-    if not patch:
+    changes = on_conversation(conversation_id, lambda client: WorkspaceFiles(client.store).changes(conversation_id))
+    print_patch(changes.patch)
+    if changes.left_out_count:
+        shown = changes.left_out[:NAMES_SHOWN]
+        for name in shown:
+            note(f"Left out: {name}")
+        if more := changes.left_out_count - len(shown):
+            note(f"Left out: {counted(more, 'more file')}.")
+        note(
+            f"The patch is not complete: {counted(changes.left_out_count, 'changed file')} did not fit into 64 MiB. "
+            f"Copy those that you need with `deckhands cp {conversation_id}:PATH .`."
+        )
+    elif not changes.patch:
         note("Nothing was changed.")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.workspace_hosts import Terminal, gone, main_pid, opened
 from tool_worker.launch.session_programs import session_programs
+from tool_worker.opening.changes import Changes
 from tool_worker.opening.repositories import Repositories
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 
@@ -84,10 +85,10 @@ async def test_a_later_host_with_its_shell_and_its_programs_runs_none_of_it(pois
 
 async def test_what_was_changed_is_told_without_running_any_of_it(poisoned: Path, tmp_path: Path) -> None:
     repositories = Repositories(BubblewrapSandbox(tmp_path / ".sandbox"))
-    patch = await repositories.difference(poisoned, None, limit_bytes=2**20)
+    patch = (await Changes(repositories).since(poisoned, None, limit_bytes=2**20)).content
     assert b"+text" in patch
     base = tmp_path / "base"
     base.mkdir()
     await repositories.record(poisoned, base)
-    assert await repositories.difference(poisoned, base, limit_bytes=2**20) is not None
+    assert (await Changes(repositories).since(poisoned, base, limit_bytes=2**20)).left_out == ()
     assert ran(poisoned) == set()

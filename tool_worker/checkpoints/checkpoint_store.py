@@ -3,6 +3,7 @@
     objects/<2>/<sha256>           a piece of a file, compressed, under the hash of its content
     bases/<conversation>           the same of what a workspace began with
     checkpoints/<conversation>     the latest manifest: every entry of the workspace, files as lists of pieces
+    history/<conversation>/<event> manifests by the event that they contain the effects of: the first and the last ones
 
 Holds:
     - What did not change since the last checkpoint is neither read nor written again.
@@ -23,7 +24,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,16 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 
 from broker.runtime.clock import Clock
 from broker.runtime.ids import check_conversation_id
+from tool_worker.checkpoints.manifest import are_sound, encoded, pieces_of
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
 from tool_worker.files.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
 from tool_worker.files.openat2_paths import Directory
 from tool_worker.files.staging import put, staging_in
 
 VERSION = 1
-CHECKPOINTS, BASES = "checkpoints", "bases"
+CHECKPOINTS, BASES, HISTORY = "checkpoints", "bases", "history"
+KEPT_CHECKPOINTS = 10
+"""How many of a conversation are kept for forks: the first one, and the last ones."""
 PIECE_BYTES = 8 * 2**20
 MAX_MANIFEST_BYTES = 256 * 2**20
 MODE_BITS = 0o777
@@ -63,12 +67,16 @@ class Checkpoint:
         size_bytes: of all regular files.
         read_bytes: of those that had to be read because they may have changed.
         written_bytes: what was added to the store for them.
+        event: the last event of the log when it was saved; None: it does not say.
+        source: the conversation that it was copied from; empty: it is its own.
     """
 
     files: int
     size_bytes: int
     read_bytes: int = 0
     written_bytes: int = 0
+    event: int | None = None
+    source: str = ""
 
 
 @dataclass(slots=True)
@@ -91,10 +99,11 @@ class Checkpoints:
         self._root = root.rstrip("/")
         self._limits = limits or TreeLimits()
 
-    def save(self, conversation_id: str, workspace: Path, known: SavedFiles) -> Checkpoint:
+    def save(self, conversation_id: str, workspace: Path, known: SavedFiles, *, event: int | None = None) -> Checkpoint:
         """Save a workspace.
 
         Args:
+            event: the last event of the log, whose effects are in the files; forks at it or later can begin with this.
             known: from the last checkpoint of this workspace in this place; brought up to date.
 
         Raises:
@@ -113,10 +122,14 @@ class Checkpoints:
                 raise PermissionError(errno.EACCES, "It is closed again and again", closed[0])
         for row in rows:
             row[2] = opened_up.modes.get(row[0], int(row[2])) & 0o777
-        manifest = json.dumps({"version": VERSION, "entries": rows}, separators=(",", ":")).encode("ascii")
+        manifest = encoded({"version": VERSION, "event": event, "entries": rows})
+        if event is not None:
+            self._write(f"{self._history(conversation_id)}/{event:012}", manifest)
         written = self._write(self._manifest(conversation_id), manifest)
+        if event is not None:
+            self._trim_history(conversation_id)
         known.pieces = pieces
-        return replace(done, written_bytes=done.written_bytes + written)
+        return replace(done, written_bytes=done.written_bytes + written, event=event)
 
     def _save_entries(
         self, directory: Directory, known: SavedFiles, closed: list[str]
@@ -171,7 +184,8 @@ class Checkpoints:
             CheckpointCorrupt: the checkpoint is damaged.
             CheckpointsUnavailable, OSError: it cannot be fetched, or put there.
         """
-        rows = self._rows(conversation_id)
+        manifest = self._manifest_at(self._manifest(conversation_id))
+        rows: _Rows = manifest["entries"]
         if workspace.exists():
             raise FileExistsError(f"{workspace} is there already")
         workspace.parent.mkdir(parents=True, exist_ok=True)
@@ -184,26 +198,37 @@ class Checkpoints:
                 (draft / path).chmod(mode & MODE_BITS)
                 os.utime(draft / path, ns=(mtime_ns, mtime_ns))
             put(draft, workspace)
-        return Checkpoint(len(rows), size)
+        return replace(self._about(manifest), size_bytes=size)
 
-    def copy(self, source_id: str, target_id: str) -> bool:
-        """Let a fork begin with the checkpoint of its source; return whether there was one. Nothing is copied twice."""
+    def about(self, conversation_id: str) -> Checkpoint:
+        """Return what the last checkpoint of a conversation says of itself; raises what `restore` does."""
+        return self._about(self._manifest_at(self._manifest(conversation_id)))
+
+    def copy(self, source_id: str, target_id: str, *, at: int | None = None) -> bool:
+        """Let a fork begin with a checkpoint of its source; return whether there was one. Nothing is copied twice.
+
+        Args:
+            at: the event of the fork: the last checkpoint at or before it is copied, or else the first one after it.
+        """
         if not self.has(source_id):
             return False
-        self._write(self._manifest(target_id), self._read(self._manifest(source_id), MAX_MANIFEST_BYTES))
+        manifest = self._manifest_at(self._nearest(source_id, at))
+        self._write(self._manifest(target_id), encoded({**manifest, "source": source_id}))
         return True
 
     def forget(self, conversation_id: str) -> None:
-        """Drop the checkpoint of a conversation.  Idempotent."""
+        """Drop the checkpoints of a conversation.  Idempotent."""
         if self.has(conversation_id):
             self._files.rm_file(self._manifest(conversation_id))
+        for event in self._events(conversation_id):
+            self._files.rm_file(f"{self._history(conversation_id)}/{event:012}")
 
     def drop_unused(self) -> int:
         """Drop the pieces that no checkpoint names, and return how many; nothing may be saved meanwhile."""
         used: set[str] = set()
-        for folder in (f"{self._root}/{name}" for name in (CHECKPOINTS, BASES)):
+        for folder in (f"{self._root}/{name}" for name in (CHECKPOINTS, BASES, HISTORY)):
             for path in self._files.find(folder) if self._files.exists(folder) else []:
-                used.update(_pieces(self._rows_of(path)))
+                used.update(pieces_of(self._manifest_at(path)["entries"]))
         dropped = 0
         for path in self._files.find(f"{self._root}/objects") if self._files.exists(f"{self._root}/objects") else []:
             if path.rpartition("/")[2] not in used:
@@ -247,20 +272,47 @@ class Checkpoints:
         os.utime(target, ns=(mtime_ns, mtime_ns))
         return size
 
-    def _rows(self, conversation_id: str) -> list[list[Any]]:
-        return self._rows_of(self._manifest(conversation_id))
-
-    def _rows_of(self, path: str) -> list[list[Any]]:
+    def _manifest_at(self, path: str) -> dict[str, Any]:
         conversation_id = path.rpartition("/")[2]
         try:
-            manifest = json.loads(self._read(path, MAX_MANIFEST_BYTES))
-            rows: list[list[Any]] = manifest["entries"]
-            is_sound = manifest["version"] == VERSION and _are_sound(rows)
+            manifest: dict[str, Any] = json.loads(self._read(path, MAX_MANIFEST_BYTES))
+            is_sound = manifest["version"] == VERSION and are_sound(manifest["entries"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointCorrupt(f"The checkpoint of {conversation_id} cannot be read: {error}.") from error
         if not is_sound:
             raise CheckpointCorrupt(f"The checkpoint of {conversation_id} has entries that lead out of it.")
-        return rows
+        return manifest
+
+    def _about(self, manifest: dict[str, Any]) -> Checkpoint:
+        event, source = manifest.get("event"), manifest.get("source")
+        return Checkpoint(
+            len(manifest["entries"]),
+            0,
+            event=event if isinstance(event, int) else None,
+            source=source if isinstance(source, str) else "",
+        )
+
+    def _nearest(self, conversation_id: str, at: int | None) -> str:
+        """Return the manifest that fits an event best."""
+        events = self._events(conversation_id) if at is not None else []
+        if at is None or not events or events[-1] <= at:
+            return self._manifest(conversation_id)
+        chosen = max((event for event in events if event <= at), default=events[0])
+        return f"{self._history(conversation_id)}/{chosen:012}"
+
+    def _events(self, conversation_id: str) -> list[int]:
+        """Return the events of the checkpoints that are kept, in order."""
+        folder = self._history(conversation_id)
+        with self._using():
+            self._files.invalidate_cache()
+            found = self._files.find(folder) if self._files.exists(folder) else []
+        names = (path.rpartition("/")[2] for path in found)
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def _trim_history(self, conversation_id: str) -> None:
+        for event in self._events(conversation_id)[1 : -(KEPT_CHECKPOINTS - 1)]:
+            with self._using(FileNotFoundError), suppress(FileNotFoundError):
+                self._files.rm_file(f"{self._history(conversation_id)}/{event:012}")
 
     @contextmanager
     def _using(self, *passing: type[Exception]) -> Iterator[None]:
@@ -302,6 +354,9 @@ class Checkpoints:
     def _object(self, digest: str) -> str:
         return f"{self._root}/objects/{digest[:2]}/{digest}"
 
+    def _history(self, conversation_id: str) -> str:
+        return f"{self._root}/{HISTORY}/{check_conversation_id(conversation_id)}"
+
     def _manifest(self, conversation_id: str) -> str:
         return f"{self._root}/{self._folder}/{check_conversation_id(conversation_id)}"
 
@@ -315,26 +370,6 @@ def _replace(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-
-
-def _pieces(rows: list[list[Any]]) -> Iterator[str]:
-    for row in rows:
-        if row[1] == FILE:
-            yield from row[5]
-
-
-def _are_sound(rows: list[list[Any]]) -> bool:
-    """Say whether every entry stands in a directory that stands before it: then none leads out, links or not."""
-    directories = {""}
-    for row in rows:
-        folder, _, name = row[0].rpartition("/")
-        if len(row) != 6 or name in ("", ".", "..") or "\0" in name or folder not in directories:
-            return False
-        if row[1] == DIRECTORY:
-            directories.add(row[0])
-        elif row[1] not in (FILE, LINK):
-            return False
-    return True
 
 
 def _read_up_to(descriptor: int, limit_bytes: int) -> bytes:

@@ -32,14 +32,28 @@ from tool_worker.opening.workspace_opener import BASE, WorkspaceOpener
 REMEMBERED_WORKSPACES = 500
 MOVES, SAVING = "moves", "saving.lock"
 
-RESTORED = (
-    "The files of this workspace were restored from the last checkpoint{of_whom}. Later changes, the files of "
-    "the home and of /tmp, shell variables and running programs are lost. The action was not run."
+GONE = (
+    "Later changes, everything in the home (installed packages, settings, keys) and in /tmp, shell variables and "
+    "running programs are lost: install again what you need. The action was not run."
+)
+RESTORED = "The files of this workspace were restored from {which}. {gone}"
+OWN = "the last checkpoint"
+OWN_AT = "the last checkpoint, which was saved after event {event}"
+OF_SOURCE = (
+    "a checkpoint of the conversation that this one was forked from. It does not say when it was saved, and may be "
+    "later than the fork"
+)
+BEFORE_FORK = (
+    "a checkpoint of the conversation that this one was forked from, as they were after event {event}; the fork is at "
+    "event {at}"
+)
+AFTER_FORK = (
+    "a checkpoint of the conversation that this one was forked from, as they were after event {event}. That is later "
+    "than the fork at event {at}: they contain changes that this conversation has not made"
 )
 REOPENED = (
     "The files of this workspace were lost, and there is no checkpoint of them. The workspace was set up again from "
-    "its original source. Later changes, the files of the home and of /tmp, shell variables and running programs are "
-    "lost. The action was not run."
+    f"its original source. {GONE}"
 )
 LOST = (
     "The files of this workspace are lost, and there is no checkpoint of them. The workspace, its home and "
@@ -145,13 +159,15 @@ class Checkpointing:
     async def _recovered(
         self, conversation_id: str, asked: tuple[int, str], told: Path, source: GitSource | UploadedSource | None
     ) -> str | None:
-        source_id = await self._forked_from(conversation_id)
-        restored = RESTORED.format(of_whom=" of the conversation that this one was forked from" if source_id else "")
-        # The notice is kept before any file is there: a worker that takes the action over after a crash gives it too.
-        _note(told, asked, restored)
+        source_id, at = await self._forked_from(conversation_id)
         try:
-            if await self._restore(conversation_id, source_id):
-                return restored
+            saved = await self._found(conversation_id, source_id, at)
+            if saved is not None:
+                restored = restored_notice(saved, at)
+                # Before any file is there: a worker that takes the action over after a crash gives this notice too.
+                _note(told, asked, restored)
+                if await self._restore(conversation_id):
+                    return restored
         except CheckpointsUnavailable:
             if source_id is not None or await self._is_used(conversation_id, asked[0]):
                 raise
@@ -191,17 +207,21 @@ class Checkpointing:
         """
         base = self._directory(conversation_id).with_name(BASE)
         if not base.is_dir() and self._bases is not None:
-            source_id = await self._forked_from(conversation_id)
+            source_id, _ = await self._forked_from(conversation_id)
             with suppress(FileExistsError):
-                await asyncio.to_thread(_fetched, self._bases, conversation_id, source_id, base)
+                if await asyncio.to_thread(_found, self._bases, conversation_id, source_id, None) is not None:
+                    await asyncio.to_thread(self._bases.restore, conversation_id, base)
         return base if base.is_dir() else None
 
-    async def _forked_from(self, conversation_id: str) -> str | None:
+    async def _forked_from(self, conversation_id: str) -> tuple[str | None, int | None]:
+        """Return the conversation that this one was forked from, and at which event."""
         created = (await self._log.read(conversation_id, until=1))[0]
         assert isinstance(created, ConversationCreated)
         # `<conversation>@<event>`, or the conversation alone; a trajectory's is no conversation of ours.
-        source_id = (created.forked_from or "").partition("@")[0]
-        return source_id if is_conversation_id(source_id) else None
+        source_id, _, at = (created.forked_from or "").partition("@")
+        if not is_conversation_id(source_id):
+            return None, None
+        return source_id, int(at) if at.isascii() and at.isdigit() else None
 
     async def has_source(self, conversation_id: str) -> bool:
         """Say whether a workspace began with something."""
@@ -240,7 +260,8 @@ class Checkpointing:
         kept = self._remembered(conversation_id)
         async with kept.turn:
             changes = kept.changes
-            saved = await asyncio.to_thread(_saved, self._checkpoints, conversation_id, directory, kept.files)
+            event = await self._log.last_id(conversation_id)
+            saved = await asyncio.to_thread(_saved, self._checkpoints, conversation_id, directory, kept.files, event)
             kept.changes -= changes
         return saved
 
@@ -258,12 +279,22 @@ class Checkpointing:
         except (OSError, WorkspaceError) as error:
             _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
 
-    async def _restore(self, conversation_id: str, source_id: str | None) -> bool:
+    async def _found(self, conversation_id: str, source_id: str | None, at: int | None) -> Checkpoint | None:
+        """Find the checkpoint of a workspace; a fork gets one of its source the first time."""
         if self._checkpoints is None:
-            return False
+            return None
         try:
-            directory = self._directory(conversation_id)
-            return await asyncio.to_thread(_fetched, self._checkpoints, conversation_id, source_id, directory)
+            return await asyncio.to_thread(_found, self._checkpoints, conversation_id, source_id, at)
+        except (FileNotFoundError, CheckpointCorrupt) as error:
+            _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
+            return None
+        except (OSError, CheckpointsUnavailable) as error:
+            raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
+
+    async def _restore(self, conversation_id: str) -> bool:
+        assert self._checkpoints is not None
+        try:
+            await asyncio.to_thread(self._checkpoints.restore, conversation_id, self._directory(conversation_id))
         except FileExistsError:
             return True  # another worker of this node was faster
         except (FileNotFoundError, CheckpointCorrupt) as error:
@@ -271,6 +302,7 @@ class Checkpointing:
             return False
         except (OSError, CheckpointsUnavailable) as error:
             raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
+        return True
 
     def _directory(self, conversation_id: str) -> Path:
         return self._root / conversation_id / "workspace"
@@ -290,18 +322,35 @@ def _move_what_is_beside(folder: HostFolder, removed: Path) -> None:
             path.rename(removed / path.name)
 
 
-def _saved(checkpoints: Checkpoints, conversation_id: str, directory: Path, files: SavedFiles) -> Checkpoint:
+def restored_notice(saved: Checkpoint, at: int | None) -> str:
+    """Return what the model reads when its files were restored.
+
+    Args:
+        at: the event that the conversation was forked at, if it is a fork.
+    """
+    if not saved.source:
+        which = OWN if saved.event is None else OWN_AT
+    elif saved.event is None or at is None:
+        which = OF_SOURCE
+    else:
+        which = BEFORE_FORK if saved.event <= at else AFTER_FORK
+    return RESTORED.format(which=which.format(event=saved.event, at=at), gone=GONE)
+
+
+def _saved(
+    checkpoints: Checkpoints, conversation_id: str, directory: Path, files: SavedFiles, event: int
+) -> Checkpoint:
     # Among the workers of the node too: one that looked earlier must not have the last word.
     with directory.with_name(SAVING).open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        return checkpoints.save(conversation_id, directory, files)
+        return checkpoints.save(conversation_id, directory, files, event=event)
 
 
-def _fetched(checkpoints: Checkpoints, conversation_id: str, source_id: str | None, directory: Path) -> bool:
-    if not checkpoints.has(conversation_id) and (source_id is None or not checkpoints.copy(source_id, conversation_id)):
-        return False
-    checkpoints.restore(conversation_id, directory)
-    return True
+def _found(checkpoints: Checkpoints, conversation_id: str, source_id: str | None, at: int | None) -> Checkpoint | None:
+    is_there = checkpoints.has(conversation_id) or (
+        source_id is not None and checkpoints.copy(source_id, conversation_id, at=at)
+    )
+    return checkpoints.about(conversation_id) if is_there else None
 
 
 def _moves(directory: Path) -> int:

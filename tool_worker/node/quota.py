@@ -2,7 +2,8 @@
 
 Holds: looking takes at most a tenth of the time, however large a workspace is; what grows beyond the limit while an
 action runs is stopped at the next look; clearing up is not.
-Does not: bound what background jobs write between two actions, or directories that somebody gave us by their path.
+Does not: bound what background jobs write between two actions (`disk_bounds` does), or directories that somebody gave
+us by their path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits for what the programs of a workspace hold that no file shows; see `resource_usage`.
+"""Limits for what the programs of a workspace hold and write besides its actions: see `resource_usage`, `disk_bounds`.
 
 Holds: looking takes at most a twentieth of the time. In a workspace over its limits, the programs that hold the most
 are killed until it is within them; its host, other programs and other workspaces stay.
@@ -17,7 +17,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tool_worker.launch.host_folder import HostFolder
-from tool_worker.node.resource_usage import ProgramUsage, ResourceUsage, start_tick, workspace_usage
+from tool_worker.node.disk_bounds import DiskBounds
+from tool_worker.node.resource_usage import ResourceUsage, start_tick, workspace_usage
 
 SWEEP_SECONDS = 5.0
 PAUSE_FACTOR = 20.0
@@ -38,11 +39,13 @@ class UsageBounds:
     Args:
         root: Directory of the node's workspaces.
         bound: What each of them may hold.
+        disk: Looks after what their background jobs write; None: nobody does.
     """
 
-    def __init__(self, root: Path, bound: ResourceUsage) -> None:
+    def __init__(self, root: Path, bound: ResourceUsage, disk: DiskBounds | None = None) -> None:
         self._root = root
         self._bound = bound
+        self._disk = disk
         self._notices: OrderedDict[str, str] = OrderedDict()
 
     async def run(self) -> None:
@@ -76,11 +79,16 @@ class UsageBounds:
 
     def _swept(self) -> dict[str, str]:
         notices = {}
+        names = set()
         for entry in self._root.iterdir() if self._root.is_dir() else ():
             folder = HostFolder(self._root, entry.name)
             with suppress(OSError):  # it is being removed
                 if (main_pid := folder.main_pid()) is not None and folder.is_alive:
-                    notices[entry.name] = self._bounded(main_pid, (folder.directory, folder.home))
+                    names.add(entry.name)
+                    found = (self._bounded(main_pid, (folder.directory, folder.home)), self._stopped(main_pid, folder))
+                    notices[entry.name] = "\n".join(filter(None, found))
+        if self._disk is not None:
+            self._disk.forget_others(names)
         return {name: notice for name, notice in notices.items() if notice}
 
     def _bounded(self, main_pid: int, directories: tuple[Path, ...]) -> str:
@@ -88,16 +96,23 @@ class UsageBounds:
         total, count = found.total, 0
         while (holder := found.largest_consumer(self._bound)) is not None:
             found.drop(holder)
-            count += _end(holder)
+            count += _end(holder.pid, holder.start_tick)
         return ENDED.format(held=_words(total), bound=_words(self._bound), count=count) if count else ""
 
+    def _stopped(self, main_pid: int, folder: HostFolder) -> str:
+        if self._disk is None:
+            return ""
+        writers, notice = self._disk.writers(folder, main_pid)
+        count = sum(_end(pid, tick) for pid, tick in writers)
+        return notice.format(count=count) if count else ""
 
-def _end(holder: ProgramUsage) -> bool:
+
+def _end(pid: int, tick: int) -> bool:
     """Kill a process, if it is still there: its number may be somebody else's by now."""
     with suppress(OSError), ExitStack() as closing:
-        process = os.pidfd_open(holder.pid)
+        process = os.pidfd_open(pid)
         closing.callback(os.close, process)
-        if start_tick(holder.pid) == holder.start_tick:
+        if start_tick(pid) == tick:
             signal.pidfd_send_signal(process, signal.SIGKILL)
             return True
     return False

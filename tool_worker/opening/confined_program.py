@@ -83,7 +83,8 @@ async def run_confined(
     finally:
         with suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
-        await running.wait()
+        # To the end of its output: a pipe that nobody reads any more would keep asyncio from seeing that it has ended.
+        await running.communicate()
     return ProgramResult(code, output.result(), complaint.result())
 
 

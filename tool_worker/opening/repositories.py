@@ -1,4 +1,4 @@
-"""Git, as a tool worker uses it: to clone what a workspace begins with, and to say what was changed since.
+"""Git, as a tool worker uses it: to clone what a workspace begins with, and to keep that for later comparisons.
 
 Holds:
     - Git runs in the node's sandbox, with a configuration of ours alone: no hooks, no helpers, no submodules, and no
@@ -24,7 +24,6 @@ from broker.specs.allowed_hosts import authority, parse_authority
 from broker.specs.workspace_sources import GitSource
 from tool_worker.errors import SourceUnusable
 from tool_worker.files.file_tree import TreeLimits, measure
-from tool_worker.files.staging import async_staging_in
 from tool_worker.launch.egress_gate import EgressGate
 from tool_worker.opening.confined_program import ProgramResult, run_confined
 from tool_worker.opening.program_egress import program_egress
@@ -33,7 +32,7 @@ from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.sandbox import Enclosure, Sandbox
 
 CLONE_LIMIT_SECONDS = 600.0
-DIFF_LIMIT_SECONDS = 120.0
+RECORD_LIMIT_SECONDS = 120.0
 SCRATCH_LIMIT = TreeLimits(files=400_000, bytes=2 * 2**30)
 DEFAULT_USER = "x-access-token"
 REACHING_OUT = ("clone", "fetch")
@@ -89,22 +88,6 @@ fi
 git --git-dir="$BASE" update-ref refs/deckhands/base "$tree"
 """
 
-_COMPARE = """
-set -e
-git init --quiet --bare --template= repository
-export GIT_DIR="$PWD/repository" GIT_INDEX_FILE="$PWD/index" GIT_WORK_TREE="$TREE"
-if [ -n "$BASE" ]; then
-    tree=$(git --git-dir="$BASE" rev-parse --verify refs/deckhands/base)
-    export GIT_ALTERNATE_OBJECT_DIRECTORIES="$BASE/objects"
-else
-    tree=$(git hash-object -t tree -w /dev/null)
-fi
-cd "$TREE"
-git read-tree "$tree"
-git add --all --ignore-errors . 2>/dev/null || true
-exec git diff --cached --binary --full-index --no-ext-diff --no-textconv --no-color "$tree"
-"""
-
 
 class Repositories:
     """Git in one sandbox."""
@@ -157,7 +140,7 @@ class Repositories:
                     reason = out.refusal() or _reason_of_server(ran)
             if ran.code != 0:
                 raise SourceUnusable(
-                    f"{source.title} cannot be cloned: {(reason or _reason(ran)).rstrip('.')}.",
+                    f"{source.title} cannot be cloned: {(reason or reason_of(ran)).rstrip('.')}.",
                     remedy="Check the address, the ref and whether a secret is needed.",
                 )
         await asyncio.to_thread(measure, directory, limits)
@@ -173,30 +156,11 @@ class Repositories:
         """
         enclosure = Enclosure(base, str(base), read_only=(directory,), ends_with_starter=True)
         environment = {"BASE": str(base), "TREE": str(directory), "GIT_ALLOW_PROTOCOL": "file"}
-        ran = await self._script(_RECORD, enclosure, environment, scratch=base)
+        ran = await self.script(_RECORD, enclosure, environment, scratch=base)
         if ran.code != 0:
-            raise SourceUnusable(f"What the workspace begins with cannot be recorded: {_reason(ran)}")
+            raise SourceUnusable(f"What the workspace begins with cannot be recorded: {reason_of(ran)}")
 
-    async def difference(self, directory: Path, base: Path | None, *, limit_bytes: int) -> bytes:
-        """Return what was changed since, as a patch for `git apply`; ignored files are left out.
-
-        Args:
-            base: where `record` has kept the beginning; None: there was nothing.
-
-        Raises:
-            SourceUnusable: git says no.
-            WorkspaceTooLarge, WorkspaceUnavailable: the patch is too large, or took too long.
-        """
-        async with async_staging_in(directory.parent) as scratch:
-            read_only = (directory,) if base is None else (directory, base)
-            enclosure = Enclosure(scratch, str(scratch), read_only=read_only, ends_with_starter=True)
-            environment = {"BASE": "" if base is None else str(base), "TREE": str(directory)}
-            ran = await self._script(_COMPARE, enclosure, environment, scratch=scratch, output_limit_bytes=limit_bytes)
-        if ran.code != 0:
-            raise SourceUnusable(f"The changes cannot be determined: {_reason(ran)}")
-        return ran.output
-
-    async def _script(
+    async def script(
         self,
         script: str,
         enclosure: Enclosure,
@@ -204,7 +168,13 @@ class Repositories:
         *,
         scratch: Path,
         output_limit_bytes: int = 2**20,
+        limit_seconds: float = RECORD_LIMIT_SECONDS,
     ) -> ProgramResult:
+        """Run a shell script in which git has our settings; see `run_confined` for what is raised.
+
+        Args:
+            scratch: the directory that it writes to, whose size is bounded.
+        """
         settings = {
             "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
             **{f"GIT_CONFIG_KEY_{n}": name for n, name in enumerate(_SETTINGS)},
@@ -215,7 +185,7 @@ class Repositories:
             enclosure,
             ["/bin/sh", "-c", script],
             environment={**_ENVIRONMENT, **settings, **environment},
-            limit_seconds=DIFF_LIMIT_SECONDS,
+            limit_seconds=limit_seconds,
             output_limit_bytes=output_limit_bytes,
             look=lambda: measure(scratch, SCRATCH_LIMIT),
         )
@@ -310,7 +280,8 @@ def _reason_of_server(ran: ProgramResult) -> str:
     return said[:500] or f"git ended with exit code {ran.code}; what the server answered is not repeated here"
 
 
-def _reason(ran: ProgramResult) -> str:
+def reason_of(ran: ProgramResult) -> str:
+    """Return why git has failed, in its own words."""
     lines = [line for line in ran.complaint.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("fatal:", "error:", "remote:"))]
     return " ".join(telling or lines[-3:])[:1_000] or f"git ended with exit code {ran.code}."

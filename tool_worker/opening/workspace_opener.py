@@ -1,7 +1,7 @@
 """Opens workspaces that begin with a repository or an archive.
 
     <root>/<conversation>/workspace/     appears whole or not at all
-    <root>/<conversation>/base.git/      what it began with, for `Repositories.difference`
+    <root>/<conversation>/base.git/      what it began with, for `Changes.since`
     <root>/<conversation>/opened.json    what the opening found
 
 Holds: a workspace is opened once, no matter how often it is asked for; a failure leaves nothing behind. What a killed

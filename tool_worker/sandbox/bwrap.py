@@ -213,10 +213,34 @@ def _binds(enclosure: Enclosure) -> Iterator[str]:
         (code / "__init__.py", "--ro-bind", host / "__init__.py"),
         *((code / name, "--ro-bind", host / name) for name in (*HOST_ROOMS, DOCUMENT_PROGRAM)),
     ]
-    readable = (*interpreter_prefixes(), *enclosure.read_only)
-    binds += [(PurePosixPath(path), "--ro-bind", path) for path in readable if not path.is_relative_to("/usr")]
-    for target, option, source in sorted(binds, key=lambda bind: len(bind[0].parts)):
+    for path in _readable(enclosure):
+        binds += [(PurePosixPath(path), "--ro-bind", path)]
+        # Mounts as well: nobody inside can move a mount point away, and put a link in its place for later sandboxes.
+        binds += [(PurePosixPath(way), "--bind", way) for way in _own_parts(enclosure, path)[1:]]
+    for target, option, source in sorted(dict.fromkeys(binds), key=_depth):
         yield from (option, str(source), str(target))
+
+
+def _depth(bind: tuple[PurePosixPath, str, Path]) -> tuple[int, bool]:
+    """Order mounts: outer ones first, and at one place the one that cannot be written last."""
+    return len(bind[0].parts), bind[1] != "--bind"
+
+
+def _readable(enclosure: Enclosure) -> Iterator[Path]:
+    """Yield what can be read besides the system, without what is reached by a link that an agent may have made."""
+    for path in dict.fromkeys((*interpreter_prefixes(), *enclosure.read_only)):
+        if path.is_relative_to("/usr"):
+            continue
+        if not any(way.is_symlink() for way in _own_parts(enclosure, path)):
+            yield path
+
+
+def _own_parts(enclosure: Enclosure, path: Path) -> Sequence[Path]:
+    """Return a path and the directories on the way to it, as far as they are inside a workspace."""
+    if enclosure.mount_at != str(enclosure.workspace):
+        return ()
+    parts = (path, *path.parents)
+    return [part for part in parts if part.is_relative_to(enclosure.workspace) and part != enclosure.workspace]
 
 
 @functools.cache

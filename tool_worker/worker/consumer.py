@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from broker.coordination.action_streams import ActionDelivery, ActionQueue, Acti
 from broker.coordination.crash_attribution import CrashAttribution, Turns
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.placement import NodeOffer, NotServed
 from broker.coordination.stored_files import StoredFiles
 from broker.coordination.transfers import Transfers
 from broker.log.event_log import EventLog
@@ -39,6 +40,7 @@ from tool_worker.checkpoints.checkpointing import Checkpointing
 from tool_worker.launch.session_programs import session_programs
 from tool_worker.mcp.launch import SandboxedLaunch
 from tool_worker.mcp.servers import McpServers
+from tool_worker.node.disk_bounds import DiskBounds
 from tool_worker.node.node_identity import identity_of, only_here
 from tool_worker.node.quota import Quota
 from tool_worker.node.reaper import Reaper
@@ -50,6 +52,7 @@ from tool_worker.settings import ToolSettings
 from tool_worker.tools.offered import OfferedTools, found_tools
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.finished_workspaces import end_finished
+from tool_worker.worker.placing import MAX_WAITING, WAIT_SECONDS, Placing, offer_of
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.workspaces import Workspaces
@@ -106,9 +109,10 @@ class ToolConsumer:
         publish = ToolOffers(store).publish
         offering = [asyncio.create_task(task(publish), name="offer mcp") for task in (servers.offer, servers.follow)]
         announcing = asyncio.create_task(self._announce_sandbox(workspaces, report))
+        offer = await asyncio.to_thread(offer_of, settings)
         try:
             while not stop.is_set():
-                incarnation = self.begin(store, workspaces)
+                incarnation = self.begin(store, workspaces, offer)
                 with HeartbeatThread(settings.store_url, incarnation.membership) as heartbeat_thread:
                     await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
             if settings.workspace_ends_with_worker:
@@ -136,9 +140,11 @@ class ToolConsumer:
         else:
             _log.info("the sandbox is %s; commands of agents reach %s", sandbox.name, sandbox.reach)
 
-    def begin(self, store: Store, workspaces: Workspaces) -> Incarnation:
+    def begin(self, store: Store, workspaces: Workspaces, offer: NodeOffer | None = None) -> Incarnation:
         """Begin a life under a new name; `run` does, and simulations do on a store and workspaces of their own."""
-        self._incarnation = Incarnation(store, workspaces, self._offered, self._settings, self._identity)
+        self._incarnation = Incarnation(
+            store, workspaces, self._offered, self._settings, identity=self._identity, offer=offer
+        )
         return self._incarnation
 
     def conversation_ids(self) -> list[str]:
@@ -171,7 +177,14 @@ class Incarnation:
     """One life of the worker under one name."""
 
     def __init__(
-        self, store: Store, workspaces: Workspaces, offered: OfferedTools, settings: ToolSettings, identity: str
+        self,
+        store: Store,
+        workspaces: Workspaces,
+        offered: OfferedTools,
+        settings: ToolSettings,
+        *,
+        identity: str,
+        offer: NodeOffer | None,
     ) -> None:
         self.worker_id = new_worker_id("tool")
         self.running: set[asyncio.Task[None]] = set()
@@ -198,6 +211,7 @@ class Incarnation:
                 "pools": ",".join(settings.pools),
                 "workspace_roots": joined_paths(settings.named.roots),
                 "node_patience_ms": str(int(settings.node_lost_seconds * 1000)),
+                **({"offer": offer.model_dump_json()} if offer is not None else {}),
             },
             ttl_seconds=settings.heartbeat_ttl_seconds,
         )
@@ -216,7 +230,9 @@ class Incarnation:
         checkpointing = _checkpointing(log, settings, opener)
         bindings = Bindings(settings.node_dir, settings.named)
         transfer_service = TransferService(Transfers(store), settings.node_dir, checkpointing, sandbox, bindings)
-        self._held = UsageBounds(settings.node_dir, ResourceUsage(limits.bytes, TERMINALS, WATCHERS))
+        self._held = UsageBounds(
+            settings.node_dir, ResourceUsage(limits.bytes, TERMINALS, WATCHERS), DiskBounds(limits)
+        )
         self._executor = Executor(
             log,
             workspaces,
@@ -230,6 +246,8 @@ class Incarnation:
         )
         self._reaper = Reaper(store, settings.node_dir, settings.workspace_keep_seconds)
         self._room = asyncio.Semaphore(settings.concurrency)
+        self._placing = Placing(store, offer, settings.named.roots)
+        self._unplaced: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Work until stopped or swept; `on_beat` receives the progress at each beat."""
@@ -246,7 +264,7 @@ class Incarnation:
             _log.warning("%s was presumed dead; starting over", self.worker_id)
             await self._look_again()
         finally:
-            for task in self.running:
+            for task in (*self.running, *self._unplaced):
                 task.cancel()  # the workspace host continues; the worker that takes the action over collects the result
             for queue in self._queues:
                 await queue.aclose()
@@ -292,10 +310,30 @@ class Incarnation:
             await self._room.acquire()
             self._room.release()
             for delivery in await queue.read(limit=8):
+                if isinstance(delivery, ActionDelivery) and self._placing.is_for_another(delivery):
+                    self._place(queue, delivery)
+                    continue
                 await self._room.acquire()
                 task = asyncio.create_task(self._take(queue, delivery))
                 self.running.add(task)
                 task.add_done_callback(self._done)
+
+    def _place(self, queue: ActionQueue, delivery: ActionDelivery) -> None:
+        """Hand an action on in its own time; while no node serves it, it takes no place of another."""
+        wait_seconds = WAIT_SECONDS if len(self._unplaced) < MAX_WAITING else 0.0
+        task = asyncio.create_task(self._hand_on(queue, delivery, wait_seconds))
+        self._unplaced.add(task)
+        task.add_done_callback(self._placed)
+
+    def _placed(self, task: asyncio.Task[None]) -> None:
+        self._unplaced.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("an action was left to be handed out again", exc_info=error)
+
+    async def _hand_on(self, queue: ActionQueue, delivery: ActionDelivery, wait_seconds: float) -> None:
+        refusal = await self._placing.find(delivery, wait_seconds=wait_seconds)
+        async with self._room:
+            await self._take(queue, delivery, refusal)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self.running.discard(task)
@@ -304,7 +342,9 @@ class Incarnation:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("an action was left to be handed out again", exc_info=error)
 
-    async def _take(self, queue: ActionQueue, delivery: ActionDelivery | ControlDelivery) -> None:
+    async def _take(
+        self, queue: ActionQueue, delivery: ActionDelivery | ControlDelivery, refusal: NotServed | None = None
+    ) -> None:
         failpoint("tool.before_claim")
         if isinstance(delivery, ControlDelivery):
             await self._executor.execute_control(delivery)
@@ -321,7 +361,8 @@ class Incarnation:
         self._in_hand[action] = in_hand = InHand(delivery.place)
         try:
             try:
-                claim = await queue.claim(delivery)
+                # What no node serves is answered by anybody, and binds the workspace to none.
+                claim = await queue.claim(delivery if refusal is None else replace(delivery, is_anywhere=True))
             except EventsLost as lost:
                 await name_gap(self._log, lost, noticed_by="the tool worker that was to carry it out")
                 return
@@ -329,7 +370,7 @@ class Incarnation:
             attribution = CrashAttribution(
                 self._turns, lambda is_acting: queue.mark(delivery, is_acting=is_acting), deaths=deaths
             )
-            await self._executor.execute(delivery, claim, attribution)
+            await self._executor.execute(delivery, claim, attribution, refusal=refusal)
         finally:
             del self._in_hand[action]
             in_hand.is_over.set()

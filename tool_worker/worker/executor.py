@@ -63,6 +63,7 @@ from tool_worker.tools.registry import tool_for
 from tool_worker.tools.tool import HostRequest, answering
 from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.worker.journal_check import NOT_CARRIED_OUT, check_journal, log_reused_number
+from tool_worker.worker.proxy_refusals import refused_in, with_refusals
 from tool_worker.worker.running_calls import RunningCalls
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.open_workspace import OpenWorkspace
@@ -117,28 +118,38 @@ class Executor:
         self.refusals = 0
 
     async def execute(
-        self, delivery: ActionDelivery, claim: ClaimOutcome, attribution: CrashAttribution = NOT_SUSPECTED
+        self,
+        delivery: ActionDelivery,
+        claim: ClaimOutcome,
+        attribution: CrashAttribution = NOT_SUSPECTED,
+        *,
+        refusal: DeckhandsError | None = None,
     ) -> None:
         """Run a claimed action and append its observation.
 
         Idempotent: a repeated delivery finds the action settled, in other hands, or its result in the journal.
 
         Args:
-            probation: Of an action that workers have died with.
+            attribution: Of an action that workers have died with.
+            refusal: What the action is answered with instead of being run.
         """
         if not isinstance(claim, ActionClaimed | ActionReclaimed):
             return
         try:
             await attribution.act()
-            await self._carry_out(delivery, claim, attribution)
+            await self._carry_out(delivery, claim, attribution, refusal)
         finally:
             attribution.end_turn()
 
     async def _carry_out(
-        self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed, attribution: CrashAttribution
+        self,
+        delivery: ActionDelivery,
+        claim: ActionClaimed | ActionReclaimed,
+        attribution: CrashAttribution,
+        refusal: DeckhandsError | None,
     ) -> None:
         failpoint("tool.after_claim")
-        observation = await self._observe(delivery, claim, attribution)
+        observation = await self._observe(delivery, claim, attribution, refusal)
         failpoint("tool.before_append")
         try:
             await self._append(self._log, delivery, observation)
@@ -183,7 +194,11 @@ class Executor:
             await self._workspaces.interrupt(order.conversation_id, order.action_id)
 
     async def _observe(
-        self, delivery: ActionDelivery, claim: ActionClaimed | ActionReclaimed, attribution: CrashAttribution
+        self,
+        delivery: ActionDelivery,
+        claim: ActionClaimed | ActionReclaimed,
+        attribution: CrashAttribution,
+        refusal: DeckhandsError | None,
     ) -> Observation:
         try:
             action = await self._action(delivery)
@@ -193,6 +208,11 @@ class Executor:
         if status is not ConfirmationStatus.CONFIRMED:
             text = "The action was not run: it has not been confirmed."
             return answering(action, ErrorObservation(content=text, error_id="not_confirmed"))
+        if refusal is not None:
+            text = f"The action was not run. {refusal}"
+            is_opening = isinstance(action, OpenWorkspaceAction)
+            failed = WorkspaceFailedObservation(content=text, code=refusal.code)
+            return answering(action, failed if is_opening else ErrorObservation(content=text, error_id=refusal.code))
         try:
             if claim.attempt > MAX_ATTEMPTS:
                 text = f"The action was abandoned after {MAX_ATTEMPTS} workers died with it. It may have taken effect."
@@ -266,7 +286,7 @@ class Executor:
             return OutcomeUnknownObservation(content=NOT_CARRIED_OUT, unsandboxed=unsandboxed)
         if result.is_unknown:
             return OutcomeUnknownObservation(content=LOST_WITH_HOST, unsandboxed=unsandboxed)
-        observation = _with_refusals(tool.observe(action, result.value), refused := _refused(result.value))
+        observation = with_refusals(tool.observe(action, result.value), refused := refused_in(result.value))
         self.refusals += len(refused)
         is_bounded = observation.workspace_use is WorkspaceUse.CHANGED
         notice = await quota.notice(delivery.conversation_id) if quota is not None and is_bounded else ""
@@ -371,22 +391,6 @@ async def _within_quota(
     finally:
         acting.cancel()
         watching.cancel()
-
-
-def _refused(result: Mapping[str, Any]) -> list[object]:
-    """Return what the workspace's proxy refused meanwhile."""
-    refused = result.get("refused")
-    return refused if isinstance(refused, list) else []
-
-
-def _with_refusals(observation: Observation, refused: list[object]) -> Observation:
-    """Add what was refused: most programs do not say why they were."""
-    if not refused:
-        return observation
-    listed = "".join(f"\n- {text}" for text in refused)
-    return observation.model_copy(
-        update={"content": f"{observation.content}\n[The proxy of this workspace refused:{listed}]"}
-    )
 
 
 async def _may_have_run_before_reboot(host: OpenWorkspace, action: Action) -> bool:

@@ -21,14 +21,16 @@ from broker.coordination.transfers import TransferAnswer, TransferRequest, Trans
 from broker.runtime.clock import SystemClock
 from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable
 from tool_worker.checkpoints.checkpointing import Checkpointing
-from tool_worker.errors import SourceUnusable, WorkspaceLost, WorkspaceTooLarge
+from tool_worker.errors import SourceUnusable, WorkspaceLost
 from tool_worker.launch.host_folder import HostFolder
+from tool_worker.opening.changes import Changes, Patch
 from tool_worker.opening.repositories import Repositories, require_git
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.worker.packing import pack, unpack
 from tool_worker.worker.transfer_spools import TransferSpools
 from tool_worker.workspace.bindings import Bindings
 
+MAX_NAMES_LEFT_OUT, MAX_NAME_CHARS = 1_000, 300
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +57,7 @@ class TransferService:
         self._sandbox = sandbox
         self._bindings = bindings
         self._spools = TransferSpools(self._root, SystemClock())
+        self._comparing = asyncio.Lock()  # each may take as much memory as a patch may have bytes, and all of a disk
 
     async def transfer(self, conversation_id: str, token: str) -> None:
         """Serve one request, and answer it.  Idempotent."""
@@ -107,9 +110,13 @@ class TransferService:
                 f"The workspace is your own directory {directory}; its original state is not known here.",
                 remedy="Compare it with your own version control, such as git.",
             )
-        patch = await self._patch(conversation_id, directory)
-        files = patch.count(b"\ndiff --git ") + patch.startswith(b"diff --git ")
-        return TransferAnswer(files=files, size_bytes=len(patch)), patch
+        async with self._comparing:
+            patch = await self._patch(conversation_id, directory)
+        content = patch.content
+        files = content.count(b"\ndiff --git ") + content.startswith(b"diff --git ")
+        names = tuple(ascii(name)[1:-1][:MAX_NAME_CHARS] for name in patch.left_out[:MAX_NAMES_LEFT_OUT])
+        left_out = {"left_out": names, "left_out_count": len(patch.left_out)}
+        return TransferAnswer(files=files, size_bytes=len(content), **left_out), content
 
     async def _part(
         self, conversation_id: str, token: str, request: TransferRequest
@@ -164,13 +171,10 @@ class TransferService:
             )
         return TransferAnswer(files=saved.files, size_bytes=saved.size_bytes)
 
-    async def _patch(self, conversation_id: str, directory: Path) -> bytes:
+    async def _patch(self, conversation_id: str, directory: Path) -> Patch:
         require_git()
         base = await self._checkpointing.original(conversation_id)
         if base is None and await self._checkpointing.has_source(conversation_id):
             raise SourceUnusable("The original state of the workspace is not known here.", remedy="Download the files.")
-        repositories = Repositories(await self._sandbox())
-        try:
-            return await repositories.difference(directory, base, limit_bytes=MAX_STORED_FILE_BYTES)
-        except WorkspaceTooLarge as error:
-            raise WorkspaceTooLarge(f"The patch is too large. {error.message}", remedy="Download the files.") from error
+        changes = Changes(Repositories(await self._sandbox()))
+        return await changes.since(directory, base, limit_bytes=MAX_STORED_FILE_BYTES)

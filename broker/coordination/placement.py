@@ -1,0 +1,173 @@
+"""Which nodes can serve a workspace: what they offer, as their tool workers advertise it, and what a workspace needs.
+
+Holds: what a worker offers is fixed when it starts. Of one that advertises nothing, because it is older, everything
+is expected; of one whose advertisement cannot be read, nothing.
+Does not: reserve anything. Sizes are what a node gives to each workspace, not what is left of it.
+Keys: the fields `offer` and `workspace_roots` of `deck:{k}:worker:<w>:about`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from broker.coordination.membership import Member, members
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import split_paths
+from broker.specs.specs import WorkspaceNeeds, WorkspaceSpec
+from broker.store.store import Store
+
+NODES_SHOWN = 8
+MAX_TEXT_CHARS = 300
+ANY = "auto"
+
+
+class NotServed(UsageError):
+    """No running tool worker can serve a workspace; the text names what is missing and what the nodes offer."""
+
+    code = "not_served"
+
+
+class NodeOffer(BaseModel):
+    """What a tool worker gives to a workspace.
+
+    Attributes:
+        sandboxes: by name.
+        images: patterns of images for the sandbox `docker`; the first one is the image where none is asked for.
+        labels: what the operator says of the node.
+        memory_bytes: that the programs of a workspace together may use; None: no limit.
+        disk_bytes: that a workspace may hold; None: no limit.
+        cpus: that it may keep busy; None: unknown, as much as anybody wants.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    sandboxes: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    cpus: float | None = None
+
+    def lacking(self, workspace: WorkspaceSpec) -> list[str]:
+        """Return what a workspace needs and is not offered, in words; its directory apart."""
+        needs = workspace.needs or WorkspaceNeeds()
+        lacking = [f"the label {label}" for label in needs.labels if label not in self.labels]
+        if workspace.sandbox != ANY and workspace.sandbox not in self.sandboxes:
+            lacking.append(f"the sandbox {workspace.sandbox}")
+        elif workspace.image and not self._has_image(workspace.image):
+            lacking.append(f"the image {workspace.image}")
+        sizes = (
+            ("of memory", needs.memory_bytes, self.memory_bytes),
+            ("of disk", needs.disk_bytes, self.disk_bytes),
+        )
+        lacking += [f"{in_bytes(need)} {what}" for what, need, given in sizes if _is_more(need, given)]
+        if _is_more(needs.cpus, self.cpus):
+            lacking.append(f"{needs.cpus:g} CPUs")
+        return lacking
+
+    def __str__(self) -> str:
+        parts = [
+            "sandbox " + (" or ".join(self.sandboxes) or "none that works"),
+            *(["images " + ", ".join(self.images)] if self.images else []),
+            *(["labels " + ", ".join(self.labels)] if self.labels else []),
+            *([f"{in_bytes(self.memory_bytes)} of memory"] if self.memory_bytes is not None else []),
+            *([f"{in_bytes(self.disk_bytes)} of disk"] if self.disk_bytes is not None else []),
+            *([f"{self.cpus:g} CPUs"] if self.cpus is not None else []),
+        ]
+        return "; ".join(parts)
+
+    def _has_image(self, image: str) -> bool:
+        return image in self.images[:1] or any(fnmatchcase(image, pattern) for pattern in self.images)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a workspace can be.
+
+    Attributes:
+        nodes: those that serve it, in order.
+        lacking: of the others of its pool, what they lack and what they offer.
+        is_anybody_there: whether any tool worker of its pool runs.
+    """
+
+    nodes: tuple[str, ...]
+    lacking: Mapping[str, str]
+    is_anybody_there: bool
+
+    def refusal(self) -> NotServed:
+        """Return the error that says why no node serves the workspace."""
+        shown = [f"{_shown(node)} {why}" for node, why in sorted(self.lacking.items())[:NODES_SHOWN]]
+        more = len(self.lacking) - len(shown)
+        told = ". ".join([*shown, *([f"{more} more nodes do not serve it either"] if more > 0 else [])])
+        return NotServed(
+            f"No running node serves this workspace. {told or 'No tool worker of its pool is running'}.",
+            remedy="Ask for what a node offers, or start a tool worker that offers what is missing.",
+        )
+
+
+def has_needs(workspace: WorkspaceSpec) -> bool:
+    """Say whether not every node of its pool may serve a workspace."""
+    return workspace.sandbox != ANY or workspace.needs is not None or workspace.path is not None
+
+
+async def placement(store: Store, workspace: WorkspaceSpec) -> Placement:
+    """Find the nodes that can serve a workspace."""
+    nodes: set[str] = set()
+    lacking: dict[str, str] = {}
+    serving = [member for member in await members(store) if serves_pool(member, workspace.pool)]
+    for member in serving:
+        node = member.about.get("node", "")
+        why = _why_not(member, workspace)
+        if why:
+            lacking[node] = why
+        else:
+            nodes.add(node)
+    # A node counts by all of its workers: any of them may take what is sent to it.
+    return Placement(tuple(sorted(nodes - lacking.keys())), lacking, bool(serving))
+
+
+def serves_pool(member: Member, pool: str) -> bool:
+    """Say whether a worker is alive and takes actions of a pool."""
+    pools = member.about.get("pools", "").split(",")
+    return member.role == "tool" and member.left_seconds > 0 and pool in pools
+
+
+def takes_directory(member: Member, path: str) -> bool:
+    """Say whether a worker accepts a directory that a workspace names."""
+    roots = member.about.get("workspace_roots")
+    return roots is None or any(PurePosixPath(path).is_relative_to(root) for root in split_paths(roots))
+
+
+def in_bytes(size: int | None) -> str:
+    """Return a size as a person writes it."""
+    size = size or 0
+    unit, name = next(((unit, name) for unit, name in ((2**30, "GiB"), (2**20, "MiB")) if size >= unit), (1, "bytes"))
+    return f"{size / unit:.3g} {name}"
+
+
+def _why_not(member: Member, workspace: WorkspaceSpec) -> str:
+    """Return why a worker cannot serve a workspace; empty: it can."""
+    if workspace.path is not None and not takes_directory(member, workspace.path):
+        return f"does not take the directory {_shown(workspace.path)}"
+    advertised = member.about.get("offer")
+    if advertised is None:
+        return ""
+    try:
+        offer = NodeOffer.model_validate_json(advertised)
+    except ValidationError:
+        return "offers nothing that can be read"
+    lacking = offer.lacking(workspace)
+    return f"lacks {_shown(' and '.join(lacking))} (it offers {_shown(str(offer))})" if lacking else ""
+
+
+def _is_more(need: float | None, given: float | None) -> bool:
+    return need is not None and given is not None and need > given
+
+
+def _shown(text: str) -> str:
+    return ascii(text)[1:-1][:MAX_TEXT_CHARS]

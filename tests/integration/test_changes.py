@@ -1,0 +1,140 @@
+"""What was changed in a workspace, as a patch: of root's containers, of large workspaces, and within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tool_worker.errors import WorkspaceTooLarge
+from tool_worker.opening.changes import Changes
+from tool_worker.opening.confined_program import run_confined
+from tool_worker.opening.repositories import Repositories
+from tool_worker.sandbox.bwrap import BubblewrapSandbox
+from tool_worker.sandbox.sandbox import Enclosure
+
+MIB = 2**20
+LIMIT_SECONDS = 60.0
+OF_A_CONTAINER = 1000
+
+
+@pytest.fixture
+def repositories(tmp_path: Path) -> Repositories:
+    return Repositories(BubblewrapSandbox(tmp_path / ".sandbox"))
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    workspace = tmp_path / "c1" / "workspace"
+    workspace.mkdir(parents=True, mode=0o700)
+    return workspace
+
+
+def applied(target: Path, patch: bytes) -> None:
+    target.mkdir(exist_ok=True)
+    subprocess.run(["git", "apply", "--whitespace=nowarn"], cwd=target, input=patch, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
+async def test_what_a_container_of_root_has_changed_is_compared(
+    repositories: Repositories, workspace: Path, tmp_path: Path
+) -> None:
+    for name in ("changed", "removed"):
+        (workspace / name).write_text("before\n")
+    base = tmp_path / "base"
+    base.mkdir()
+    await repositories.record(workspace, base)
+    (workspace / "changed").write_text("after\n")
+    (workspace / "removed").unlink()
+    (workspace / "ignored").write_text("x")
+    (workspace / ".gitignore").write_text("ignored\n")
+    (workspace / "folder").mkdir(mode=0o700)
+    (workspace / "folder" / "closed").write_text("mine\n")
+    (workspace / "folder" / "closed").chmod(0o600)
+    (workspace / "program").write_text("#!/bin/sh\n")
+    (workspace / "program").chmod(0o755)
+    (workspace / "link").symlink_to("/etc/shadow")
+    (workspace / ".git").mkdir()
+    for path in (workspace, *workspace.rglob("*")):
+        os.chown(path, OF_A_CONTAINER, OF_A_CONTAINER, follow_symlinks=False)
+    patch = await Changes(repositories).since(workspace, base, limit_bytes=MIB)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("changed", "removed"):
+        (copy / name).write_text("before\n")
+    applied(copy, patch.content)
+    assert {path.name for path in copy.rglob("*")} == {
+        *("changed", ".gitignore", "folder", "closed", "program", "link")
+    }
+    assert (copy / "changed").read_text() == "after\n"
+    assert (copy / "link").readlink() == Path("/etc/shadow")
+    assert os.access(copy / "program", os.X_OK)
+
+
+async def test_what_does_not_fit_is_left_out_and_named(
+    repositories: Repositories, workspace: Path, tmp_path: Path
+) -> None:
+    numbers = random.Random(1)
+    for name, size in (("large", 2 * MIB), ("odd\nname", 2 * MIB), ("small", 100_000)):
+        (workspace / name).write_bytes(numbers.randbytes(size))
+    (workspace / "lines").write_text("\n" * 300_000)
+    patch = await Changes(repositories).since(workspace, None, limit_bytes=MIB)
+    assert patch.left_out == ("large", "odd\nname")
+    assert len(patch.content) <= MIB
+    applied(tmp_path / "copy", patch.content)
+    for name in ("small", "lines"):
+        assert (tmp_path / "copy" / name).read_bytes() == (workspace / name).read_bytes()
+
+
+async def test_a_large_file_that_was_changed_stays_in_the_patch_as_it_was(
+    repositories: Repositories, workspace: Path, tmp_path: Path
+) -> None:
+    (workspace / "large").write_bytes(random.Random(1).randbytes(MIB))
+    (workspace / "folder").write_bytes(random.Random(2).randbytes(MIB))
+    base = tmp_path / "base"
+    base.mkdir()
+    await repositories.record(workspace, base)
+    (workspace / "large").write_bytes(random.Random(3).randbytes(MIB))
+    (workspace / "folder").unlink()
+    (workspace / "small").write_text("small\n")
+    patch = await Changes(repositories).since(workspace, base, limit_bytes=MIB)
+    assert patch.left_out == ("folder", "large")
+    applied(tmp_path / "copy", patch.content)
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["small"]
+
+
+async def test_text_that_a_patch_makes_longer_fits_all_the_same(repositories: Repositories, workspace: Path) -> None:
+    for number in range(10):
+        (workspace / f"lines {number}").write_text("\n" * (MIB // 10))
+    patch = await Changes(repositories).since(workspace, None, limit_bytes=MIB)
+    assert MIB // 2 < len(patch.content) <= MIB
+    assert len(patch.left_out) == 7
+
+
+async def test_a_workspace_that_takes_too_long_is_described(repositories: Repositories, workspace: Path) -> None:
+    (workspace / "file").write_text("1234")
+    with pytest.raises(WorkspaceTooLarge) as failed:
+        await Changes(repositories, limit_seconds=0.0).since(workspace, None, limit_bytes=MIB)
+    assert failed.value.message == (
+        "The workspace has 1 entries with 4 bytes, which is too much to compare it with its beginning: not done "
+        "within 0 seconds."
+    )
+    assert "deckhands cp" in failed.value.remedy
+
+
+async def test_a_program_that_says_too_much_is_ended(tmp_path: Path) -> None:
+    enclosure = Enclosure(tmp_path, str(tmp_path), ends_with_starter=True)
+    sandbox = BubblewrapSandbox(tmp_path / ".sandbox")
+    for _ in range(5):
+        async with asyncio.timeout(LIMIT_SECONDS):
+            with pytest.raises(WorkspaceTooLarge):
+                await run_confined(
+                    *(sandbox, enclosure, ["/bin/cat", "/dev/zero"]),
+                    environment={},
+                    limit_seconds=LIMIT_SECONDS,
+                    output_limit_bytes=MIB,
+                )

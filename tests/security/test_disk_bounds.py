@@ -1,0 +1,77 @@
+"""Background jobs that fill the disk of a node are found and killed, and the model reads of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.workspace_hosts import Terminal, main_pid, opened
+from tests.polling import until
+from tool_worker.files.file_tree import TreeLimits
+from tool_worker.node.disk_bounds import DiskBounds
+from tool_worker.node.resource_usage import ResourceUsage, descendants
+from tool_worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
+
+CID = "filling"
+MIB = 2**20
+LIMITS = TreeLimits(files=1_000, bytes=8 * MIB)
+JOBS = {
+    "one program": "head -c 64M /dev/zero > {place}/filled && sleep 1000",
+    "many programs": "while true; do head -c 2M /dev/zero >> {place}/filled; sleep 0.05; done",
+}
+
+
+def bounds(root: Path) -> UsageBounds:
+    return UsageBounds(root, ResourceUsage(2**40, TERMINALS, WATCHERS), DiskBounds(LIMITS))
+
+
+@pytest.mark.parametrize("place", ["~", "/workspace"])
+@pytest.mark.parametrize("job", sorted(JOBS))
+async def test_a_background_job_that_fills_the_disk_is_stopped(tmp_path: Path, place: str, job: str) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        run = Terminal(await workspaces.open(CID))
+        await run("X=kept; echo $$ > shell")
+        await run("sleep 1000 & echo $! > innocent")
+        await run(f"({JOBS[job].format(place=place)}) > /dev/null 2>&1 &")
+        looking, notices = bounds(tmp_path), []
+
+        async def is_stopped() -> bool:
+            await looking.sweep()
+            notices.append(looking.take_notice(CID))
+            return bool(notices[-1])
+
+        await until(is_stopped, what="the end of the job")
+        assert "Background jobs wrote to this workspace, its home or /tmp, beyond the limit" in notices[-1]
+        assert (await run("echo $X $$; cat shell; kill -0 $(cat innocent) && echo lives")).content.split()[0] == "kept"
+        size = (await run(f"stat -c %s {place}/filled")).content
+        await looking.sweep()
+        await looking.sweep()
+        assert looking.take_notice(CID) == ""
+        assert (await run(f"stat -c %s {place}/filled")).content == size
+        assert (await run("kill -0 $(cat innocent) && echo lives")).content == "lives"
+
+
+async def test_a_shell_is_left_alone_when_its_job_has_ended(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        run = Terminal(await workspaces.open(CID))
+        await run("X=kept")
+        looking = bounds(tmp_path)
+        await looking.sweep()
+        await run("head -c 64M /dev/zero > filled & wait")
+        for _ in range(3):
+            await looking.sweep()
+        assert looking.take_notice(CID) == ""
+        assert (await run("echo $X")).content == "kept"
+
+
+async def test_what_stays_within_its_limit_or_does_not_grow_is_left_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        run = Terminal(await workspaces.open(CID))
+        await run("(while true; do head -c 2M /dev/zero > ~/same; done) & echo $! > job")
+        looking = bounds(tmp_path)
+        for _ in range(4):
+            await looking.sweep()
+        assert looking.take_notice(CID) == ""
+        assert (await run("kill -0 $(cat job) && echo lives")).content == "lives"
+        assert list(descendants(main_pid(tmp_path, CID)))

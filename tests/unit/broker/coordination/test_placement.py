@@ -1,0 +1,57 @@
+"""What nodes offer, what workspaces need, and what is said where they do not fit."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from broker.coordination.placement import NodeOffer, Placement, has_needs, in_bytes
+from broker.specs.specs import WorkspaceNeeds, WorkspaceSpec
+
+OFFER = NodeOffer(
+    sandboxes=("bwrap", "docker"), images=("team/base:1", "team/*"), labels=("gpu",), memory_bytes=2**30, cpus=2.0
+)
+
+
+@pytest.mark.parametrize(
+    ("workspace", "lacking"),
+    [
+        (WorkspaceSpec(), []),
+        (WorkspaceSpec(sandbox="docker"), []),
+        (WorkspaceSpec(sandbox="none"), ["the sandbox none"]),
+        (WorkspaceSpec(sandbox="docker", image="team/other:2"), []),
+        (WorkspaceSpec(sandbox="docker", image="other:2"), ["the image other:2"]),
+        (WorkspaceSpec(needs=WorkspaceNeeds(labels=("gpu", "ssd"))), ["the label ssd"]),
+        (WorkspaceSpec(needs=WorkspaceNeeds(memory_bytes=2**30, disk_bytes=2**50, cpus=2)), []),
+        (WorkspaceSpec(needs=WorkspaceNeeds(memory_bytes=2**31, cpus=2.5)), ["2 GiB of memory", "2.5 CPUs"]),
+    ],
+)
+def test_a_workspace_is_served_by_what_offers_all_that_it_needs(workspace: WorkspaceSpec, lacking: list[str]) -> None:
+    assert OFFER.lacking(workspace) == lacking
+
+
+def test_a_workspace_without_needs_costs_no_look() -> None:
+    assert not has_needs(WorkspaceSpec())
+    assert has_needs(WorkspaceSpec(needs=WorkspaceNeeds()))
+    assert has_needs(WorkspaceSpec(sandbox="docker"))
+
+
+def test_what_is_said_where_nothing_fits_is_short() -> None:
+    lacking = {f"node{number:03}": "lacks the label gpu" for number in range(100)}
+    text = str(Placement((), lacking, is_anybody_there=True).refusal())
+    assert "node007 lacks the label gpu. 92 more nodes do not serve it either." in text
+    assert len(text) < 1_000
+
+
+def test_needs_are_bounded() -> None:
+    for fields in ({"labels": ("a b",)}, {"labels": ("x",) * 17}, {"memory_bytes": 0}, {"cpus": float("nan")}):
+        with pytest.raises(ValidationError):
+            WorkspaceNeeds.model_validate(fields)
+
+
+def test_events_without_needs_are_written_as_before() -> None:
+    assert "needs" not in WorkspaceSpec().model_dump(mode="json", exclude_none=True)
+
+
+def test_sizes_are_written_as_people_do() -> None:
+    assert [in_bytes(size) for size in (5, 2**20, 3 * 2**29)] == ["5 bytes", "1 MiB", "1.5 GiB"]
