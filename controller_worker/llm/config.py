@@ -21,6 +21,12 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from controller_worker.llm.choices import BatchSpec, Fallback, RouterSpec, RouteRule
+from controller_worker.llm.context_management import (
+    Compaction,
+    ContextManagementSpec,
+    ThinkingClearing,
+    ToolUseClearing,
+)
 from controller_worker.llm.errors import LLMConfigError
 
 ENV_PREFIX = "LLM_"
@@ -84,6 +90,7 @@ class LLMConfig(BaseModel):
         prompt_cache_key: send the conversation's id, so that its calls reach the same cache; None: to OpenAI alone.
         service_tier: sent to the provider, which answers with the tier that it has used; that one is priced.
         disable_stop_word: send no stop word with tools in text.
+        context_management: what Claude's provider leaves out of a long prompt, or summarises; None asks for nothing.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
     """
 
@@ -144,6 +151,8 @@ class LLMConfig(BaseModel):
     service_tier: str | None = Field(default=None, min_length=1)
     native_tool_calling: bool | None = None
     disable_stop_word: bool = False
+
+    context_management: ContextManagementSpec | None = None
 
     @property
     def known_as(self) -> str:
@@ -268,6 +277,10 @@ _PARTS: Mapping[str, type[BaseModel]] = {
     "rules": RouteRule,
     "router": RouterSpec,
     "batch": BatchSpec,
+    "context_management": ContextManagementSpec,
+    "clear_thinking": ThinkingClearing,
+    "clear_tool_uses": ToolUseClearing,
+    "compact": Compaction,
 }
 """By the name of the field that holds them."""
 

@@ -63,6 +63,7 @@ def test_the_defaults_are_those_of_openhands() -> None:
         "service_tier": None,
         "native_tool_calling": None,
         "disable_stop_word": False,
+        "context_management": None,
     }
     assert config.total_timeout_seconds == 600.0
 
