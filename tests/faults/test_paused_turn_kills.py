@@ -1,4 +1,7 @@
-"""A controller worker killed between two parts of a turn that the provider has paused: the log has one reply."""
+"""A controller worker killed between two parts of a turn that the provider has paused: the log has one reply.
+
+Its blocks return to Claude as they were, in a fork and at another profile, and to nobody else.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,18 @@ PATH = "/v1/messages"
 SEARCH = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "a"}}
 FOUND = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}
 FINISH = {"type": "tool_use", "id": "t1", "name": "finish", "input": {"message": "Done."}}
+PROFILES = """
+[llm.first]
+model = "anthropic/claude-sonnet-4-5"
+base_url = "{url}"
+api_key = "sk-first"
+fallbacks = ["second"]
+
+[llm.second]
+model = "anthropic/claude-opus-4-5"
+base_url = "{url}"
+api_key = "sk-second"
+"""
 
 
 @pytest.fixture
@@ -35,16 +50,20 @@ def part(*blocks: dict[str, Any], stop: str) -> Exchange:
 
 async def test_killed_between_the_parts_of_a_turn(cluster: FaultCluster, provider: RecordedServer) -> None:
     paused, ended = part(SEARCH, stop="pause_turn"), part(FOUND, FINISH, stop="tool_use")
+    refused = Exchange(path=PATH, request={}, status=401, reply={"error": {"message": "invalid x-api-key"}})
     silence = Exchange(path=PATH, request={}, stream=(": nothing yet",), connection="held_open")
-    provider.prepare([paused, silence, paused, ended], is_streamed=True)
-    settings = {"LLM_BASE_URL": provider.url, "LLM_API_KEY": "sk-test"}
+    again = part(FINISH | {"id": "t2"}, stop="tool_use")
+    provider.prepare([paused, silence, paused, ended, again, refused, again], is_streamed=True)
+    profiles = cluster.root / "models.toml"
+    profiles.write_text(PROFILES.format(url=provider.url))
+    settings = {"LLM_CONFIG": str(profiles)}
     cluster.start_tool()
     cluster.start_controller("victim", **settings)
     folder = cluster.root / "work" / "w"
     folder.mkdir(parents=True, exist_ok=True)
     conversation_id = await cluster.client.submit(
         "do it",
-        agent=AgentSpec(llm=LLMSpec(model="anthropic/claude-sonnet-4-5")),
+        agent=AgentSpec(llm=LLMSpec(model="first")),
         workspace=WorkspaceSpec(path=str(folder), sandbox="none"),
     )
     await cluster.until(lambda: len(provider.seen) == 2, limit=unhurried(60.0), what="the second part")
@@ -62,3 +81,15 @@ async def test_killed_between_the_parts_of_a_turn(cluster: FaultCluster, provide
     assert bodies[0] == bodies[2]  # the turn began again
     assert bodies[1] == bodies[3]
     assert [body["messages"][-1]["content"] for _, _, body in provider.seen[1::2]] == [[SEARCH]] * 2
+
+    fork_id = await cluster.client.fork(conversation_id)
+    await cluster.client.send_message(fork_id, "Thanks.")
+    await cluster.until(lambda: len(provider.seen) == 5, limit=unhurried(60.0), what="the fork's question")
+    await cluster.settle([fork_id], limit=unhurried(60.0))
+    await cluster.client.send_message(conversation_id, "Thanks.")
+    await cluster.until(lambda: len(provider.seen) == 7, limit=unhurried(60.0), what="the fallback's question")
+    await cluster.settle([conversation_id], limit=unhurried(60.0))
+    for _, _, body in provider.seen[4:]:
+        (written,) = [message["content"] for message in body["messages"] if message["role"] == "assistant"]
+        assert written == [SEARCH, FOUND, FINISH]
+    assert [body["model"] for _, _, body in provider.seen[4:]] == ["claude-sonnet-4-5"] * 2 + ["claude-opus-4-5"]
