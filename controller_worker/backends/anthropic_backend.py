@@ -1,25 +1,27 @@
 """Claude by Anthropic's own SDK: authentication, connections and errors are the SDK's, the bytes are ours.
 
-Holds: one attempt per call; the SDK never retries.
+Holds: one attempt per call; the SDK never retries. A turn that the provider has paused is continued within its call.
 Does not: import the SDK before a model is created; that costs more than a second of CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.context_management import compacts, with_betas
 from controller_worker.llm.errors import LLMConfigError
-from controller_worker.llm.llm import Completion, ModelRequest
+from controller_worker.llm.llm import Completion, ModelRequest, Usage
 from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import look_up
 from controller_worker.llm.parameters import body_and_headers, may_be_long, messages_parameters
 from controller_worker.llm.strictness import Strict, Strictness
+from controller_worker.wires.claude_blocks import continued, is_paused, joined
 from controller_worker.wires.messages_stream import MessagesStream
-from controller_worker.wires.messages_wire import MessagesWire, read_message
+from controller_worker.wires.messages_wire import MessagesWire, read_message, read_part
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.quota_headers import quota_left
 from controller_worker.wires.raw_client import RawClient, connections, is_streamed, parsed
@@ -27,6 +29,8 @@ from controller_worker.wires.reply import token_count
 
 PREFIX = "anthropic/"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
+PAUSES_LIMIT = 10
+"""A turn that pauses more often ends there, with what it has brought."""
 
 _PATH = "/v1/messages"
 _COUNT_PATH = "/v1/messages/count_tokens"
@@ -48,36 +52,64 @@ class AnthropicLLM:
         self._row = look_up(config.base_model or model)
         self._parameters, further_headers = body_and_headers(messages_parameters(config, model))
         has_sampling = bool({"temperature", "top_p", "top_k"} & set(self._parameters))
-        self._version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING} if has_sampling else {}
-        self._headers = {"Content-Type": "application/json"} | self._version | further_headers
+        version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING} if has_sampling else {}
+        self._versions = with_betas(version, config.context_management)
+        further_headers = with_betas(further_headers, config.context_management)
+        self._headers = {"Content-Type": "application/json"} | version | further_headers
         self._is_long = may_be_long(self._parameters)
-        self._wire = MessagesWire(caching_prompt=config.caching_prompt, cache_lifetime=config.cache_lifetime)
+        self._wire = MessagesWire(
+            caching_prompt=config.caching_prompt,
+            cache_lifetime=config.cache_lifetime,
+            compacts=compacts(self._parameters),
+        )
         self._strictness = Strictness(config, is_known=features_of(config.base_model or model).strict_schemas)
         self._client = _client(config, clock)
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Ask once. See `LLM.complete`."""
+        """Ask once, and again for as long as the turn pauses. See `LLM.complete`."""
         began = self._clock.monotonic()
         parameters = self._parameters
         if request.temperature is not None and "temperature" in parameters:
             parameters = parameters | {"temperature": request.temperature}
+        messages: list[Any] = []
+        asked: list[Completion] = []
+        while True:
+            message, completion = await self._ask(parameters, request)
+            messages.append(message)
+            asked.append(completion)
+            if not is_paused(message) or len(asked) > PAUSES_LIMIT:
+                break
+            request = continued(request, message)
+            parameters = parameters | _container(message)
+        reply = read_message(joined(messages), is_joined=len(messages) > 1)
+        return replace(
+            asked[-1],
+            text=reply.text,
+            tool_calls=reply.tool_calls,
+            thinking_blocks=reply.thinking_blocks,
+            usage=_total([completion.usage for completion in asked]),
+            cost_usd=_total_usd([completion.cost_usd for completion in asked]),
+            latency_seconds=self._clock.monotonic() - began,
+        )
+
+    async def _ask(self, parameters: Mapping[str, Any], request: ModelRequest) -> tuple[Any, Completion]:
+        """Return a message, and what it is as a completion, whatever is in it."""
         stream = MessagesStream if is_streamed(request, is_long=self._is_long) else None
         if stream is not None:
-            parameters = parameters | {"stream": True}
+            parameters = {**parameters, "stream": True}
 
         async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
             body = self._wire.body(parameters, request, strict)
             return *await self._client.ask(request, _PATH, body, self._headers, stream=stream), len(body)
 
         message, headers, sent_bytes = await self._strictness.ask(request, ask)
-        reply = read_message(message)
-        return completion_of(
-            reply,
+        return message, completion_of(
+            read_part(message),
             request,
             self._config,
             self._row,
-            latency_seconds=self._clock.monotonic() - began,
+            latency_seconds=0.0,
             sent_bytes=sent_bytes,
             quota_left=quota_left(headers),
         )
@@ -92,11 +124,27 @@ class AnthropicLLM:
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
         sent = {} if method == "GET" else {"content": content}
-        return await self._client.request(method, path, {**headers, **self._version}, **sent)
+        return await self._client.request(method, path, {**headers, **self._versions}, **sent)
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._client.aclose()
+
+
+def _container(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what keeps a turn in the container in which it has run code so far."""
+    container = message.get("container")
+    name = container.get("id") if isinstance(container, Mapping) else None
+    return {"container": name} if isinstance(name, str) and name else {}
+
+
+def _total(used: Sequence[Usage]) -> Usage:
+    return Usage(**{name: sum(getattr(usage, name) for usage in used) for name in Usage.__slots__})
+
+
+def _total_usd(costs: Sequence[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
 
 
 def _client(config: LLMConfig, clock: Clock) -> RawClient:

@@ -28,7 +28,7 @@ from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import ChatWire, asked_fields, read_chat_reply
 from controller_worker.wires.event_stream import stream_limits, until_headers, within_limits
 from controller_worker.wires.plausible_usage import completion_of
-from controller_worker.wires.provider_errors import model_error
+from controller_worker.wires.provider_errors import failure_of_choice, model_error
 from controller_worker.wires.quota_headers import quota_left
 from controller_worker.wires.raw_client import is_streamed, timeouts, unseen
 from controller_worker.wires.reply import token_count, told_usd
@@ -139,7 +139,7 @@ class LitellmLLM:
                 if on_delta is not None:
                     return await self._stream(parameters, messages, on_delta)
                 answer = await self._litellm.acompletion(messages=messages, **parameters)
-                return answer.model_dump(), getattr(answer, "_hidden_params", None) or {}
+                return _whole(answer.model_dump()), getattr(answer, "_hidden_params", None) or {}
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except Exception as error:
@@ -158,14 +158,49 @@ class LitellmLLM:
         async with until_headers(limits):
             answer = await self._litellm.acompletion(messages=messages, **parameters | asked)
         try:
-            async for chunk in within_limits(answer, limits):
-                stream.take_chunk(chunk.model_dump())
-            if answer.received_finish_reason is None:
+            try:
+                async for chunk in within_limits(answer, limits, lambda: _has_ended(answer)):
+                    stream.take_chunk(chunk.model_dump())
+            except Exception:
+                if not _has_ended(answer):
+                    raise
+                _take_the_end(stream, answer)
+            if not _has_ended(answer):
                 # litellm invents an end for a stream that was cut off.
                 raise MalformedReplyError("The stream has ended before the reply.")
-            return stream.reply(), getattr(answer, "_hidden_params", None) or {}
+            reply = stream.reply()
+            if isinstance(reply["usage"], dict):  # where no cost is reported, litellm puts what it believes itself
+                reply["usage"]["cost"] = _reported_cost(answer)
+            return reply, getattr(answer, "_hidden_params", None) or {}
         finally:
             await answer.aclose()
+
+
+def _whole(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return a reply, or raise the error that stands beside a part of one."""
+    if (failed := failure_of_choice(reply)) is not None:
+        raise failed
+    return reply
+
+
+def _has_ended(answer: Any) -> bool:
+    """Say whether the model has said why it stopped; Gemini says so beside its last words, and litellm elsewhere."""
+    return answer.received_finish_reason is not None or answer.intermittent_finish_reason is not None
+
+
+def _reported_cost(answer: Any) -> Any:
+    """Return what the provider has said that the call cost; None if it has not."""
+    said = (getattr(getattr(chunk, "usage", None), "cost", None) for chunk in reversed(answer.chunks))
+    return next((cost for cost in said if cost is not None), None)
+
+
+def _take_the_end(stream: ChatStream, answer: Any) -> None:
+    """Take in what litellm holds back until the connection ends, as a reply that is whole needs no more of it."""
+    if not stream.is_whole:
+        stream.take_chunk(answer.finish_reason_handler().model_dump())
+    usage = next((found for chunk in reversed(answer.chunks) if (found := getattr(chunk, "usage", None))), None)
+    if usage is not None:
+        stream.take_chunk({"usage": usage.model_dump()})
 
 
 def _import_litellm(config: LLMConfig) -> ModuleType:

@@ -21,6 +21,12 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from controller_worker.llm.choices import BatchSpec, Fallback, RouterSpec, RouteRule
+from controller_worker.llm.context_management import (
+    Compaction,
+    ContextManagementSpec,
+    ThinkingClearing,
+    ToolUseClearing,
+)
 from controller_worker.llm.errors import LLMConfigError
 
 ENV_PREFIX = "LLM_"
@@ -110,6 +116,7 @@ class LLMConfig(BaseModel):
         service_tier: sent to the provider, which answers with the tier that it has used; that one is priced.
         count_tokens: let the provider count a prompt where its size decides something; see `calls.prompt_count`.
         disable_stop_word: send no stop word with tools in text.
+        context_management: what Claude's provider leaves out of a long prompt, or summarises; None asks for nothing.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
         output_cost_per_token: USD, together with `input_cost_per_token`.
     """
@@ -174,6 +181,8 @@ class LLMConfig(BaseModel):
     structured_output: Wish = "off"
     count_tokens: bool = False
     disable_stop_word: bool = False
+
+    context_management: ContextManagementSpec | None = None
 
     @property
     def known_as(self) -> str:
@@ -305,6 +314,10 @@ _PARTS: Mapping[str, type[BaseModel]] = {
     "rules": RouteRule,
     "router": RouterSpec,
     "batch": BatchSpec,
+    "context_management": ContextManagementSpec,
+    "clear_thinking": ThinkingClearing,
+    "clear_tool_uses": ToolUseClearing,
+    "compact": Compaction,
 }
 """By the name of the field that holds them."""
 

@@ -48,6 +48,7 @@ def messages_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
     dropped |= SAMPLING - set(sampling)
     _tell_dropped(config, dropped)
     fields |= {"service_tier": config.service_tier} if config.service_tier else {}
+    fields |= config.context_management.fields if config.context_management is not None else {}
     return fields | sampling | (config.completion_kwargs or {})
 
 
@@ -72,7 +73,7 @@ def chat_parameters(config: LLMConfig, model: str) -> dict[str, Any]:
         "max_completion_tokens": config.max_output_tokens,
         "service_tier": config.service_tier,
     }
-    dropped = set(SAMPLING - set(sampling))
+    dropped = {*(SAMPLING - set(sampling)), "context_management"}
     if features.reasoning_effort:
         fields["reasoning_effort"] = config.reasoning_effort
     else:

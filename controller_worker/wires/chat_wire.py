@@ -179,7 +179,8 @@ def read_chat_reply(reply: Any) -> Reply:
             raise NoResponseError("The reply has no choices.")
         choice = reply["choices"][0]
         message = choice["message"]
-        refusal = str(message.get("refusal") or "")
+        corner = message.get("provider_specific_fields")  # where litellm keeps what it has no place for
+        refusal = str(message.get("refusal") or (corner.get("refusal") if isinstance(corner, Mapping) else "") or "")
         parts = Reply(
             text=_text(message.get("content")),
             tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),

@@ -204,14 +204,22 @@ async def within_limits(
 ) -> AsyncIterator[Chunk]:
     """Yield what comes, as long as it comes in time.
 
+    Args:
+        is_whole: says whether what is still to come matters little; it may change while the next chunk is waited for,
+            because some clients keep the end of a reply to themselves.
+
     Raises:
         ModelTimeoutError: a silence was too long.
     """
     limit, where = limits.first_byte_seconds, "before the reply began"
     while True:
         try:
-            async with asyncio.timeout(limit):
-                chunk = await anext(chunks)
+            async with asyncio.timeout(limit) as deadline:
+                watch = _Watch(deadline, limits.closing_seconds, is_whole)
+                try:
+                    chunk = await anext(chunks)
+                finally:
+                    watch.end()
         except StopAsyncIteration:
             return
         except TimeoutError as error:
@@ -220,3 +228,25 @@ async def within_limits(
         limit, where = limits.idle_seconds, "within the reply"
         if is_whole():
             limit = min(limit, limits.closing_seconds)
+
+
+class _Watch:
+    """Shortens a wait in which the reply has become whole: from then on, it lasts as long as one behind the end."""
+
+    def __init__(self, deadline: asyncio.Timeout, closing_seconds: float, is_whole: Callable[[], bool]) -> None:
+        self._deadline = deadline
+        self._closing_seconds = closing_seconds
+        self._is_whole = is_whole
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(closing_seconds, self._look)
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if not self._is_whole():
+            self._timer = self._loop.call_later(self._closing_seconds, self._look)
+            return
+        due, soon = self._deadline.when(), self._loop.time() + self._closing_seconds
+        if due is not None and soon < due and not self._deadline.expired():
+            self._deadline.reschedule(soon)

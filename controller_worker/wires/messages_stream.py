@@ -21,6 +21,8 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
     "signature_delta": ("signature", ""),
 }
 """By type of a delta: the field with the piece, and how it is shown."""
+CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+"""Calls of our tools, of the provider's, and of MCP servers that the provider asks."""
 
 
 class MessagesStream:
@@ -73,8 +75,8 @@ class MessagesStream:
             case "content_block_start":
                 block = dict(event["content_block"])
                 self._blocks[event["index"]] = block
-                if block["type"] == "tool_use":
-                    number = sum(known["type"] == "tool_use" for known in self._blocks.values())
+                if block["type"] in CALLS:
+                    number = sum(known["type"] in CALLS for known in self._blocks.values())
                     mark = f"\n[call {number}] " if number > 1 else ""
                     self._on_delta(Delta("call", f"{mark}{block['name']} "))
             case "content_block_delta":
@@ -82,11 +84,17 @@ class MessagesStream:
             case "message_delta" if self._message is not None:
                 self._message["stop_reason"] = event["delta"].get("stop_reason")
                 self._message["stop_details"] = event["delta"].get("stop_details")
+                further = {"container": event["delta"], "context_management": event}
+                self._message |= {name: held[name] for name, held in further.items() if held.get(name)}
                 self._message["usage"] = {**counts_of(self._message), **counts_of(event)}
 
     def _take_delta(self, index: int, delta: Mapping[str, Any]) -> None:
+        if delta["type"] == "compaction_delta":  # the whole of it, in one piece
+            self._blocks[index] |= {name: value for name, value in delta.items() if name != "type"}
+        if delta["type"] == "citations_delta":
+            self._blocks[index]["citations"] = [*(self._blocks[index].get("citations") or ()), delta["citation"]]
         if delta["type"] not in _FIELDS:
-            return  # citations, and what is yet to be invented
+            return  # what is yet to be invented
         name, shown = _FIELDS[delta["type"]]
         self._pieces.setdefault(index, {}).setdefault(name, []).append(delta[name])
         if shown and delta[name]:

@@ -21,6 +21,7 @@ from controller_worker.messages.call_names import fitting, with_distinct_ids
 from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
 from controller_worker.messages.tool_arguments import arguments_object
 from controller_worker.messages.written_messages import WrittenMessages, json_bytes
+from controller_worker.wires.claude_blocks import compaction_counts, kept, sent
 from controller_worker.wires.reply import Reply, counts_of, token_count, usable
 from controller_worker.wires.thoughts import is_signed
 
@@ -50,10 +51,15 @@ class MessagesWire:
         written: the messages so far.
     """
 
-    def __init__(self, *, caching_prompt: bool, cache_lifetime: CacheLifetime = "5m") -> None:
+    def __init__(self, *, caching_prompt: bool, cache_lifetime: CacheLifetime = "5m", compacts: bool = False) -> None:
+        """Choose the form.
+
+        Args:
+            compacts: the requests ask for compactions, and so may hold earlier ones.
+        """
         self._caching_prompt = caching_prompt
         self._mark = CACHE_MARKS[cache_lifetime]
-        self.written = WrittenMessages(_write)
+        self.written = WrittenMessages(lambda message: _join(_blocks(message, compacts=compacts)))
 
     def body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
         """Return the JSON body of a request; `parameters` are its fields besides system, tools and messages."""
@@ -123,10 +129,6 @@ def _may_think(messages: Sequence[Message]) -> bool:
     return last is None or not last.tool_calls or any(map(is_signed, last.thinking_blocks))
 
 
-def _write(message: Message) -> bytes:
-    return _join(_blocks(message))
-
-
 def _join(blocks: Sequence[Block]) -> bytes:
     return b",".join(json_bytes(block) for block in blocks)
 
@@ -137,7 +139,7 @@ def _with_mark(blocks: list[Block], mark: Mapping[str, str]) -> list[Block]:
     return blocks
 
 
-def _blocks(message: Message) -> list[Block]:
+def _blocks(message: Message, *, compacts: bool = False) -> list[Block]:
     parts = [block for part in message.content if (block := _part(part)) is not None]
     if message.role == "tool":
         result = {"type": "tool_result", "tool_use_id": fitting(message.tool_call_id or "")}
@@ -152,8 +154,7 @@ def _blocks(message: Message) -> list[Block]:
             }
             for call in message.tool_calls
         ]
-        thoughts = [dict(block) for block in message.thinking_blocks if is_signed(block)]
-        return [*thoughts, *parts, *calls]
+        return sent(message, parts, calls, compacts=compacts)
     return parts
 
 
@@ -174,22 +175,31 @@ def _tool(tool: ToolSpec, strict: Mapping[str, Any] | None) -> dict[str, Any]:
     return written if strict is None else written | {"input_schema": strict, "strict": True}
 
 
-def read_message(message: Any) -> Reply:
+def read_message(message: Any, *, is_joined: bool = False) -> Reply:
     """Read a message, parsed from JSON.
+
+    Args:
+        is_joined: it came in several parts.
 
     Raises:
         MalformedReplyError: it has not the form.
         ContentPolicyError: it is a refusal.
         NoResponseError: there is nothing in it.
     """
+    reply = read_part(message, is_joined=is_joined)
+    details = message.get("stop_details")
+    return usable(reply, refusal=str(details.get("explanation") or "") if isinstance(details, Mapping) else "")
+
+
+def read_part(message: Any, *, is_joined: bool = False) -> Reply:
+    """Read a message, or the part of a turn that a pause has ended, whatever is in it; see `read_message`."""
     try:
         blocks = message["content"]
         stop_reason = str(message.get("stop_reason") or "")
-        refusal = str((message.get("stop_details") or {}).get("explanation") or "")
-        reply = Reply(
+        return Reply(
             text="".join(block["text"] for block in blocks if block["type"] == "text"),
             tool_calls=tuple(_tool_call(block) for block in blocks if block["type"] == "tool_use"),
-            thinking_blocks=tuple(block for block in blocks if block["type"] in ("thinking", "redacted_thinking")),
+            thinking_blocks=kept(message, is_joined=is_joined),
             model=str(message["model"]),
             response_id=str(message["id"]),
             stop_reason=_STOP_REASONS.get(stop_reason, stop_reason),
@@ -199,7 +209,6 @@ def read_message(message: Any) -> Reply:
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         shown = str(message)[:200]
         raise MalformedReplyError(f"The reply is no message: {error!r}.", provider_text=shown) from error
-    return usable(reply, refusal=refusal)
 
 
 def _tool_call(block: Mapping[str, Any]) -> ToolCall:
@@ -210,13 +219,16 @@ def _tool_call(block: Mapping[str, Any]) -> ToolCall:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    read, write = (
-        token_count(usage.get("cache_read_input_tokens")),
-        token_count(usage.get("cache_creation_input_tokens")),
-    )
+    # A gateway's counts may be odd or many; what no call can have used is judged later.
+    counted = [usage, *compaction_counts(usage)]
+
+    def total(name: str) -> int:
+        return sum(token_count(counts.get(name)) for counts in counted)
+
+    read, write = total("cache_read_input_tokens"), total("cache_creation_input_tokens")
     return Usage(
-        prompt_tokens=token_count(usage.get("input_tokens")) + read + write,
-        completion_tokens=token_count(usage.get("output_tokens")),
+        prompt_tokens=total("input_tokens") + read + write,
+        completion_tokens=total("output_tokens"),
         cache_read_tokens=read,
         cache_write_tokens=write,
     )

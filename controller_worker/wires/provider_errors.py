@@ -175,12 +175,19 @@ class StreamedError(Exception):
 
 
 def failure_of_choice(reply: Mapping[str, Any]) -> StreamedError | None:
-    """Return the error that stands in a choice beside what the model wrote until then, as OpenRouter puts it."""
+    """Return the error that stands in a choice beside what the model wrote until then, as OpenRouter puts it.
+
+    litellm calls such a reply a whole one, and keeps the error in a corner.
+    """
     choices = reply.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(first, Mapping) or not (first.get("error") or first.get("finish_reason") == "error"):
+    if not isinstance(first, Mapping):
         return None
-    return StreamedError({"error": first.get("error") or {"message": "The provider failed within its reply."}})
+    corner = first.get("provider_specific_fields")
+    told = first.get("error") or (corner.get("error") if isinstance(corner, Mapping) else None)
+    if not told and first.get("finish_reason") != "error":
+        return None
+    return StreamedError({"error": told or {"message": "The provider failed within its reply."}})
 
 
 class BatchedError(Exception):

@@ -6,6 +6,7 @@ A reply keeps blocks, as its provider wrote them:
     {"type": "thinking", "thinking", "signature"}, redacted too     Claude's
     {"type": "reasoning", "id", "summary", "encrypted_content"}     an item of OpenAI's Responses
     {"type": "call", "id", …}                                       what Gemini has attached to a call: its signature
+    {"type": "claude", …}                                           what else Claude wrote: see `claude_blocks`
 
 Holds: a model gets back its own form alone; what another family has thought is left out.
 """
@@ -20,6 +21,9 @@ from controller_worker.messages.call_names import fitting
 
 OF_A_CALL = ("extra_content", "provider_specific_fields")
 """Fields of a call that hold what its provider wants back: of Gemini itself, and of litellm."""
+
+CLAUDE, CLAUDE_EDITS = "claude", "claude_edits"
+"""Types of the blocks that only Anthropic's Messages bring; see `claude_blocks`."""
 
 Block = Mapping[str, Any]
 
@@ -54,7 +58,8 @@ def thoughts_of(message: Mapping[str, Any], model: str) -> tuple[dict[str, Any],
 
 
 def _has_type(block: Any) -> bool:
-    return isinstance(block, Mapping) and isinstance(block.get("type"), str)
+    found = block.get("type") if isinstance(block, Mapping) else None
+    return isinstance(found, str) and found not in (CLAUDE, CLAUDE_EDITS)
 
 
 def thought_fields(blocks: Iterable[Block], form: ThoughtForm) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def server(
 ) -> RunningModelServer:
     path = tmp_path_factory.mktemp("scripts") / "greet.json"
     path.write_text(json.dumps(SCRIPT))
-    return shared_model_server("--script", str(path), *SERVER_ARGUMENTS)
+    return shared_model_server("--script", str(path), *SERVER_ARGUMENTS, "--model", "gpt-5")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -136,14 +136,35 @@ async def test_a_reply_is_whole_when_the_protocol_says_so_whatever_becomes_of_th
     assert server.counts()["received"] == received + 3
 
 
+FINISHING_FORMS = {
+    "chat": ("openai/test-model", "/v1", 0),
+    "chat without its [DONE]": ("openai/test-model", "/v1", 1),
+    "chat without its usage": ("openai/test-model", "/v1", 2),
+    "messages": ("anthropic/claude-test", "", 0),
+    "messages without their stop": ("anthropic/claude-test", "", 1),
+    "responses": ("openai/responses/gpt-5", "/v1", 0),
+}
+"""By name: a model, the path of its address, and how many events do not come behind the one that ends the reply."""
+
+
+@pytest.mark.parametrize("form", FINISHING_FORMS)
 @pytest.mark.parametrize("kind", ["held_open", "reset_behind"])
-async def test_a_reply_is_whole_by_litellm_and_the_other_protocol_too(server: RunningModelServer, kind: str) -> None:
-    at_claude = {"model": "anthropic/claude-test", "base_url": server.url, "native_tool_calling": True}
-    llm = create_llm(settings("litellm", server.url, **at_claude, read_timeout=5.0), SystemClock())
-    server.plan({"kind": kind})
+async def test_a_reply_is_whole_by_litellm_in_each_form_of_its_end(
+    server: RunningModelServer, kind: str, form: str
+) -> None:
+    model, path, left_out = FINISHING_FORMS[form]
+    at_server = {"model": model, "base_url": server.url + path, "native_tool_calling": True}
+    # Only the rescue can end this in time: the limits are far above what a test may take.
+    llm = create_llm(
+        settings("litellm", server.url, **at_server, read_timeout=280.0, first_byte_timeout=280.0), SystemClock()
+    )
+    received = server.counts()["received"]
+    server.plan({"kind": kind, "left_out": left_out})
     reply = await llm.complete(request(Shown()))
     assert (reply.text, len(reply.tool_calls)) == ("I will greet: Grüß Gott, 你好.", 2)
-    assert reply.stop_reason == "tool_calls"
+    assert (reply.stop_reason, server.counts()["received"]) == ("tool_calls", received + 1)
+    if form != "chat without its usage":
+        assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (100, 20)
 
 
 async def test_calls_share_a_connection(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:

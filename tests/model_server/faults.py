@@ -76,6 +76,7 @@ class Fault(BaseModel):
         retry_after: header of an error reply, seconds or an HTTP date.
         text: the error's message instead of the provider's usual one.
         interval_seconds: between two bytes of a drip.
+        left_out: how many of a stream's last events are not sent, of `held_open` and `reset_behind`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,6 +87,7 @@ class Fault(BaseModel):
     retry_after: str | None = None
     text: str | None = None
     interval_seconds: float = Field(default=0.05, gt=0)
+    left_out: int = Field(default=0, ge=0)
 
 
 class FaultPlan:

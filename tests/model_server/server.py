@@ -283,6 +283,8 @@ async def _travel_badly(request: web.Request, fault: Fault, content: bytes, cont
             await asyncio.sleep(fault.interval_seconds)
         return response
     is_whole = fault.kind in ("held_open", "reset_behind")  # only the connection has no end, or a bad one
+    if is_whole and fault.left_out:
+        content = b"".join(event + b"\n\n" for event in content.split(b"\n\n")[: -1 - fault.left_out])
     await response.write(content if is_whole else content[: len(content) // 2])
     if fault.kind in ("hang_body", "held_open"):
         await asyncio.Event().wait()

@@ -66,6 +66,7 @@ def test_the_defaults_are_those_of_openhands() -> None:
         "structured_output": "off",
         "count_tokens": False,
         "disable_stop_word": False,
+        "context_management": None,
     }
     assert config.total_timeout_seconds == 600.0
 

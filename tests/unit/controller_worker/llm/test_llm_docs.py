@@ -18,7 +18,7 @@ def test_the_examples_can_be_read(tmp_path: Path) -> None:
     path.write_text("\n".join(re.findall(r"```toml\n(.*?)```", DOCS, re.DOTALL)))
     keys = {name: f"key of {name}" for name in re.findall(r"\$\{(\w+)\}", DOCS)}
     profiles = Profiles.from_env({"LLM_CONFIG": str(path)} | keys)
-    assert profiles.names == ("spare", "long", "local", "auto", "cheap")
+    assert profiles.names == ("spare", "long", "local", "shortened", "auto", "cheap")
     named = {name: profiles.named(name) for name in profiles.names}
     assert named["spare"].secrets == ("key of SECOND_KEY",)
     assert named["cheap"].batch == BatchSpec()

@@ -220,7 +220,6 @@ def test_a_reply() -> None:
         *thinking,
         {"type": "text", "text": "I "},
         {"type": "text", "text": "look."},
-        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
         {"type": "tool_use", "id": "t1", "name": "execute_bash", "input": {"command": "echo ü"}},
         stop_reason="tool_use",
         usage={

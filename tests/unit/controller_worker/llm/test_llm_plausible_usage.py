@@ -16,6 +16,7 @@ from controller_worker.messages.messages import ImagePart, Message, TextPart
 from controller_worker.wires.chat_wire import read_chat_reply
 from controller_worker.wires.messages_wire import read_message
 from controller_worker.wires.plausible_usage import completion_of
+from controller_worker.wires.reply import told_usd
 
 MODEL = "gpt-4o"  # 128,000 tokens in, 16,384 out
 PROMPT = "The tests of the parser fail since yesterday; find out why. " * 200
@@ -24,14 +25,12 @@ REQUEST = ModelRequest((Message("user", (TextPart(PROMPT),)),), (), "c", 1, "/wo
 ESTIMATE, WRITTEN = prompt_tokens(REQUEST), text_tokens(ANSWER)
 
 
-def completion(
-    usage: Any, *, request: ModelRequest = REQUEST, told_usd: float | None = None, **known: Any
-) -> Completion:
+def completion(usage: Any, *, request: ModelRequest = REQUEST, told: float | None = None, **known: Any) -> Completion:
     reply = {"id": "r", "model": MODEL, "usage": usage}
     reply |= {"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}
     config = LLMConfig(model=MODEL)
     row = look_up(MODEL)
-    return completion_of(read_chat_reply(reply), request, config, row, latency_seconds=1.0, told_usd=told_usd, **known)
+    return completion_of(read_chat_reply(reply), request, config, row, latency_seconds=1.0, told_usd=told, **known)
 
 
 def usage(prompt: Any, answer: Any, cached: Any = 0) -> dict[str, Any]:
@@ -92,8 +91,38 @@ def test_an_image_has_many_bytes_and_few_tokens() -> None:
     assert completion(usage(1_120, 280), request=request, sent_bytes=4_000_100).usage == Usage(1_120, 280)
 
 
-@pytest.mark.parametrize(("told_usd", "is_believed"), [(0.0, False), (0.002, True), (0.03, True), (9_000.0, False)])
-def test_a_cost_that_has_nothing_to_do_with_the_price_is_not_believed(told_usd: float, is_believed: bool) -> None:
+@pytest.mark.parametrize(("said", "is_believed"), [(0.0, False), (0.002, True), (0.03, True), (9_000.0, False)])
+def test_a_cost_that_has_nothing_to_do_with_the_price_is_not_believed(said: float, is_believed: bool) -> None:
     own = completion(usage(2_400, 280)).cost_usd
     assert own == pytest.approx(0.0088)
-    assert completion(usage(2_400, 280), told_usd=told_usd).cost_usd == (told_usd if is_believed else own)
+    assert completion(usage(2_400, 280), told=said).cost_usd == (said if is_believed else own)
+
+
+@pytest.mark.parametrize(
+    "said", [True, False, None, "", "much", [], {}, -0.1, float("nan"), float("inf"), 10**400, 1e5]
+)
+def test_what_is_no_price_is_none(said: object) -> None:
+    assert told_usd(said) is None
+
+
+@pytest.mark.parametrize(("said", "usd"), [(0, 0.0), (0.5, 0.5), ("0.25", 0.25)])
+def test_what_a_gateway_says_is_a_number_or_its_text(said: object, usd: float) -> None:
+    assert told_usd(said) == usd
+
+
+@pytest.mark.parametrize(
+    ("settings", "counted", "expected"),
+    [
+        ({"context_management": {"compact": True}}, 20, 20),
+        ({"context_management": {"compact": True}}, 0, None),
+        ({}, 20, None),
+    ],
+)
+def test_a_prompt_that_the_provider_shortens_counts_as_it_says(
+    settings: dict[str, Any], counted: int, expected: int | None
+) -> None:
+    message = {"id": "m", "model": "claude-x", "content": [{"type": "text", "text": ANSWER}], "stop_reason": "end_turn"}
+    reply = read_message(message | {"usage": {"input_tokens": counted, "output_tokens": 400}})
+    config = LLMConfig.create(model="claude-x", **settings)
+    found = completion_of(reply, REQUEST, config, None, latency_seconds=1.0).usage.prompt_tokens
+    assert found == (ESTIMATE if expected is None else expected)

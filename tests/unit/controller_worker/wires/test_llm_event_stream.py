@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from controller_worker.llm.errors import MalformedReplyError, ModelError, ModelTimeoutError
 from controller_worker.llm.llm import Delta
 from controller_worker.wires.chat_stream import ChatStream
-from controller_worker.wires.event_stream import EVENT_LIMIT_CHARS, EventDecoder, StreamLimits, read_events
+from controller_worker.wires.event_stream import (
+    EVENT_LIMIT_CHARS,
+    EventDecoder,
+    StreamLimits,
+    read_events,
+    within_limits,
+)
 from controller_worker.wires.messages_stream import MessagesStream
 from controller_worker.wires.provider_errors import StreamedError, model_error
 
@@ -263,3 +269,32 @@ async def test_behind_a_whole_reply_no_long_silence_is_borne() -> None:
 
     with pytest.raises(ModelTimeoutError):
         await read_events(chunks(), StreamLimits(3_600.0, 3_600.0, 0.01), lambda _: False, lambda: True)
+
+
+async def test_a_wait_in_which_the_reply_becomes_whole_is_a_short_one() -> None:
+    """litellm keeps the end of a reply to itself while it waits for the end of the connection."""
+    has_ended = False
+
+    async def chunks() -> AsyncIterator[int]:
+        nonlocal has_ended
+        yield 1
+        has_ended = True
+        await asyncio.Event().wait()  # a connection that nobody closes
+
+    limits = StreamLimits(200.0, 200.0, closing_seconds=0.05)
+    with pytest.raises(ModelTimeoutError):
+        async for _ in within_limits(chunks(), limits, lambda: has_ended):
+            pass
+
+
+async def test_a_wait_for_a_reply_that_is_not_whole_is_as_long_as_set() -> None:
+    going_on = asyncio.Event()
+
+    async def chunks() -> AsyncIterator[int]:
+        yield 1
+        asyncio.get_running_loop().call_later(0.2, going_on.set)  # many times as long as one behind the end
+        await going_on.wait()
+        yield 2
+
+    limits = StreamLimits(200.0, 200.0, closing_seconds=0.01)
+    assert [chunk async for chunk in within_limits(chunks(), limits)] == [1, 2]
