@@ -122,6 +122,7 @@ class Transfers:
 
         Args:
             content: of an upload.
+            limit_seconds: for the answer; a node that has not begun within two minutes is not waited for longer.
 
         Raises:
             UsageError: the conversation has no workspace yet, or the content is too large.
@@ -143,8 +144,14 @@ class Transfers:
         order = ("c", conversation_id, "a", 0, "x", "transfer", "t", token)
         await self._store.persist(lambda: call("XADD", stream, "*", *order))
         try:
-            async with asyncio.timeout(limit_seconds):
-                while not (answered := await self._store.persist(lambda: call("HGET", key, "answer"))):  # noqa: ASYNC110
+            async with asyncio.timeout(min(limit_seconds, ANSWER_LIMIT_SECONDS)) as limit:
+                latest = asyncio.get_running_loop().time() + limit_seconds
+                while True:
+                    answered, begun = await self._store.persist(lambda: call("HMGET", key, "answer", "begun"))
+                    if answered:
+                        break
+                    if begun:
+                        limit.reschedule(latest)
                     await asyncio.sleep(_POLL_SECONDS)  # rare, and by hand: not worth a connection that blocks
         except TimeoutError as error:
             raise TransferFailed(
@@ -172,6 +179,10 @@ class Transfers:
             return TransferRequest.model_validate_json(asked)
         except ValueError:
             return None  # nobody of ours has written it
+
+    async def begin(self, conversation_id: str, token: str) -> None:
+        """Say that a request is being carried out, as the tool worker: the answer may take a while.  Idempotent."""
+        await self._write(self._store.keys(conversation_id).transfer(token), "begun", "1")
 
     async def content(self, conversation_id: str, token: str) -> bytes:
         """Return what is to be uploaded; raises what `StoredFiles.fetch` does."""

@@ -65,6 +65,7 @@ class TransferService:
         if request is None:
             self._noted(conversation_id, token).unlink(missing_ok=True)  # answered by a worker that died afterwards
             return
+        await self._transfers.begin(conversation_id, token)
         content: bytes | None = None
         try:
             if request.what in ("upload_part", "download_part", "end"):
