@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from broker.runtime.errors import UsageError
-from broker.runtime.settings import BrokerSettings, joined_paths, split_paths
+from broker.runtime.settings import BrokerSettings, celery_url_beside, joined_paths, split_paths
 from broker.secrets.private_directories import workspace_roots as roots_in
 from broker.specs.tool_specs import ToolOffer
 from broker.store.store import open_store
@@ -43,9 +43,9 @@ from deckhands.settings import FaceSettings
 SECTION = "Operate a cluster"
 VERBS = {
     "up": "Run a cluster on this machine for other terminals to use.",
-    "controller": "Run one controller worker against DECKHANDS_URL.",
-    "tools": "Run one tool worker against DECKHANDS_URL.",
-    "door": "Run one door worker against DECKHANDS_URL: Celery tasks and the inbox.",
+    "controller": "Run one controller worker of a cluster.",
+    "tools": "Run one tool worker of a cluster.",
+    "door": "Run one door worker of a cluster: Celery tasks and the inbox.",
 }
 
 FAILURES_SECONDS = 1.0
@@ -113,6 +113,8 @@ def up(options: UpOptions) -> None:
         workspace_roots=_roots(options.workspace_roots, environment),
         gives_up=False,
     )
+    if settings.url is not None:
+        note("DECKHANDS_URL names another store: commands that have this variable use that one, and not this cluster.")
     with supervising(home.cluster, "A cluster"):
         asyncio.run(_keep_up(home, spec, settings.model))
 
@@ -185,7 +187,7 @@ def _question(celery_url: str) -> str:
 @click.option("--concurrency", type=click.IntRange(min=1), help="How many conversations it owns at once.")
 @options_as(ControllerOptions)
 def controller(options: ControllerOptions) -> NoReturn:
-    """Run one controller worker in the foreground against DECKHANDS_URL."""
+    """Run one controller worker in the foreground, for the cluster at DECKHANDS_URL or the one that runs here."""
     _become(CONTROLLER, {"DECKHANDS_MAX_CONVERSATIONS": options.concurrency})
 
 
@@ -197,7 +199,7 @@ def controller(options: ControllerOptions) -> NoReturn:
 @sandbox_option
 @options_as(ToolWorkerOptions)
 def tools(options: ToolWorkerOptions) -> None:
-    """Run one tool worker in the foreground against DECKHANDS_URL."""
+    """Run one tool worker in the foreground, for the cluster at DECKHANDS_URL or the one that runs here."""
     if options.is_list:
         offers, failures = on_cluster(_offered)
         for key, offer in offers.items():
@@ -239,21 +241,23 @@ def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path
 def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     """Turn this process into a worker, so that signals and exit codes are the worker's own."""
     settings = FaceSettings.from_env()
-    if settings.url is None:
+    url = settings.url or Home(settings.home).cluster_url
+    if url is None:
         raise UsageError(
-            "DECKHANDS_URL is not set.",
+            "DECKHANDS_URL is not set, and no cluster is running here.",
             remedy="Set it to the store, such as redis://host:6379/0. `deckhands up` runs a cluster without it.",
         )
-    asyncio.run(_check_store(settings))
+    asyncio.run(_check_store(url, settings))
     environment = worker_environment(role, settings.environment) | {
         name: str(value) for name, value in chosen.items() if value
     }
+    if settings.url is None:
+        environment |= {"DECKHANDS_URL": url, "DECKHANDS_CELERY_URL": celery_url_beside(url)}
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-P", "-m", MODULES[role]], environment)  # noqa: S606
 
 
-async def _check_store(settings: FaceSettings) -> None:
+async def _check_store(url: str, settings: FaceSettings) -> None:
     """Fail here, with a message, rather than in the worker's log."""
-    assert settings.url is not None
-    store = await open_store(settings.url, shards=settings.shards)
+    store = await open_store(url, shards=settings.shards)
     await store.aclose()

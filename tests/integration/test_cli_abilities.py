@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.integration.command_line import Done, deckhands, environment, finish, finished, script, started
 
 
@@ -56,3 +58,23 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path) -
         done, _ = run(tmp_path, "--model", model, *options)
         assert (done.code, said in done.err) == (2, True), done
     assert not list((tmp_path / "home").glob("runs/*"))
+
+
+@pytest.mark.parametrize("name", ["PlanningAgent", "BrowsingAgent"])
+@pytest.mark.parametrize(
+    ("turns", "result"),
+    [
+        ([], "The script has ended."),
+        ([call("no_such_tool")] * 20, "AgentStuckInLoopError"),
+        ([call("finish")] * 20, "AgentStuckInLoopError"),
+    ],
+)
+def test_a_delegate_without_the_tool_finish_ends_all_the_same(
+    tmp_path: Path, name: str, turns: list[dict[str, object]], result: str
+) -> None:
+    small = script(tmp_path / "small.json", *turns)
+    (tmp_path / "helper.json").write_text(json.dumps({"name": name, "llm": {"model": small}}))
+    large = script(tmp_path / "large.json", call("delegate", agent="helper", task="Look."), finish("Done."))
+    done, shown = run(tmp_path, "--model", large, "--delegate", f"helper={tmp_path}/helper.json", "-i", "50")
+    assert (done.code, "State:        finished" in shown.out) == (0, True), done
+    assert result in done.out, done

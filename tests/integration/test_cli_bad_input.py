@@ -291,7 +291,13 @@ class TestStore:
 
     @pytest.mark.parametrize("verb", ["controller", "tools"])
     def test_a_worker_without_a_store(self, env, verb):
-        refused(deckhands(verb, env=env), 2, "DECKHANDS_URL is not set.", "redis://host:6379/0", "deckhands up")
+        refused(
+            deckhands(verb, env=env),
+            2,
+            "DECKHANDS_URL is not set, and no cluster is running here.",
+            "redis://host:6379/0",
+            "deckhands up",
+        )
 
     @pytest.mark.parametrize("verb", ["show", "logs", "export", "pause", "resume", "cancel"])
     def test_an_unknown_conversation(self, tmp_path, store, verb):
