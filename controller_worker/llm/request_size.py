@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 import string
+from functools import lru_cache
 
+from broker.specs.tool_specs import ToolSpec
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import ModelRequest, Usage
 from controller_worker.llm.model_table import ModelRow, Sale, call_cost_usd, look_up
@@ -43,8 +45,29 @@ def prompt_tokens(request: ModelRequest, memo: MessageMemo[int] | None = None) -
         memo: remembers what each message has; without one all are looked through.
     """
     memo = MessageMemo() if memo is None else memo
-    tools = [f"{tool.name} {tool.description} {json.dumps(tool.parameters)}" for tool in request.tools]
-    return sum(map(text_tokens, tools)) + sum(memo.of(message, _tokens) for message in request.messages)
+    tools = sum(_tool_tokens(_SameTool(tool)) for tool in request.tools)
+    return tools + sum(memo.of(message, _tokens) for message in request.messages)
+
+
+class _SameTool:
+    """A tool as a key: it has a table in it, so it has no hash, and the same object is the same tool."""
+
+    __slots__ = ("tool",)
+
+    def __init__(self, tool: ToolSpec) -> None:
+        self.tool = tool
+
+    def __hash__(self) -> int:
+        return id(self.tool)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameTool) and self.tool is other.tool
+
+
+@lru_cache(maxsize=256)
+def _tool_tokens(same: _SameTool) -> int:
+    tool = same.tool
+    return text_tokens(f"{tool.name} {tool.description} {json.dumps(tool.parameters)}")
 
 
 def text_tokens(text: str) -> int:

@@ -104,6 +104,11 @@ async def test_messages(server: RunningModelServer) -> None:
     assert body["output_config"] == {"format": {"type": "json_schema", "schema": CLOSED}}
 
 
+async def test_a_form_stands_beside_an_effort(server: RunningModelServer) -> None:
+    body = await sent(server, "anthropic", **ON, base_model="claude-opus-4-5", reasoning_effort="low")
+    assert body["output_config"] == {"effort": "low", "format": {"type": "json_schema", "schema": CLOSED}}
+
+
 @pytest.mark.parametrize("backend", ["anthropic", "openai", "litellm", "responses"])
 async def test_where_it_is_off_nothing_changes(server: RunningModelServer, backend: str) -> None:
     plain = await sent(server, backend, replace(REQUEST, output_schema=None))

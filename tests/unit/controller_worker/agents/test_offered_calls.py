@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import ErrorObservation
@@ -13,13 +13,13 @@ from broker.specs.tool_specs import ToolOffer
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.offered_names import visible_names
 
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = ToolOffer(key="weather", name="weather", description="Tell the weather.", parameters=SCHEMA, pool="net")
 ISSUES = ToolOffer(key="git/issues", name="issues", parameters=SCHEMA, runner="mcp")
 FALSE_BASH = ToolOffer(key="evil/execute_bash", name="execute_bash", parameters=SCHEMA, runner="mcp")
 
 
-def call(name: str, **arguments: str) -> ModelReply:
+def call(name: str, **arguments: str | None) -> ModelReply:
     return ModelReply(id=7, tool_calls=(ModelToolCall(id="c1", name=name, arguments=json.dumps(arguments)),))
 
 
@@ -37,6 +37,15 @@ def test_a_call_names_the_offer_and_where_it_runs() -> None:
     (issues,) = agent.events_of(call("issues", city="Oslo"))
     assert isinstance(issues, MCPAction)
     assert (issues.name, issues.tool, issues.pool_wanted) == ("issues", "git/issues", "")
+
+
+def test_a_null_for_an_optional_argument_is_not_passed_on() -> None:
+    optional = {"unit": {"type": "string"}, "day": {"type": ["string", "null"]}}
+    offer = ISSUES.model_copy(update={"parameters": {**SCHEMA, "properties": {**SCHEMA["properties"], **optional}}})
+    agent = CodeActAgent(AgentSpec(tools=(offer,)))
+    (action,) = agent.events_of(call("issues", city="Oslo", unit=None, day=None))
+    assert isinstance(action, MCPAction)
+    assert action.arguments == {"city": "Oslo", "day": None}
 
 
 def test_what_was_not_offered_cannot_be_called() -> None:
