@@ -16,6 +16,7 @@ from tests.faults.harness import FaultCluster
 from tool_worker.launch.host_folder import HostFolder
 
 START_LIMIT_SECONDS = 180.0
+FILES_OF_PATCH, LINES_OF_FILE = 40, 200
 
 
 def kill_host(cluster: FaultCluster, conversation_id: str) -> None:
@@ -80,6 +81,40 @@ async def test_a_host_that_dies_between_two_commands(cluster: FaultCluster) -> N
     await cluster.settle([cid])
     assert [text_of(answer).split()[-2:] for answer in await answers(cluster, cid)] == [["done", "0"], ["done", "1"]]
     assert lines(trace) == ["0", "1"]
+
+
+@pytest.mark.parametrize("changed_first", [1, FILES_OF_PATCH // 2])
+async def test_a_host_that_dies_with_a_patch(cluster: FaultCluster, changed_first: int) -> None:
+    """Each file is old or new in whole, the model reads that the outcome is unknown, and nothing is applied twice."""
+    old, new = "old\n" * LINES_OF_FILE, "new\n" + "old\n" * (LINES_OF_FILE - 1)
+    cluster.start_controller()
+    cluster.start_tool()
+    patch = "".join(f"*** Update File: {number}\n@@\n-old\n+new\n old\n" for number in range(FILES_OF_PATCH))
+    make = f'python3 -c \'for n in range({FILES_OF_PATCH}): open(str(n), "w").write("old\\n" * {LINES_OF_FILE})\''
+    calls = [
+        ("execute_bash", {"command": make, "timeout": 60}),
+        ("apply_patch", {"patch": f"*** Begin Patch\n{patch}*** End Patch\n"}),
+        ("execute_bash", {"command": "echo after"}),
+    ]
+    (cid,) = await cluster.submit(script(*calls), latency=0.5, enable_patch=True)
+    folder = Path((cluster.root / f"{cid}.where").read_text())
+    watched = folder / str(changed_first)
+
+    def is_begun() -> bool:
+        return watched.exists() and watched.read_text().startswith("new")
+
+    await cluster.until(is_begun, what="the first files of the patch")
+    kill_host(cluster, cid)
+    await cluster.settle([cid])
+    made, unknown, after = await answers(cluster, cid)
+    texts = [(folder / str(number)).read_text() for number in range(FILES_OF_PATCH)]
+    assert set(texts) <= {old, new}
+    assert "Check before you repeat it" in text_of(unknown) or "Success" in text_of(unknown)
+    assert isinstance(unknown, OutcomeUnknownObservation) == ("Success" not in text_of(unknown))
+    assert texts[: changed_first + 1] == [new] * (changed_first + 1)
+    assert texts == sorted(texts)  # the files are changed in the order of the patch, and then no more
+    assert text_of(made).count("old") == 0
+    assert "after" in text_of(after)
 
 
 async def test_a_host_that_dies_with_a_cell(cluster: FaultCluster) -> None:

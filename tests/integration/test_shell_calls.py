@@ -196,6 +196,24 @@ async def test_a_reset_gives_a_new_shell_even_if_the_old_one_hangs(hands: ModelH
     assert (await hands.bash("echo [$x]", terminal="second")).content == "[]"
 
 
+async def test_a_reset_of_the_main_terminal_keeps_the_others_the_files_and_the_history_of_edits(
+    hands: ModelHands, tmp_path: Path
+) -> None:
+    file = tmp_path / "node" / "conversation" / "workspace" / "file"
+    await hands.edit("create", file, file_text="one\n")
+    await hands.edit("str_replace", file, old_str="one", new_str="two")
+    await hands.bash("y=kept", terminal="second")
+    await hands.bash("f() { :; }; export x=1; cd /; sleep 1005 &")
+    for terminal in ({}, {"terminal": "main"}):
+        reset = await hands.bash("", control="reset", **terminal)
+        assert reset.content.startswith("The shell was killed. This is a new one in ")
+        assert (await hands.bash("echo [$x] $(type -t f) $(basename $PWD)")).content == "[] workspace"
+        assert (await hands.bash("echo $y", terminal="second")).content == "kept"
+    await until(lambda: sleeping(tmp_path / "node", "conversation") == [], what="the end of the old shell's programs")
+    assert "undone" in await hands.edit("undo_edit", file)
+    assert (await hands.bash("cat file")).content == "one"
+
+
 async def test_there_are_only_so_many_terminals(hands: ModelHands) -> None:
     for number in range(16):
         assert (await hands.bash("true", terminal=f"t{number}")).exit_code == 0

@@ -267,8 +267,8 @@ def _give(directory: Path, user: int, group: int) -> None:
     found = directory.stat()
     if (found.st_uid, found.st_gid) == (user, group) or os.geteuid() != 0:
         return
-    for folder, _, files in os.walk(directory, topdown=False):  # the top last: its owner says that all is given
-        for name in files:
+    for folder, folders, files in os.walk(directory, topdown=False):  # the top last: its owner says that all is given
+        for name in (*folders, *files):  # among the folders are links to folders
             os.chown(Path(folder, name), user, group, follow_symlinks=False)
         os.chown(folder, user, group, follow_symlinks=False)
 

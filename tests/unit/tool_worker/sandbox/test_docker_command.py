@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,38 @@ def test_a_path_that_would_be_read_as_more_than_a_path_is_refused(tmp_path: Path
 def test_the_operators_first_image_is_a_name_too() -> None:
     with pytest.raises(UsageError, match="DECKHANDS_DOCKER_IMAGES"):
         tool_settings({"DECKHANDS_DOCKER_IMAGES": "--privileged,*"})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
+def test_root_gives_a_workspace_of_ours_away_and_no_link_leads_it_further(tmp_path: Path) -> None:
+    workspace, outside = tmp_path / "workspace", tmp_path / "outside"
+    (workspace / "folder").mkdir(parents=True)
+    outside.write_text("root's")
+    (workspace / "folder" / "file").write_text("x")
+    (workspace / "link").symlink_to(outside)
+    (workspace / "folder" / "around").symlink_to(tmp_path)
+    enclosure = Enclosure(workspace, "/workspace", is_own=True, home=tmp_path / "home")
+    (tmp_path / "home").mkdir()
+    options = list(DockerSandbox(ALL).options(enclosure))
+    assert options[options.index("--user") + 1] == "1000:1000"
+    given = [tmp_path / "home", workspace, *workspace.rglob("*")]
+    assert {path.lstat().st_uid for path in given} == {1000}
+    assert [path.lstat().st_uid for path in (outside, tmp_path)] == [0, 0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
+def test_what_was_given_half_is_given_whole_the_next_time(tmp_path: Path) -> None:
+    """The top goes last: a worker that dies before has not said that all is given."""
+    workspace = tmp_path / "workspace"
+    (workspace / "folder").mkdir(parents=True)
+    (workspace / "folder" / "file").write_text("x")
+    os.chown(workspace / "folder" / "file", 1000, 1000)
+    list(DockerSandbox(ALL).options(Enclosure(workspace, "/workspace", is_own=True)))
+    assert {path.lstat().st_uid for path in (workspace, *workspace.rglob("*"))} == {1000}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root has to own it")
+def test_roots_own_directory_is_not_given_away(tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceRefused, match="belongs to root"):
+        list(DockerSandbox(ALL).options(Enclosure(tmp_path, "/workspace", is_own=False)))
+    assert tmp_path.stat().st_uid == 0
