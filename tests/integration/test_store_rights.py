@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec
+from broker.coordination.unreadable import Unreadable
+from broker.log.selection import Selected, Selection
 from broker.runtime.errors import DeckhandsError, StoreMisconfigured
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.polling import until
 from tests.stores import valkey_program
+from tests.unit.deckhands.sample_log import state
 
 SERVE_VALKEY = Path(__file__).resolve().parents[2] / "deploy" / "serve-valkey"
 LIMIT_SECONDS = 30.0
@@ -160,6 +163,21 @@ async def test_the_worker_can_do_nothing_dangerous(log: Server) -> None:
                 allowed.append(f"{command}: {error}")
     await connection.aclose()
     assert allowed == []
+
+
+async def test_clients_choose_by_label_and_delete_with_the_rights_of_workers(log: Server) -> None:
+    await (await open_store(log.admin)).aclose()
+    async with await Client.connect(log.worker) as client:
+        cid = await client.submit("x" * 50_000, labels={"team": "a"}, agent=AgentSpec(llm=LLMSpec(model="m")))
+        await client.log.append(cid, [state("running"), state("finished")], fields={"state": "finished"})
+        pages = Selected(client.store, Selection({"team": "a"})).pages()
+        assert [row.conversation_id async for page in pages for row in page] == [cid]
+        await client.delete(cid)
+        assert await client.recent() == []
+        shard = client.store.all_shards[0]
+        await Unreadable(client.store).put_aside(shard, shard.ready, "1-1", [b"x"], KeyError("c"))
+        [entry] = await Unreadable(client.store).all()
+        assert await Unreadable(client.store).discard([entry.name]) == 1
 
 
 async def test_the_server_keeps_its_log_and_evicts_nothing(log: Server) -> None:
