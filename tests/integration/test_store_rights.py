@@ -266,7 +266,6 @@ BEYOND_A_PRODUCER = (
     *(
         "XRANGE deck:inbox - +",
         "XREAD STREAMS deck:inbox 0",
-        "XLEN deck:inbox",
         "DEL deck:inbox",
         "XDEL deck:inbox 1-1",
     ),
