@@ -7,10 +7,16 @@ from pathlib import Path
 
 from broker.runtime.settings import NAMES_OF_WORKERS, BrokerSettings
 from controller_worker.settings import ControllerVariables
+from deckhands.door.settings import DoorSettings
 from tool_worker.settings import ToolVariables
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "deployment.md"
-READERS = {BrokerSettings: "all", ControllerVariables: "controller workers", ToolVariables: "tool workers"}
+READERS = {
+    BrokerSettings: "all",
+    ControllerVariables: "controller workers",
+    ToolVariables: "tool workers",
+    DoorSettings: "doors",
+}
 
 
 def own_fields(settings: type[BrokerSettings]) -> set[str]:
@@ -34,4 +40,4 @@ def test_the_page_has_every_variable_with_its_default() -> None:
 
 
 def test_every_process_knows_the_names_that_workers_read() -> None:
-    assert own_fields(ControllerVariables) | own_fields(ToolVariables) == NAMES_OF_WORKERS
+    assert own_fields(ControllerVariables) | own_fields(ToolVariables) | own_fields(DoorSettings) == NAMES_OF_WORKERS
