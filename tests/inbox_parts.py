@@ -31,7 +31,7 @@ async def put(store: Store, request: dict[str, Any] | str, *, reply_to: str = "s
 
 
 async def replies(store: Store, name: str = "shop") -> list[Reply]:
-    """What a producer has been told so far."""
+    """The answers that a producer has so far."""
     entries = await store.connection.call("XRANGE", keys.replies(name), "-", "+")
     found = [texts_by_name(fields) for _, fields in entries]
     assert all(reply["v"] == "1" for reply in found)

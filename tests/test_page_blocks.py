@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import re
 import shlex
@@ -30,12 +32,13 @@ from controller_worker.llm.profiles import Profiles
 from controller_worker.loop.hook_table import _Table
 from deckhands.cli.main import cli
 from deckhands.configuration import configuration
+from deckhands.task_files.task_file import opened
 from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages
 from tests.source_code import ROOT, tracked_sources
 from tool_worker.mcp.config import read_servers
 
 RUN = {"bash", "console", "python"}
-DATA = {"json", "markdown", "toml", "yaml"}
+DATA = {"csv", "json", "jsonl", "markdown", "toml", "yaml"}
 PROSE = {"text"}
 """What a program prints, or a model writes."""
 MAX_NOT_RUN = 24
@@ -92,6 +95,8 @@ def test_json_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
         assert read_servers(path, dict.fromkeys(re.findall(r"\$\{(\w+)\}", block.text), "a value"))
     elif '"turns"' in block.text:
         assert Script.load(path).turns
+    elif '"exchanges"' in block.text:  # played in tests/integration/test_recorded_wires.py
+        assert json.loads(block.text)["exchanges"]
     else:
         tools = {tool.name: tool for tool in CodeActAgent(EVERYTHING).tools}
         for call in json_values(block.text):
@@ -99,6 +104,18 @@ def test_json_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
             arguments = call.get("arguments", call)
             jsonschema_rs.validate(tools[name].parameters, arguments)
             assert set(arguments) <= set(tools[name].parameters["properties"])
+
+
+@pytest.mark.parametrize("block", of("jsonl", "csv"))
+def test_lines_are_tasks_or_their_results(block: Block, tmp_path: Path) -> None:
+    lines = block.text.splitlines()
+    if block.language == "jsonl" and "summary" in lines[0]:
+        assert [set(json.loads(line)) for line in lines] == [{"id", "conversation_id", "summary"}]
+        return
+    path = tmp_path / f"tasks.{block.language}"
+    path.write_text(block.text)
+    with opened(str(path), io.BytesIO, form=None, batch=None, complete=lambda request: request) as tasks:
+        assert tasks.check() == len(lines) - (block.language == "csv")
 
 
 @pytest.mark.parametrize("block", of("yaml"))
@@ -122,6 +139,9 @@ def test_markdown_is_a_skill(block: Block) -> None:
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.place) for block in NOT_RUN])
 def test_what_cannot_run_names_what_exists(block: Block) -> None:
     text = block.commands
+    if block.language == "python":
+        compile(text, block.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        return
     assert subprocess.run(["bash", "-n", "-c", text.replace("<", "").replace(">", "")], check=False).returncode == 0
     for command in commands_in(text):
         check(command)

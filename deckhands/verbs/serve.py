@@ -83,6 +83,13 @@ class ToolWorkerOptions:
     sandbox: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class DoorOptions:
+    """Options of `door`; None leaves it to the worker's settings."""
+
+    result_url: str | None
+
+
 @click.command()
 @click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
@@ -222,9 +229,11 @@ async def _offered(client: Client) -> tuple[dict[str, ToolOffer], list[Reported]
 
 
 @click.command()
-def door() -> NoReturn:
+@click.option("--result-url", help="Where results of Celery tasks are kept, if not in Celery's broker.")
+@options_as(DoorOptions)
+def door(options: DoorOptions) -> NoReturn:
     """Run one door worker in the foreground: it serves the Celery tasks `deckhands.*` and the stream `deck:inbox`."""
-    _become(DOOR, {})
+    _become(DOOR, {"DECKHANDS_CELERY_RESULT_URL": options.result_url})
 
 
 def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path, ...]:

@@ -39,9 +39,11 @@ def steps(count: int, *, seconds: float = 0.0) -> list[dict[str, Any]]:
 class FaultCluster:
     """A store, workers by name, and conversations whose effects can be counted."""
 
-    def __init__(self, root: Path, *, append_fsync: Literal["everysec", "always"] = "everysec") -> None:
+    def __init__(
+        self, root: Path, *, append_fsync: Literal["everysec", "always"] = "everysec", port: int | None = None
+    ) -> None:
         self.root = root
-        self.store = EmbeddedValkey(root / "valkey", append_fsync=append_fsync)
+        self.store = EmbeddedValkey(root / "valkey", append_fsync=append_fsync, port=port)
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.client: Client
         self.url_for_workers = ""

@@ -15,7 +15,11 @@ MESSAGES_A_KILL = 20
 
 
 @pytest.mark.parametrize(
-    "kills", [pytest.param(6, id="some", marks=pytest.mark.soak), pytest.param(200, id="many", marks=pytest.mark.slow)]
+    "kills",
+    [
+        pytest.param(6, id="some", marks=pytest.mark.soak),
+        pytest.param(200, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(3_600)]),
+    ],
 )
 async def test_a_killed_door_loses_no_more_than_what_it_was_just_given(tmp_path: Path, kills: int) -> None:
     async with FaultCluster(tmp_path).running() as cluster:

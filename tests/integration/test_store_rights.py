@@ -30,7 +30,8 @@ from tests.unit.deckhands.sample_log import state
 SERVE_VALKEY = Path(__file__).resolve().parents[2] / "deploy" / "serve-valkey"
 LIMIT_SECONDS = 30.0
 ADMIN, WORKER, QUEUE = "admin-0123456789", "worker-0123456789", "queue-0123456789"
-PASSWORDS = {"ADMIN_PASSWORD": ADMIN, "WORKER_PASSWORD": WORKER, "QUEUE_PASSWORD": QUEUE}
+PRODUCER = "producer-0123456789"
+PASSWORDS = {"PRODUCER_PASSWORD": PRODUCER, "ADMIN_PASSWORD": ADMIN, "WORKER_PASSWORD": WORKER, "QUEUE_PASSWORD": QUEUE}
 REFUSED_COMMANDS = (
     *(
         "ACL LIST",
@@ -262,3 +263,31 @@ async def _pongs(url: str) -> dict[str, Any]:
     )
     printed, _ = await celery.communicate()
     return json.loads(printed or "{}")
+
+
+async def test_a_producer_may_add_to_the_inbox_and_read_replies_and_nothing_else(
+    tmp_path: Path, programs: dict[str, str]
+) -> None:
+    async with serving("log", tmp_path / "log", programs) as server:
+        connection = MultiplexedConnection(server.url(f"producer:{PRODUCER}"))
+        try:
+            await connection.call("XADD", "deck:inbox", "*", "v", "1", "request", "{}")
+            assert await connection.call("XRANGE", "deck:replies:shop", "-", "+") == []
+            for command in BEYOND_A_PRODUCER:
+                with pytest.raises(DeckhandsError, match="NOPERM"):
+                    await connection.call(*command.split())
+        finally:
+            await connection.aclose()
+
+
+BEYOND_A_PRODUCER = (
+    *(
+        "XRANGE deck:inbox - +",
+        "XREAD STREAMS deck:inbox 0",
+        "DEL deck:inbox",
+        "XDEL deck:inbox 1-1",
+    ),
+    *("XTRIM deck:inbox MAXLEN 0", "XADD deck:replies:shop * a b", "XADD deck:{0}:ready * c x", "HGETALL deck:store"),
+    *("XRANGE deck:{0}:ready - +", "FCALL deck_now 1 deck:{0}", "XGROUP DESTROY deck:inbox doors", "EVAL return{} 0"),
+    *("KEYS *", "SCAN 0", "FLUSHALL", "CONFIG GET dir", "FUNCTION FLUSH", "SUBSCRIBE a", "SET other 1", "GET other"),
+)

@@ -1,0 +1,43 @@
+"""What follows a task keeps its ids, however often the second half is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery, chain, chord, group
+
+from deckhands.door.canvas import followers, with_ids
+
+APP = Celery("shop", set_as_current=False)
+
+
+def signature(name: str, **options: Any) -> Any:
+    return APP.signature(name, **options)
+
+
+def ids(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [found for item in value for found in ids(item)]
+    if not isinstance(value, dict):
+        return []
+    here = [value["options"]["task_id"]] if "task" in value and value.get("options", {}).get("task_id") else []
+    return here + [found for item in value.values() for found in ids(item)]
+
+
+def test_every_callback_has_an_id_of_its_place() -> None:
+    nested = group([signature("a"), chain(signature("b"), signature("c"), app=APP)], app=APP)
+    body = signature("d")
+    body.link(signature("e"))
+    found = {"callbacks": [nested, chord([signature("f")], body, app=APP)], "errbacks": [signature("g")]}
+    first, second = followers("task-1", found), followers("task-1", found)
+    assert first == second
+    assert len(set(ids([first["callbacks"], first["errbacks"]]))) == len(ids([first["callbacks"], first["errbacks"]]))
+    assert {*ids([first["callbacks"]])}.isdisjoint(ids([followers("task-2", found)["callbacks"]]))
+
+
+def test_an_id_that_is_there_is_kept() -> None:
+    assert with_ids([signature("a", options={"task_id": "mine"})], "p")[0]["options"]["task_id"] == "mine"
+
+
+def test_what_is_no_signature_is_left_alone() -> None:
+    assert with_ids([1, "x", {"no": "task"}], "p") == [1, "x", {"no": "task"}]
