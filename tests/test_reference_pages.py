@@ -11,6 +11,7 @@ import pytest
 from broker.contract.kinds import Event
 from broker.runtime.settings import NAMES_OF_WORKERS
 from controller_worker.settings import ControllerVariables
+from deckhands.door.settings import DoorSettings
 from tests.house_rules import is_ours
 from tests.page_blocks import pages
 from tests.reference_pages import PAGES
@@ -30,7 +31,10 @@ def test_the_page_is_what_the_classes_say(path: str) -> None:
 
 
 def test_every_process_knows_the_names_that_workers_read() -> None:
-    assert own_fields(ControllerVariables).keys() | own_fields(ToolVariables).keys() == NAMES_OF_WORKERS
+    assert (
+        set().union(*(own_fields(each) for each in (ControllerVariables, ToolVariables, DoorSettings)))
+        == NAMES_OF_WORKERS
+    )
 
 
 def test_every_variable_that_is_read_is_on_the_page() -> None:

@@ -124,7 +124,7 @@ class Changes:
             read_only=tuple(path for path in (tree, base) if path is not None and path.parent != scratch),
             ends_with_starter=True,
         )
-        environment = {
+        variables = {
             "SCRATCH": str(scratch),
             "TREE": str(tree),
             "BEGINNING": "" if base is None else "refs/deckhands/base",
@@ -134,21 +134,21 @@ class Changes:
         }
         if base is not None:
             beginning = await self._run(_BEGINNING, enclosure, {"BASE": str(base)}, scratch, ends=ends)
-            environment["BEGINNING"] = beginning.output.decode().strip()
-            environment["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(base / "objects")
-        listed = await self._run(_INDEX, enclosure, environment, scratch, ends=ends, limit_bytes=LIST_LIMIT_BYTES)
+            variables["BEGINNING"] = beginning.output.decode().strip()
+            variables["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(base / "objects")
+        listed = await self._run(_INDEX, enclosure, variables, scratch, ends=ends, limit_bytes=LIST_LIMIT_BYTES)
         changes = list(_changes(listed.output))
         if not changes:
             return Patch(b"")
         objects = {name for change in changes for name in (change.old_object, change.new_object)} - {NO_OBJECT}
         _write(scratch / "objects", "".join(f"{name}\n" for name in sorted(objects)).encode())
-        found = await self._run(_SIZES, enclosure, environment, scratch, ends=ends, limit_bytes=LIST_LIMIT_BYTES)
+        found = await self._run(_SIZES, enclosure, variables, scratch, ends=ends, limit_bytes=LIST_LIMIT_BYTES)
         sizes = _sizes(found.output)
         for share in SHARES:
             chosen, left_out = _fitting(changes, sizes, int(share * limit_bytes))
             _write(scratch / "left-out", b"".join(map(_as_before, left_out)))
             try:
-                ran = await self._run(_COMPARE, enclosure, environment, scratch, ends=ends, limit_bytes=limit_bytes)
+                ran = await self._run(_COMPARE, enclosure, variables, scratch, ends=ends, limit_bytes=limit_bytes)
             except WorkspaceTooLarge:
                 if share == SHARES[-1] or not chosen:
                     raise
