@@ -64,4 +64,5 @@ async def test_no_accepted_entry_is_lost_or_doubled(tmp_path: Path, entries: int
         assert len({*by_entry.values()}) == entries
         rows = await cluster.client.recent(limit=2 * entries)
         assert {row.conversation_id for row in rows} == {*by_entry.values()}
-        assert {row.state for row in rows} == {"finished"}
+        # One that three workers in a row died with has been given up, and its producer has that answer.
+        assert {row.state for row in rows} <= {"finished", "error"}
