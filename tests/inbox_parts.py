@@ -10,6 +10,8 @@ from broker.store import keys
 from broker.store.connection import texts_by_name
 from broker.store.store import Store
 
+PAGE = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -25,17 +27,33 @@ class Reply:
 async def put(store: Store, request: dict[str, Any] | str, *, reply_to: str = "shop", v: str = "1") -> str:
     """Add an entry, and return its id."""
     text = request if isinstance(request, str) else json.dumps(request)
-    entry = await store.connection.call("XADD", keys.INBOX, "*", "v", v, "request", text, "reply_to", reply_to)
+    fields = ("v", v, "request", text, "reply_to", reply_to)
+    entry = await store.persist(lambda: store.connection.call("XADD", keys.INBOX, "*", *fields))
     found: str = entry.decode()
     return found
 
 
 async def replies(store: Store, name: str = "shop") -> list[Reply]:
     """The answers that a producer has so far."""
-    entries = await store.connection.call("XRANGE", keys.replies(name), "-", "+")
+    entries = []
+    while True:
+        after = f"({entries[-1][0].decode()}" if entries else "-"
+        page = await store.persist(
+            lambda after=after: store.connection.call("XRANGE", keys.replies(name), after, "+", "COUNT", PAGE)  # type: ignore[misc]
+        )
+        entries += page
+        if len(page) < PAGE:
+            break
     found = [texts_by_name(fields) for _, fields in entries]
     assert all(reply["v"] == "1" for reply in found)
     return [
         Reply(reply["id"], reply["event"], reply["n"], reply["conversation_id"], json.loads(reply["json"]))
         for reply in found
     ]
+
+
+async def answers(store: Store, name: str = "shop") -> int:
+    """How many answers a producer has so far, repeats included."""
+    found = await store.persist(lambda: store.connection.call("XLEN", keys.replies(name)))
+    assert isinstance(found, int)
+    return found

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.store import keys
 from tests.door_parts import Producer, saying
 from tests.faults.harness import FaultCluster
-from tests.inbox_parts import put, replies
+from tests.inbox_parts import answers, put, replies
 from tests.polling import unhurried, until
 
 SEED = 20261123
@@ -41,10 +40,10 @@ async def test_no_accepted_entry_is_lost_or_doubled(tmp_path: Path, entries: int
                     await put(store, {"id": f"entry-{sent}", "task": "do it", **options})
                     sent += 1
             if killed < kills:
-                before = await store.connection.call("XLEN", keys.replies("shop"))
+                before = await answers(store)
 
                 async def got_on(before: int = before) -> bool:
-                    return await store.connection.call("XLEN", keys.replies("shop")) > before
+                    return await answers(store) > before
 
                 await until(got_on, limit=unhurried(120.0), what="one more answer")
                 name = f"{chance.choice('cd')}{chance.choice('12')}"
@@ -53,11 +52,11 @@ async def test_no_accepted_entry_is_lost_or_doubled(tmp_path: Path, entries: int
                 killed += 1
 
         async def all_are_told() -> bool:
-            if await store.connection.call("XLEN", keys.replies("shop")) < 2 * entries:
+            if await answers(store) < 2 * entries:
                 return False
             return len({(reply.request_id, reply.event) for reply in await replies(store)}) == 2 * entries
 
-        await until(all_are_told, limit=unhurried(120.0 + entries / 10), what="both answers to all entries")
+        await until(all_are_told, limit=unhurried(120.0 + entries / 5), what="both answers to all entries")
         told = await replies(store)
         by_entry = {(reply.request_id, reply.event): reply.conversation_id for reply in told}
         assert Counter(event for _, event in by_entry) == {"accepted": entries, "settled": entries}
@@ -65,4 +64,5 @@ async def test_no_accepted_entry_is_lost_or_doubled(tmp_path: Path, entries: int
         assert len({*by_entry.values()}) == entries
         rows = await cluster.client.recent(limit=2 * entries)
         assert {row.conversation_id for row in rows} == {*by_entry.values()}
-        assert {row.state for row in rows} == {"finished"}
+        # One that three workers in a row died with has been given up, and its producer has that answer.
+        assert {row.state for row in rows} <= {"finished", "error"}
