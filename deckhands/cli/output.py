@@ -148,7 +148,7 @@ def _are_read_together() -> bool:
     try:
         return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
     except (OSError, ValueError):  # one is no file
-        return False
+        return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def cost_text(cost_usd: float, *, is_whole: bool) -> str:

@@ -10,20 +10,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel
 
 from broker.contract.actions import WAYS_OUT
 from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id, new_conversation_id
-from broker.specs.labels import Labels
+from broker.specs.labels import checked_labels
 from broker.specs.specs import Tenancy
 from broker.tools.output_schema import check_output_schema
 from deckhands.client.places import place_in
 from deckhands.client.tasks import conversation_id_of, output_of
 
 T = TypeVar("T")
-_LABELS: TypeAdapter[dict[str, str]] = TypeAdapter(Labels)
 Directory = WorkspaceSpec | str | os.PathLike[str]
 
 
@@ -158,12 +157,15 @@ def labels_in(labels: Mapping[str, str] | None) -> Mapping[str, str]:
     Raises:
         UsageError: they are no mapping of labels; names what is wrong.
     """
+    found = {} if labels is None else labels
+    is_fit = isinstance(found, Mapping) and all(isinstance(part, str) for item in found.items() for part in item)
     try:
-        return _LABELS.validate_python({} if labels is None else labels, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        if not is_fit:
+            raise ValueError("they are no mapping of strings")  # noqa: TRY301  (answered here)
+        return checked_labels(dict(found))
+    except ValueError as error:
         raise UsageError(
-            f"The labels cannot be used: {first['msg']}.",
+            f"The labels cannot be used: {error}.",
             remedy="Pass {'team': 'billing', …}: letters, digits, '-', '_', '.', '/', at most 32 labels.",
         ) from None
 

@@ -151,7 +151,7 @@ async def _chosen(client: Client, options: Chosen) -> AsyncIterator[Conversation
             yield row
 
 
-async def _results(options: ResultsOptions, *, write: Callable[[dict[str, Any]], None] | None) -> tuple[int, int]:
+async def _results(options: ResultsOptions, *, write: Callable[[dict[str, Any]], object] | None) -> tuple[int, int]:
     """Print or write results; return how many, and how many conversations have none."""
     number = others = 0
     rows: list[tuple[str, ...]] = []
@@ -211,7 +211,7 @@ def _print_table(rows: list[tuple[str, ...]], *, has_head: bool) -> None:
 
 
 @contextlib.contextmanager
-def _written(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+def _written(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] | None]:
     """Give what writes a line to a file that takes the place of `path` at the end; None: no file is wanted.
 
     Raises:
@@ -225,7 +225,7 @@ def _written(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] | N
             "w", dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
         ) as file:
             try:
-                yield lambda line: print(json.dumps(line), file=file)
+                yield lambda line: file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
                 Path(file.name).chmod(0o666 & ~_umask())

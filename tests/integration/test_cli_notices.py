@@ -67,4 +67,4 @@ def test_a_cluster_counts_its_workers(tmp_path: Path) -> None:
     env = environment(tmp_path)
     with started("up", "--tools", "0", "--sandbox", "none", env=env) as running:
         assert running.stdout is not None
-        assert running.stdout.readline() == "The cluster is up: 1 controller worker and 0 tool workers.\n"
+        assert running.stdout.readline() == "The cluster is up: 1 controller worker, 0 tool workers and 1 door.\n"

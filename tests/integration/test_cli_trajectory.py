@@ -58,7 +58,7 @@ def test_a_person_sees_what_could_not_be_carried_over(tmp_path: Path) -> None:
     trajectory, events = tmp_path / "trajectory.json", tmp_path / "events.jsonl"
     done = deckhands("export", ID, "--format", "openhands", "-o", trajectory, env=env)
     assert done.code == 0
-    assert "Left out: 1 events of the kind model.deferred, which OpenHands has no name for." in done.err
+    assert "Left out: 1 event of the kind model.deferred, which OpenHands has no name for." in done.err
 
     records = json.loads(trajectory.read_text())
     records.insert(3, {"id": 99, "action": "fly"})

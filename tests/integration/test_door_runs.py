@@ -99,7 +99,8 @@ async def test_a_countdown_holds_nothing_and_begins_when_it_is_over(producer: Pr
     near = producer.run(turns=saying("now"), countdown=2)
     assert (await producer.value(near))["message"] == "now"
     assert await store.connection.call("ZCARD", store.all_shards[0].later) == 1
-    assert producer.app.backend.client.hlen("deckhands:unacked") == 0
+    unacked = producer.app.backend.client
+    await until(lambda: unacked.hlen("deckhands:unacked") == 0, what="acknowledged messages")
     far.revoke()
     await producer.until_state(far, "REVOKED")
     assert await store.connection.call("ZCARD", store.all_shards[0].later) == 0
