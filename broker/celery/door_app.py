@@ -15,10 +15,20 @@ from typing import Any
 
 from celery import Celery
 from celery._state import _set_task_join_will_block
+from celery.exceptions import NotRegistered
+from celery.states import FAILURE, READY_STATES
 from celery.worker.request import Request
 
 from broker.celery.app import TRANSPORT_OPTIONS, make_app
-from broker.celery.messages import Connection, Messages, Transport, WorkerConsumer, check_task
+from broker.celery.messages import (
+    MAX_NAME_CHARS,
+    Connection,
+    Messages,
+    Transport,
+    WorkerConsumer,
+    check_task,
+    note_dropped,
+)
 from broker.secrets.masking import MASK
 
 QUEUE = "deckhands"
@@ -67,6 +77,21 @@ class DoorConsumer(WorkerConsumer):
         is_second = isinstance(parts, list) and len(parts) == 2 and all(isinstance(part, str) for part in parts)
         first, second = parts if is_second else (shown(tuple(arguments), options), shown(options, options))
         headers.update(eta=None, timelimit=None, argsrepr=first[:SHOWN_CHARS], kwargsrepr=second[:SHOWN_CHARS])
+
+    def answer_dropped(self, message: Any, error: Exception) -> None:
+        """Record the failure of a task whose message cannot be used, if the message says which one it is."""
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        task_id = headers.get("id")
+        if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_NAME_CHARS or headers.get("ignore_result"):
+            return
+        name = str(headers.get("task"))[:MAX_NAME_CHARS]
+        failure = ValueError(str(error)[:SHOWN_CHARS]) if name in self.strategies else NotRegistered(name)
+        try:
+            backend = self.app.backend
+            if backend.get_state(task_id) not in READY_STATES:  # the id may be that of another task, which has ended
+                backend.store_result(task_id, failure, FAILURE)
+        except Exception as unwritten:  # noqa: BLE001  (the outer edge: the result backend may be away)
+            note_dropped("the failure of a Celery task message", unwritten)
 
 
 class DoorRequest(Request):  # type: ignore[misc]

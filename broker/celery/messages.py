@@ -216,10 +216,14 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
                 raise
             except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
                 note_dropped("a Celery task message", error)
+                self.answer_dropped(message, error)
                 if not message.acknowledged:
                     message.reject()
 
         return take_up_or_drop
+
+    def answer_dropped(self, message: Any, error: Exception) -> None:
+        """Tell the sender of a task message why it was dropped, where results are kept: nowhere."""
 
 
 def check_task(

@@ -147,7 +147,7 @@ def in_bytes(size: int | None) -> str:
     """Return a size as a person writes it."""
     size = size or 0
     unit, name = next(((unit, name) for unit, name in ((2**30, "GiB"), (2**20, "MiB")) if size >= unit), (1, "bytes"))
-    return f"{size / unit:.3g} {name}"
+    return f"{round(size / unit, 2):,g} {name}" if size < 100_000 * unit else f"{size / unit:,.0f} {name}"
 
 
 def _why_not(member: Member, workspace: WorkspaceSpec) -> str:

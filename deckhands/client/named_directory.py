@@ -19,6 +19,7 @@ from broker.specs.specs import WorkspaceSpec
 from broker.store.store import Store
 
 STARTING_SECONDS, POLL_SECONDS = 3.0, 0.25
+READY_SECONDS = 60.0
 NAME_ANOTHER = "Name another with -w."
 
 
@@ -67,6 +68,16 @@ def refuse_unfit(directory: Path, environment: Mapping[str, str]) -> None:
             f"The directory {directory} may not be a workspace: {reason}.",
             remedy="Name the directory of a project with -w, or run the command from there.",
         )
+
+
+async def until_anybody_serves(store: Store, workspace: WorkspaceSpec) -> None:
+    """Wait until a tool worker of the workspace's pool says what it offers, for a minute at most."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + READY_SECONDS
+    found = await placement(store, workspace)
+    while not found.is_anybody_there and loop.time() < ends:
+        await asyncio.sleep(POLL_SECONDS)
+        found = await placement(store, workspace)
 
 
 async def require_served(store: Store, workspace: WorkspaceSpec) -> None:

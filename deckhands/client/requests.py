@@ -8,6 +8,8 @@ Does not: begin anything; `Client.submit_request` does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -104,9 +106,19 @@ class TaskRequest(BaseModel):
         return Tenancy(tenant=self.tenant, experiment=self.experiment, priority=self.priority)
 
 
+def _reason(error: Mapping[str, Any]) -> str:
+    if error["type"] == "missing":
+        return "it is missing"
+    if error["type"] == "extra_forbidden":
+        near = get_close_matches(str(error["loc"][-1]), TaskRequest.model_fields, n=1) if len(error["loc"]) == 1 else []
+        return "there is no such field" + "".join(f"; did you mean {name}?" for name in near)
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
 def _reasons(error: ValidationError) -> str:
     """Return what is wrong with each field, without the values, which may be secret."""
     errors = error.errors(include_url=False, include_input=False, include_context=False)
-    found = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each['msg']}" for each in errors[:SHOWN_ERRORS]]
+    found = [f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {_reason(each)}" for each in errors[:SHOWN_ERRORS]]
     more = [f"and {len(errors) - SHOWN_ERRORS} more"] if len(errors) > SHOWN_ERRORS else []
-    return ascii("; ".join(found + more))[1:-1][:1_000]
+    text = "; ".join(found + more)
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)[:1_000]

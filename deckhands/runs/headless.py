@@ -34,7 +34,7 @@ from broker.specs.agent_state import AgentState
 from broker.specs.specs import MemorySpec
 from broker.specs.workspace_sources import GitSource
 from deckhands.client.client import Client
-from deckhands.client.named_directory import refuse_unfit
+from deckhands.client.named_directory import refuse_unfit, until_anybody_serves
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, Notice
 from deckhands.home import Home, supervising
 from deckhands.reading.notebook_file import NotebookFile
@@ -174,7 +174,7 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
             await cluster.start()
             async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:
                 notebook = await _lend_notebook(client, home, memory)
-                beginning = _begin(client, task, conversation_id, watcher)
+                beginning = _begin(client, task, conversation_id, watcher, is_starting=True)
                 seen_id = await unless_broken(beginning, cluster.until_broken())
                 watcher.on_start(conversation_id)
                 with folder.recording() as recording:
@@ -318,12 +318,20 @@ async def _summary(client: Client, conversation_id: str, tally: Tally) -> Summar
     return tally.summary() if tally.last_event_id else await client.summary(conversation_id)
 
 
-async def _begin(client: Client, task: Task, conversation_id: str, watcher: Watcher) -> int:
-    """Start or resume the conversation. Return the id of the last event that was there before."""
+async def _begin(
+    client: Client, task: Task, conversation_id: str, watcher: Watcher, *, is_starting: bool = False
+) -> int:
+    """Start or resume the conversation. Return the id of the last event that was there before.
+
+    Args:
+        is_starting: its tool worker is only just starting; what it offers has to be known before anything begins.
+    """
     if watcher.on_piece is not None:  # before the first call, which would not be streamed otherwise
         await LiveText(client.store, conversation_id).announce()
     if task.resumed_id is None:
         assert task.text is not None
+        if is_starting and task.workspace.needs is not None:
+            await until_anybody_serves(client.store, task.workspace)
         await client.submit(
             task.text,
             agent=task.agent,

@@ -244,7 +244,8 @@ def _row_in(head: list[str], cells: list[str]) -> dict[str, Any] | UsageError:
         try:
             value = json.loads(cell) if is_json or (name in ("agent", "workspace") and cell[0] == "{") else cell
         except (ValueError, RecursionError):
-            return UsageError(f"{ascii(name)[1:-1][:100]}: it is not JSON.")
+            what = "a number" if whole == "limits" and dot else "JSON"
+            return UsageError(f"{ascii(name)[1:-1][:100]}: it is not {what}.")
         if dot and whole in OF_PARTS:
             parts = found.setdefault(whole, {})
             if not isinstance(parts, dict):

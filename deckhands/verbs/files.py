@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from deckhands.cli.options import ConversationOptions, json_option
 from deckhands.cli.output import note, print_json, progress
 from deckhands.cli.verbs import options_as
 from deckhands.client.files import WorkspaceFiles
+from deckhands.reading.summary import ExitCode
 from deckhands.reading.terminal import counted, print_patch
 
 SECTION = "Files of a workspace"
@@ -100,7 +102,7 @@ def diff(options: ConversationOptions) -> None:
     """Print what was changed in a workspace since its beginning, as a patch for `git apply`.
 
     A file or a pipe gets the patch byte for byte. On a terminal, control characters are escaped. A patch has at most
-    64 MiB: files that do not fit are left out, the largest first, and named on standard error.
+    64 MiB: files that do not fit are left out, the largest first, and named on standard error; the exit code is then 6.
     """
     conversation_id = options.conversation_id
     changes = on_conversation(conversation_id, lambda client: WorkspaceFiles(client.store).changes(conversation_id))
@@ -115,6 +117,7 @@ def diff(options: ConversationOptions) -> None:
             f"The patch is not complete: {counted(changes.left_out_count, 'changed file')} did not fit into 64 MiB. "
             f"Copy those that you need with `deckhands cp {conversation_id}:PATH .`."
         )
+        sys.exit(ExitCode.LIMIT)
     elif not changes.patch:
         note("Nothing was changed.")
 

@@ -5,8 +5,10 @@ import { randomUUID } from "node:crypto";
 import { createClient } from "redis";
 
 const [address, task] = process.argv.slice(2);
-const path = address.startsWith("unix://") ? { socket: { path: address.slice("unix://".length) } } : { url: address };
-const store = await createClient(path).connect();
+// `deckhands up` prints unix://:PASSWORD@/PATH; other stores are redis://…
+const local = /^unix:\/\/(?::(?<password>[^@]*)@)?(?<path>\/.*)$/.exec(address)?.groups;
+const place = local ? { socket: { path: local.path }, password: local.password } : { url: address };
+const store = await createClient(place).connect();
 // The same id sent again is the same task.
 const request = { id: randomUUID(), task, model: process.env.MODEL ?? null };
 const name = `example-${request.id}`;

@@ -102,7 +102,7 @@ def test_bad_lines_are_listed_and_nothing_is_submitted(env: dict[str, str], tmp_
     assert lines[0] == "deckhands: 3 lines cannot be used, so nothing was submitted:"
     assert [line.split(":")[0].strip() for line in lines[1:4]] == ["line 2", "line 3", "line 4"]
     assert "the id 'a' is that of line 1" in lines[2]
-    assert "tsk: Extra inputs" in lines[3]
+    assert "tsk: there is no such field; did you mean task?" in lines[3]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from celery import chord, group
 from celery.exceptions import TaskRevokedError
@@ -41,7 +43,7 @@ async def test_a_failed_run_is_a_typed_failure_for_callers_who_import_nothing(pr
     ("arguments", "options", "reason"),
     [
         ((), {}, "task: it is missing"),
-        (("do it",), {"colour": "red"}, "colour: Extra inputs are not permitted"),
+        (("do it",), {"colour": "red"}, "colour: there is no such field"),
         (("do it",), {"agent": "NobodyAgent"}, "NobodyAgent"),
         (("a", "b", "c"), {}, "2 arguments before its task"),
         (("do it",), {"idempotency_key": "mine"}, "idempotency_key"),
@@ -53,6 +55,17 @@ async def test_a_request_that_cannot_be_used_is_refused_by_name(
     with pytest.raises(Exception, match=reason) as refused:
         await producer.value(producer.send("run", *arguments, kwargs=options))
     assert type(refused.value).__name__ == "RequestRefused"
+
+
+async def test_a_task_of_another_name_and_a_message_that_is_too_deep_fail(producer: Producer) -> None:
+    deep: Any = "x"
+    for _ in range(40):
+        deep = [deep]
+    unknown = producer.app.send_task("deckhands.runn", ["x"], queue="deckhands")
+    nested = producer.app.send_task("deckhands.run", ["x"], {"labels": deep}, queue="deckhands")
+    for result, told in ((unknown, "deckhands.runn"), (nested, "levels deep")):
+        await producer.until_state(result, "FAILURE")
+        assert told in str(result.result)
 
 
 async def test_callbacks_get_the_summary_and_errbacks_the_id(producer: Producer) -> None:

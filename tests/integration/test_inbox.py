@@ -16,7 +16,7 @@ MALFORMED = {
     "no object": ("[]", "The request cannot be used"),
     "an unknown field": ('{"task": "x", "colour": "red"}', "colour"),
     "too deep": ('{"task": "x", "output": ' + '{"a":' * 200 + "1" + "}" * 200 + "}", "nested"),
-    "no task": ('{"id": "mine"}', "task: Field required"),
+    "no task": ('{"id": "mine"}', "task: it is missing"),
     "an unknown agent": ('{"task": "x", "agent": "NobodyAgent"}', "NobodyAgent"),
     "a key": ('{"task": "x", "idempotency_key": "k"}', "Use the field id"),
     "too large": ('{"task": "' + "x" * MAX_ENTRY_BYTES + '"}', "larger than"),

@@ -76,3 +76,11 @@ def test_no_value_stands_in_the_refusal() -> None:
     with pytest.raises(UsageError) as refused:
         TaskRequest.parse({"task": "x", "secrets": {"A": ["hunter2"]}, "model": {"k": "hunter2"}})
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_refusal_is_written_for_people() -> None:
+    with pytest.raises(UsageError) as refused:
+        TaskRequest.parse({"titel": "x", "labels": {"é": "y"}})
+    assert "task: it is missing" in refused.value.message
+    assert "titel: there is no such field; did you mean title?" in refused.value.message
+    assert "Value error" not in refused.value.message
