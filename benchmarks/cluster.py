@@ -52,6 +52,10 @@ class BenchCluster:
         """Start a tool worker and return its process id once it has reported."""
         return await self._start("tool_worker", environment)
 
+    async def start_door(self, **environment: str) -> int:
+        """Start a door and return its process id once it has reported."""
+        return await self._start("deckhands.door", environment)
+
     async def start_noop_tool(self) -> int:
         """Start a worker that answers every action of the pool `noop` at once, and return its process id."""
         return await self._start("benchmarks.noop_tool", {})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from broker.runtime.clock import to_millis
@@ -24,6 +25,7 @@ FIRST_LOOK_SECONDS = 5.0
 LONGEST_LOOK_SECONDS = 60.0
 LOCK_SECONDS = 30.0
 """Longer than Celery's claim on the end of a chord, which a door that dies leaves behind."""
+FORGOTTEN_AFTER = timedelta(days=7)
 SEALED = b"sealed:"
 
 
@@ -133,14 +135,20 @@ class Callers:
         return bool(found == holder.encode())
 
     async def answered(self, conversation_id: str) -> None:
-        """Remember that they have their answer; the conversation may continue without them.  Idempotent."""
+        """Remember that they have their answer; the conversation may continue without them.  Idempotent.
+
+        Where none has begun, nothing else would ever remove what is kept of them: it goes after `FORGOTTEN_AFTER`.
+        """
         names = self._store.keys(conversation_id)
-        await self._call(
+        *_, has_begun = await self._call(
             ("HSET", names.caller, "answered", 1),
             ("HDEL", names.meta, "awaited", "noticed"),
             ("ZREM", names.shard.awaited, conversation_id),
             ("DEL", f"{names.caller}:lock"),
+            ("EXISTS", names.meta),
         )
+        if not has_begun:
+            await self._call(("PEXPIRE", names.caller, int(FORGOTTEN_AFTER.total_seconds() * 1000)))
 
     async def look_later(self, caller: Caller) -> None:
         """Have the conversation looked at again: soon at first, then less and less often."""

@@ -14,6 +14,8 @@ from broker.store.connection import Argument, texts_by_name
 from broker.store.store import Store
 
 REVOKED_KEPT = timedelta(days=7)
+MAX_REVOKED_KEPT = 100_000
+"""Any program on the broker may revoke tasks, also those of other applications."""
 
 
 class Schedule:
@@ -51,11 +53,12 @@ class Schedule:
         await self._call(("ZREM", self._names.later, task_id), ("DEL", self._key(task_id)))
 
     async def revoke(self, task_id: str) -> None:
-        """Remember that a task was revoked; those of last week are forgotten.  Idempotent."""
+        """Remember that a task was revoked: for a week, and the last `MAX_REVOKED_KEPT` of them.  Idempotent."""
         now = self._store.clock.now()
         await self._call(
             ("ZADD", self._names.revoked, to_millis(now), task_id),
             ("ZREMRANGEBYSCORE", self._names.revoked, "-inf", to_millis(now - REVOKED_KEPT)),
+            ("ZREMRANGEBYRANK", self._names.revoked, 0, -MAX_REVOKED_KEPT - 1),
         )
 
     async def is_revoked(self, task_id: str) -> bool:

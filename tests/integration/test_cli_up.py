@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -26,7 +27,7 @@ from tests.integration.command_line import (
     script,
     started,
 )
-from tests.polling import until
+from tests.polling import unhurried, until
 
 
 def test_a_port_with_a_password_for_other_programs(tmp_path):
@@ -124,14 +125,21 @@ def test_a_worker_is_replaced_though_nobody_reads_of_it(tmp_path):
         running.stderr.close()
 
         def workers() -> set[int]:
-            below = [child for child in psutil.Process(running.pid).children() if child.status() != "zombie"]
-            return {child.pid for child in below if "controller_worker" in child.cmdline()}
+            below = psutil.Process(running.pid).children()
+            return {child.pid for child in below if "controller_worker" in command_of(child)}
 
         (first,) = workers()
         os.kill(first, signal.SIGKILL)
-        asyncio.run(until(lambda: bool(workers() - {first}), limit=10, what="another worker"))
+        asyncio.run(until(lambda: bool(workers() - {first}), limit=unhurried(10), what="another worker"))
         running.send_signal(signal.SIGINT)
-        assert running.wait(timeout=20) == 0
+        assert running.wait(timeout=unhurried(20)) == 0
+
+
+def command_of(child: psutil.Process) -> list[str]:
+    """The command line of a process; empty once it has ended, which it may do between two looks."""
+    with suppress(psutil.NoSuchProcess):  # a zombie is one, too
+        return child.cmdline()
+    return []
 
 
 def test_one_that_nohup_has_started_goes_on_when_its_terminal_is_closed(tmp_path):

@@ -1,0 +1,58 @@
+"""The store, with Celery's broker in it, refuses for a while in the middle of a half: a run has its one result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from celery.result import AsyncResult
+
+from tests.door_parts import Producer, all_present, saying
+from tests.faults.harness import FaultCluster
+from tests.polling import unhurried, until
+
+LIMIT_SECONDS = 90.0
+
+
+@pytest.fixture
+async def producer(tmp_path: Path) -> AsyncIterator[Producer]:
+    """An application beside a cluster whose store writes to disk before it answers."""
+    async with FaultCluster(tmp_path, append_fsync="always").running() as cluster:
+        cluster.start_controller()
+        cluster.start_tool()
+        cluster.start_door()
+        await all_present(cluster)
+        yield Producer(cluster)
+
+
+async def each_has_its_one_result(producer: Producer, sent: list[AsyncResult], queue: str) -> None:
+    """Wait by looking, since a listener may have lost its connection, and count results and callbacks."""
+    await until(lambda: all(one.ready() for one in sent), limit=unhurried(LIMIT_SECONDS), what="all results")
+    assert [one.state for one in sent] == ["SUCCESS"] * len(sent)
+    assert len(await producer.cluster.client.recent()) == len(sent)
+
+    def followed() -> set[str]:
+        entries = producer.app.backend.client.lrange(queue, 0, -1)
+        return {json.loads(entry)["headers"]["parent_id"] for entry in entries}
+
+    await until(lambda: followed() == {one.id for one in sent}, limit=unhurried(LIMIT_SECONDS), what="callbacks")
+    entries = producer.app.backend.client.lrange(queue, 0, -1)
+    assert len({json.loads(entry)["headers"]["id"] for entry in entries}) == len(sent)
+
+
+@pytest.mark.parametrize("half", ["door.before_begin", "door.before_answered"])
+async def test_the_store_refuses_in_the_middle_of_a_half(producer: Producer, tmp_path: Path, half: str) -> None:
+    cluster, gate = producer.cluster, tmp_path / "gate"
+    cluster.kill("d1")
+    cluster.start_door("d2", DECKHANDS_FAILPOINTS=f"{half}:pause@1:{gate}")
+    report = producer.app.signature("shop.report", queue="shop")
+    sent = [producer.run(turns=saying("done"), link=report)]
+    call = cluster.client.store.connection.call
+    await until(gate.exists, limit=unhurried(LIMIT_SECONDS), what="the half")
+    await call("CONFIG", "SET", "maxmemory", "1")
+    gate.unlink()
+    await until(lambda: "does not serve" in cluster.log_of("d2"), limit=unhurried(30.0), what="a line in the log")
+    await call("CONFIG", "SET", "maxmemory", "0")
+    await each_has_its_one_result(producer, sent, "shop")
