@@ -47,6 +47,14 @@ class TaskResults:
         with self._app.producer_or_acquire() as producer:
             self._app.amqp.send_task_message(producer, RUN, message, queue=QUEUE, priority=FIRST_OF_ALL)
 
+    def give_up(self, task_id: str) -> None:
+        """Record that a task has failed whose end Celery could not carry out, unless it has ended."""
+        backend = self._app.backend
+        if backend.get_state(task_id) not in states.READY_STATES:
+            backend.store_result(
+                task_id, RuntimeError("What follows this task could not be carried out."), states.FAILURE
+            )
+
     def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:
         """Let callers see how far a task has got, unless it has ended."""
         backend = self._app.backend

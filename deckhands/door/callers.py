@@ -169,6 +169,11 @@ class Callers:
             await self._call(*(("ZADD", names.awaited, "XX", due, cid) for cid in found))
         return [cid.decode(errors="backslashreplace") for cid in found]
 
+    async def count_send(self, conversation_id: str) -> int:
+        """Count one more attempt to answer, and return which it is."""
+        (number,) = await self._call(("HINCRBY", self._store.keys(conversation_id).caller, "sends", 1))
+        return int(number)
+
     async def hear(self, conversation_id: str) -> None:
         """Let the next append leave a notice again; to be called before the log is read."""
         await self._call(("HDEL", self._store.keys(conversation_id).meta, "noticed"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from broker.runtime.errors import UsageError
 from broker.runtime.ids import id_at
 
 KEPT = ("callbacks", "errbacks", "chain", "chord", "root_id", "parent_id", "group", "group_index", "ignore_result")
@@ -26,13 +27,18 @@ def followers(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_ids(value: Any, place: str, depth: int = 0) -> Any:
-    """Return signatures with ids, at any depth of groups, chains, chords and callbacks of callbacks."""
+    """Return signatures with ids, at any depth of groups, chains, chords and callbacks of callbacks.
+
+    Raises:
+        UsageError: one is no signature, which Celery would find out in the middle of the others.
+    """
     if depth > MAX_DEPTH:
-        return value
+        raise UsageError(f"What follows the task is nested more than {MAX_DEPTH} levels deep.")
     if isinstance(value, list | tuple):
         return [with_ids(item, f"{place}/{n}", depth + 1) for n, item in enumerate(value)]
-    if not isinstance(value, Mapping) or "task" not in value:
+    if not isinstance(value, Mapping):
         return value
+    _check(value)
     options = dict(value.get("options") or {})
     arguments = dict(value.get("kwargs") or {})
     kind = value.get("subtask_type")
@@ -47,3 +53,14 @@ def with_ids(value: Any, place: str, depth: int = 0) -> Any:
         if name in options:
             options[name] = with_ids(options[name], f"{place}/{name}", depth + 1)
     return {**value, "options": options, "kwargs": arguments}
+
+
+def _check(signature: Mapping[str, Any]) -> None:
+    name, arguments = signature.get("task"), signature.get("args")
+    is_fit = isinstance(name, str) and bool(name) and (arguments is None or isinstance(arguments, list | tuple))
+    parts = (signature.get("kwargs"), signature.get("options"))
+    if not is_fit or not all(part is None or isinstance(part, Mapping) for part in parts):
+        raise UsageError(
+            "What follows the task is no signature of Celery.",
+            remedy="Each has a task (its name), args (a list), kwargs and options (objects).",
+        )

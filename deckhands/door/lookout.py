@@ -63,14 +63,20 @@ class Lookout:
         """Do what is due each second, for ever: the sweep, progress, what begins later, notices of dead doors."""
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
-            try:
-                await self._runs.begin_what_is_due()
-                for names in self._store.all_shards:
-                    await self._look_at_entries(names, await self._forsaken(names))
-                    overdue = await self._desk.callers.overdue(names, limit=BATCH)
-                    await asyncio.gather(*(self._look(cid, is_sweep=True) for cid in overdue))
-            except (DeckhandsError, *CANNOT_BE_READ):
-                _log.exception("a sweep of the door failed")
+            for part in (self._runs.begin_what_is_due, self._look_at_forsaken, self._look_at_overdue):
+                try:
+                    await part()
+                except (DeckhandsError, *CANNOT_BE_READ):
+                    _log.exception("a sweep of the door failed")
+
+    async def _look_at_forsaken(self) -> None:
+        for names in self._store.all_shards:
+            await self._look_at_entries(names, await self._forsaken(names))
+
+    async def _look_at_overdue(self) -> None:
+        for names in self._store.all_shards:
+            overdue = await self._desk.callers.overdue(names, limit=BATCH)
+            await asyncio.gather(*(self._look(cid, is_sweep=True) for cid in overdue))
 
     async def report_progress(self) -> None:
         """Tell callers how far their conversations have got, each second, for ever."""

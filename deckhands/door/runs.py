@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from broker.runtime.clock import to_millis
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import StoreError, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
 from broker.specs.specs import PriorityName
@@ -30,8 +31,14 @@ from deckhands.door.earlier_results import fields_of
 from deckhands.door.failures import refusal
 
 DUE_AT_ONCE = 64
+RETRY_SECONDS = 60.0
+MAX_SENDS = 20
+"""How often a second half is sent whose task does not come to its end, a minute apart: a callback may be unusable."""
 PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (9, "batch"))
 """Celery's numbers over Redis: 0 is the highest, and what every message has that names none."""
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +146,30 @@ class Runs:
     async def begin_what_is_due(self) -> None:
         """Begin the runs whose time has come."""
         for task_id in await self._desk.schedule.due(limit=DUE_AT_ONCE):
-            await self._begin_later(task_id)
+            try:
+                await self._begin_later(task_id)
+            except StoreError:
+                raise
+            except Exception:  # noqa: BLE001  (whatever is wrong with one task concerns no other)
+                _log.exception("the task %s cannot be begun; it is tried again", ascii(task_id))
+                await self._desk.schedule.postpone(task_id, RETRY_SECONDS)
 
     async def send_second_half(self, caller: Caller) -> None:
         """Send the second half of a run whose outcome is decided, and look again in case it gets lost."""
-        await self._desk.callers.look_later(caller)
-        await asyncio.to_thread(self._desk.results.send_second_half, caller.name, caller.kept or {})
+        desk = self._desk
+        await desk.callers.look_later(caller)
+        try:
+            if await desk.callers.count_send(caller.conversation_id) <= MAX_SENDS:
+                await asyncio.to_thread(desk.results.send_second_half, caller.name, caller.kept or {})
+                return
+            await asyncio.to_thread(desk.results.give_up, caller.name)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever Celery raises; its broker may be away)
+            _log.warning("the result of the task %s cannot be sent; it is tried again: %s", ascii(caller.name), error)
+            return
+        _log.error("Celery did not take the result of the task %s; it is given up", ascii(caller.name))
+        await desk.callers.answered(caller.conversation_id)
 
     async def _begin_later(self, task_id: str) -> None:
         desk, conversation_id = self._desk, conversation_of_task(task_id)

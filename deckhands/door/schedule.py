@@ -10,10 +10,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from broker.runtime.clock import from_millis, to_millis
+from broker.runtime.errors import UsageError
 from broker.store.connection import Argument, texts_by_name
 from broker.store.store import Store
 
 REVOKED_KEPT = timedelta(days=7)
+EARLIEST, LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 MAX_REVOKED_KEPT = 100_000
 """Any program on the broker may revoke tasks, also those of other applications."""
 
@@ -48,6 +50,11 @@ class Schedule:
             return None
         return fields["request"], from_millis(int(fields["expires"])) if fields.get("expires") else None
 
+    async def postpone(self, task_id: str, seconds: float) -> None:
+        """Have a task that waits begun later, so that it keeps no other from its turn."""
+        due = to_millis(self._store.clock.now()) + int(seconds * 1000)
+        await self._call(("ZADD", self._names.later, "XX", due, task_id))
+
     async def drop(self, task_id: str) -> None:
         """Forget a task that waited.  Idempotent."""
         await self._call(("ZREM", self._names.later, task_id), ("DEL", self._key(task_id)))
@@ -81,9 +88,17 @@ def moment_in(text: str | None) -> datetime | None:
     """Return the time that a header of Celery means; one without a zone is UTC.
 
     Raises:
-        ValueError: it is no time.
+        UsageError: it is no time, or too far away to be one.
     """
     if not text:
         return None
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = LATEST
+    found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    if not EARLIEST < found < LATEST:
+        raise UsageError(
+            f"The time {ascii(text)[1:-1][:100]} cannot be used.", remedy=f"Use one between {EARLIEST} and {LATEST}."
+        )
+    return found

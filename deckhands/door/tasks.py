@@ -75,15 +75,20 @@ class DoorTasks:
             TaskFailure: the outcome is a failure.
         """
         request = task.request
-        kept = followers(request.id, vars(request)) | {"shown": [request.argsrepr, request.kwargsrepr]}
+        try:
+            kept = followers(request.id, vars(request)) | {"shown": [request.argsrepr, request.kwargsrepr]}
+            eta, expires = moment_in(getattr(request, BEGINS, None)), moment_in(request.expires)
+        except UsageError as error:
+            request.update({"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+            raise raised(refusal(error)) from None
         request.update({name: kept[name] for name in ("callbacks", "errbacks", "chain", "chord")})
         message = RunMessage(
             task_id=request.id,
             previous=previous,
             options=options,
             kept=kept,
-            eta=moment_in(getattr(request, BEGINS, None)),
-            expires=moment_in(request.expires),
+            eta=eta,
+            expires=expires,
             priority=int((request.delivery_info or {}).get("priority") or 0),
         )
         outcome: Outcome | None = self.checked(lambda: self._door.runs.take(message))

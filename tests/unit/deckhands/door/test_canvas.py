@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from celery import Celery, chain, chord, group
 
+from broker.runtime.errors import UsageError
 from deckhands.door.canvas import followers, with_ids
 
 APP = Celery("shop", set_as_current=False)
@@ -39,5 +41,25 @@ def test_an_id_that_is_there_is_kept() -> None:
     assert with_ids([signature("a", options={"task_id": "mine"})], "p")[0]["options"]["task_id"] == "mine"
 
 
-def test_what_is_no_signature_is_left_alone() -> None:
-    assert with_ids([1, "x", {"no": "task"}], "p") == [1, "x", {"no": "task"}]
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {},
+        {"args": 3},
+        {"task": 5},
+        {"task": "a", "args": 3},
+        {"task": "a", "kwargs": []},
+        {"task": "a", "options": "x"},
+    ],
+)
+def test_what_is_no_signature_is_refused(spoilt: Any) -> None:
+    with pytest.raises(UsageError, match="signature"):
+        followers("task-1", {"callbacks": [signature("good")], "chain": [spoilt]})
+
+
+def test_what_is_nested_without_end_is_refused() -> None:
+    deep: Any = signature("a")
+    for _ in range(40):
+        deep = [deep]
+    with pytest.raises(UsageError, match="levels deep"):
+        followers("task-1", {"callbacks": deep})

@@ -1,0 +1,106 @@
+"""What one message, one parked task or an absent broker does to all others at a door: nothing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from broker.celery.door_app import make_door_app
+from broker.celery.door_results import TaskResults
+from broker.runtime.errors import UsageError
+from deckhands.door.callers import CELERY, Caller
+from deckhands.door.desk import REVOKED, Desk, conversation_of_task
+from deckhands.door.runs import MAX_SENDS, RunMessage, Runs
+from deckhands.door.schedule import moment_in
+from tests.door_parts import Producer, saying
+from tests.polling import until
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "never", "2026-13-01"])
+def test_a_time_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot be used"):
+        moment_in(text)
+
+
+async def test_a_task_with_an_impossible_time_or_callback_fails_and_keeps_nothing_else(producer: Producer) -> None:
+    after = producer.signature("next", saying("never"))
+    far = producer.run(turns=saying("x"), countdown=1, expires=datetime(2500, 1, 1, tzinfo=UTC))
+    chained = producer.run(turns=saying("x"), link=after, chain=[{"args": 3}])
+    fine = producer.run(turns=saying("fine"), countdown=2)
+    for result in (far, chained):
+        await producer.until_state(result, "FAILURE")
+        assert type(result.result).__name__ == "RequestRefused"
+    assert (await producer.value(fine))["message"] == "fine"
+    assert producer.app.backend.get_state(after.freeze().id) == "PENDING"
+
+
+class Sending:
+    """Results that take note of what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.given_up: list[str] = []
+
+    def send_second_half(self, task_id: str, _kept: Any) -> None:
+        self.sent.append(task_id)
+
+    def give_up(self, task_id: str) -> None:
+        self.given_up.append(task_id)
+
+    def report_progress(self, *_: Any) -> None:
+        return
+
+
+async def test_a_parked_task_that_cannot_be_begun_keeps_no_other_from_its_turn(producer: Producer) -> None:
+    store = producer.cluster.client.store
+    results: Any = Sending()
+    runs = Runs(desk := Desk(store, results))
+    now = store.clock.now()
+    options = {"task": "x", "model": "scripted/nowhere"}
+    for task_id in ("spoilt", "victim"):
+        await runs.take(RunMessage(task_id, (), options, {}, eta=now + timedelta(milliseconds=50)))
+    await store.connection.call("HSET", f"{store.all_shards[0].later}:spoilt", "expires", "no number")
+    await until(lambda: _has_begun(runs, desk, "victim"), what="the other one's beginning")
+    assert not await desk.meta(conversation_of_task("spoilt"))
+
+
+async def _has_begun(runs: Runs, desk: Desk, task_id: str) -> bool:
+    await runs.begin_what_is_due()
+    return bool(await desk.meta(conversation_of_task(task_id)))
+
+
+async def _decided(desk: Desk, task_id: str) -> Caller:
+    conversation_id = conversation_of_task(task_id)
+    await desk.callers.keep(Caller(conversation_id, CELERY, task_id))
+    await desk.callers.decide(conversation_id, REVOKED)
+    caller = await desk.callers.of(conversation_id)
+    assert caller is not None
+    return caller
+
+
+async def test_a_door_outlives_the_queue(producer: Producer) -> None:
+    store = producer.cluster.client.store
+    results = TaskResults(make_door_app(NOWHERE, NOWHERE))
+    runs = Runs(desk := Desk(store, results))
+    caller = await _decided(desk, "unsent")
+    await runs.send_second_half(caller)
+    found = await desk.callers.of(caller.conversation_id)
+    assert found is not None
+    assert not found.is_answered
+
+
+async def test_an_answer_that_celery_never_takes_is_given_up(producer: Producer) -> None:
+    store = producer.cluster.client.store
+    results: Any = Sending()
+    runs = Runs(desk := Desk(store, results))
+    caller = await _decided(desk, "unusable")
+    for _ in range(MAX_SENDS + 1):
+        await runs.send_second_half(caller)
+    assert (len(results.sent), results.given_up) == (MAX_SENDS, ["unusable"])
+    found = await desk.callers.of(caller.conversation_id)
+    assert found is not None
+    assert found.is_answered
