@@ -101,7 +101,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     try:
         project.compose(
             *("up", "-d", "--no-build", "--wait", "--scale", "controller=2", "--scale", "tools=2"),
-            **STAYING,
+            *STAYING,
             limit=UP_LIMIT_SECONDS,
         )
         yield project
@@ -254,7 +254,7 @@ async def test_flower_wants_the_password_and_lists_every_kind_of_worker(project:
 
         async def all_are_listed() -> bool:
             found = await roles()
-            return (found.count("controller"), found.count("tool"), found.count("door")) == (2, 2, 1)
+            return all(found.count(role) >= count for role, count in (("controller", 2), ("tool", 2), ("door", 1)))
 
         await until(all_are_listed, limit=LIMIT_SECONDS, what="all workers in Flower")
 
@@ -262,7 +262,7 @@ async def test_flower_wants_the_password_and_lists_every_kind_of_worker(project:
 async def test_an_agent_is_a_celery_task_of_an_application_outside(project: Project) -> None:
     address = f"127.0.0.1:{project.queue_port}/0"
     nobody = Celery("shop", broker=f"redis://:wrong@{address}", set_as_current=False)
-    with pytest.raises(OperationalError, match="WRONGPASS|invalid username-password"):
+    with pytest.raises(OperationalError, match="username-password pair"):
         nobody.send_task("deckhands.run", ["do it"], queue="deckhands", retry=False)
     url = f"redis://producer:{project.passwords['PRODUCER']}@{address}"
     app = Celery("shop", broker=url, backend=url, set_as_current=False)
