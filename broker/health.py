@@ -78,7 +78,7 @@ async def check(role: str, url: str) -> Verdict:
     """Check a worker of this host, or the store; whatever goes wrong with the store is part of the verdict.
 
     Args:
-        role: `controller`, `tool` or `store`.
+        role: `controller`, `tool`, `door` or `store`.
         url: the store, as `DECKHANDS_URL` has it.
     """
     assert role in (*WORKER_ROLES, STORE_ROLE)
@@ -96,7 +96,7 @@ async def check(role: str, url: str) -> Verdict:
 def main(arguments: Sequence[str]) -> int:
     """Check what the one argument names, say what was found on standard output, and return the exit status."""
     if len(arguments) != 1 or arguments[0] not in (*WORKER_ROLES, STORE_ROLE):
-        verdict = Verdict(NOTHING_TO_SAY, "Usage: python -m broker.health controller|tool|store")
+        verdict = Verdict(NOTHING_TO_SAY, "Usage: python -m broker.health controller|tool|door|store")
     else:
         try:
             verdict = asyncio.run(check(arguments[0], BrokerSettings.from_env().url))

@@ -1,10 +1,13 @@
-"""The Celery application of doors: `celery -A deckhands.door.app worker -Q deckhands`."""
+"""The Celery application of doors: `celery -A deckhands.door.app worker -Q deckhands`.
+
+Remote control: `revoke` stops runs; `inspect conversations` is answered as by all workers, and a door holds none.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from celery.worker.control import control_command
+from celery.worker.control import control_command, inspect_command
 
 from broker.celery.bootstep import add_loop
 from broker.celery.door_app import make_door_app
@@ -21,6 +24,12 @@ app = make_door_app(settings.celery_url, settings.result_url)
 door = Door(settings, TaskResults(app))
 loop_thread = add_loop(app, door)
 tasks = DoorTasks(app, door, loop_thread)
+
+
+@inspect_command(name="conversations")  # type: ignore[untyped-decorator]
+def conversations(_state: Any) -> list[str]:
+    """List nothing: what doors wait for is in the store, and any door takes it up."""
+    return []
 
 
 @control_command(name="revoke")  # type: ignore[untyped-decorator]

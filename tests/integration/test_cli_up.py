@@ -12,9 +12,12 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import psutil
 import pytest
+from celery import Celery
 
 from broker.store.store import open_store
 from tests.integration.command_line import (
@@ -94,8 +97,9 @@ def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_wor
     env = environment(tmp_path)
     waiting = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "sleep 300", "timeout": "300"}}]}
     model = script(tmp_path / "model.json", waiting)
-    with started("up", "--sandbox", "none", env=env) as running:
+    with started("up", "--sandbox", "none", "--doors", "2", env=env) as running:
         greeting = "".join(read_until(running, "Ctrl-C stops it"))
+        assert "1 controller worker, 1 tool worker and 2 doors." in greeting
         (command,) = re.findall(r"ask: +(.+)", greeting)
         cid = deckhands("submit", "-t", "Wait.", "--model", model, env=env).out.strip()
 
@@ -105,17 +109,51 @@ def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_wor
             )
             return json.loads(asked.stdout) if asked.returncode == 0 else {}
 
-        def both_have_it() -> bool:
-            found = {name.partition("-")[0]: found for name, found in answers().items()}
-            return (found.get("controller"), found.get("tool")) == ([cid], [cid])
+        def both_have_it_and_no_door() -> bool:
+            return {name.partition("-")[0]: found for name, found in answers().items()} == {
+                "controller": [cid],
+                "tool": [cid],
+                "door": [],
+            }
 
-        asyncio.run(until(both_have_it, limit=120, what="both workers' answers"))
-        assert deckhands("cancel", cid, env=env).code == 0
+        asyncio.run(until(both_have_it_and_no_door, limit=120, what="all workers' answers"))
+        assert task(greeting, "cancel", cid)["conversation_id"] == cid
+        shown = partial(deckhands, "show", cid, "--json", env=env)
+        asyncio.run(until(lambda: shown().json[0]["state"] == "stopped", limit=60, what="the end of the agent"))
         refusing = shlex.split(command.replace("inspect conversations", "control drain --json -t 4"))
         drained = subprocess.run(refusing, capture_output=True, cwd=tmp_path, text=True, check=False).stdout
     assert "tool workers do not take it" in drained
     logs = "".join(log.read_text() for log in (tmp_path / "cluster" / "logs").glob("*.log"))
     assert "Traceback" not in logs
+
+
+def test_a_door_in_the_foreground_serves_the_cluster_that_runs_here(tmp_path):
+    env = environment(tmp_path)
+    with started("up", "--controllers", "0", "--tools", "0", "--doors", "0", env=env) as running:
+        greeting = "".join(read_until(running, "Ctrl-C stops it"))
+        assert "and 0 doors." in greeting
+        with started("door", env=env) as door:
+            cid = task(greeting, "submit", "Do it.", model=script(tmp_path / "x"))
+            assert deckhands("show", cid, "--json", env=env).json[0]["title"] == "Do it."
+            door.send_signal(signal.SIGTERM)
+            done = finished(door)
+        assert done.code == 0
+        assert "Traceback" not in done.err
+
+
+def test_a_door_without_a_cluster(tmp_path):
+    done = deckhands("door", env=environment(tmp_path))
+    assert (done.code, done.err.splitlines()[0]) == (
+        2,
+        "deckhands: DECKHANDS_URL is not set, and no cluster is running here.",
+    )
+
+
+def task(greeting: str, name: str, *arguments: str, **options: str) -> Any:
+    """Send a task to the doors at the address that `up` has printed, and return its result."""
+    (address,) = re.findall(r"celery: (\S+)", greeting)
+    with Celery("shop", broker=address, backend=address, set_as_current=False) as app:
+        return app.send_task(f"deckhands.{name}", arguments, options, queue="deckhands").get(timeout=60)
 
 
 def test_a_worker_is_replaced_though_nobody_reads_of_it(tmp_path):

@@ -24,8 +24,9 @@ COMPOSE = ROOT / "compose.yaml"
 OUTSIDE = ROOT / "deploy" / "compose.outside.yaml"
 NO_SANDBOX = ROOT / "deploy" / "compose.none.yaml"
 SYSTEM_CALLS = ROOT / "deploy" / "seccomp.json"
-PASSWORDS = {"ADMIN_PASSWORD", "WORKER_PASSWORD", "QUEUE_PASSWORD", "FLOWER_PASSWORD"}
-STAYING = {"store", "queue", "controller", "tools", "flower"}
+PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
+PASSWORDS = tuple(f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "DOOR", "PRODUCER", "QUEUE", "FLOWER"))
+STAYING = {"store", "queue", "controller", "tools", "door", "flower"}
 PASSING = {"setup", "cli"}
 ORDINARY = ["no-new-privileges:true"]
 FOR_BUBBLEWRAP = [*ORDINARY, "seccomp=deploy/seccomp.json", "apparmor=unconfined", "systempaths=unconfined"]
@@ -67,13 +68,14 @@ def test_health_is_asked_of_the_heartbeat() -> None:
         "queue": [*command, "store"],
         "controller": [*command, "controller"],
         "tools": [*command, "tool"],
+        "door": [*command, "door"],
     }
 
 
 def test_no_password_has_a_default() -> None:
     text = COMPOSE.read_text()
     used = re.findall(r"\$\{(\w*PASSWORD)([^}]*)\}", text)
-    assert {name for name, _ in used} == PASSWORDS
+    assert {name for name, _ in used} == set(PASSWORDS)
     assert {rest for _, rest in used} == {":?run deploy/make-env"}
     assert len(used) == len(re.findall(r"\$\{?\w*PASSWORD", text))
 
@@ -91,7 +93,7 @@ def test_only_the_controller_has_the_model_s_key_and_only_services_that_need_it_
 
 def test_who_works_with_secrets_has_their_key_and_nobody_else() -> None:
     assert {name for name in services() if "DECKHANDS_SECRET_KEY" in services()[name].get("environment", {})} == {
-        *("controller", "tools", *PASSING)
+        *("controller", "tools", "door", *PASSING)
     }
     used = re.findall(r"\$\{SECRET_KEY([^}]*)\}", COMPOSE.read_text())
     assert set(used) == {":?run deploy/make-env"}
@@ -100,6 +102,29 @@ def test_who_works_with_secrets_has_their_key_and_nobody_else() -> None:
 def test_only_setup_and_cli_are_admin() -> None:
     admins = {name for name, service in services().items() if "//admin:" in json.dumps(service.get("environment", {}))}
     assert admins == PASSING
+
+
+def test_a_door_logs_in_as_itself_and_reaches_the_servers_alone() -> None:
+    door = services()["door"]
+    logins = re.findall(r"redis://(\w*):", json.dumps(door["environment"]))
+    assert logins == ["door", ""]
+    assert door["networks"] == ["inside"]
+    assert not {"volumes", "ports", "configs", "env_file"} & set(door)
+    assert [name for name in services() if "//door:" in json.dumps(services()[name])] == ["door"]
+    assert "//producer:" not in COMPOSE.read_text()
+    known = {name: services()[name]["environment"].keys() & set(PASSWORDS) for name in ("store", "queue")}
+    assert known == {
+        "store": {"ADMIN_PASSWORD", "WORKER_PASSWORD", "DOOR_PASSWORD", "PRODUCER_PASSWORD"},
+        "queue": {"QUEUE_PASSWORD", "PRODUCER_PASSWORD"},
+    }
+
+
+def test_producers_elsewhere_reach_both_servers_and_this_machine_alone_unless_somebody_says_otherwise() -> None:
+    address = "${PRODUCER_ADDRESS:-127.0.0.1}"
+    assert yaml.safe_load(PRODUCERS.read_text())["services"] == {
+        "store": {"networks": ["inside", "outside"], "ports": [f"{address}:${{STORE_PORT:-6379}}:6379"]},
+        "queue": {"networks": ["inside", "outside"], "ports": [f"{address}:${{QUEUE_PORT:-6380}}:6379"]},
+    }
 
 
 @pytest.mark.parametrize("name", sorted(STAYING | PASSING))
@@ -161,18 +186,28 @@ def test_passwords_are_made_fresh_and_kept(tmp_path: Path) -> None:
     made = [made_env(tmp_path / name) for name in ("first", "second")]
     for file in made:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert re.findall(r"^(\w+)=[0-9a-f]{48}$", file.read_text(), re.MULTILINE) == [
-            *("ADMIN_PASSWORD", "WORKER_PASSWORD", "QUEUE_PASSWORD", "FLOWER_PASSWORD")
-        ]
+        assert re.findall(r"^(\w+)=[0-9a-f]{48}$", file.read_text(), re.MULTILINE) == [*PASSWORDS]
     found = [line for file in made for line in re.findall(r"=(\w{48})$", file.read_text(), re.MULTILINE)]
-    assert len(set(found)) == 8
+    assert len(set(found)) == 2 * len(PASSWORDS)
     keys = {secret_key(file) for file in made}
     assert len(keys) == 2
     assert {len(parsed_key(key)) for key in keys} == {32}
     before = made[0].read_text()
-    again = subprocess.run([made[0].parent / "deploy" / "make-env"], check=False, capture_output=True)
-    assert again.returncode != 0
+    again = subprocess.run([made[0].parent / "deploy" / "make-env"], check=True, capture_output=True)
+    assert again.stdout == b".env has all passwords already\n"
     assert made[0].read_text() == before
+
+
+def test_what_a_file_of_an_earlier_version_lacks_is_added(tmp_path: Path) -> None:
+    earlier = "ADMIN_PASSWORD=0123456789abcdef\nLLM_MODEL=m\nDOOR_PASSWORD=\nSECRET_KEY=kept"
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / ".env").write_text(earlier)
+    file = made_env(tmp_path)
+    lines = file.read_text().splitlines()
+    assert lines[:4] == earlier.splitlines()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    added = [line.partition("=")[0] for line in lines[4:]]
+    assert added == [name for name in PASSWORDS if name != "ADMIN_PASSWORD"]
 
 
 def secret_key(file: Path) -> str:
@@ -182,7 +217,7 @@ def secret_key(file: Path) -> str:
 
 def made_env(folder: Path) -> Path:
     """Make fresh passwords in a folder and return the file."""
-    (folder / "deploy").mkdir(parents=True)
+    (folder / "deploy").mkdir(parents=True, exist_ok=True)
     script = shutil.copy(ROOT / "deploy" / "make-env", folder / "deploy")
     subprocess.run([script], check=True, capture_output=True)
     return folder / ".env"

@@ -13,15 +13,17 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
 
-from tests.integration.test_compose import COMPOSE, STAYING, made_env
+from tests.integration.test_compose import COMPOSE, PRODUCERS, STAYING, made_env
 from tests.polling import until
 
 BUILD_LIMIT_SECONDS = 900
@@ -45,12 +47,15 @@ class Project:
 
     folder: Path
     flower_port: int
-    flower_password: str
+    queue_port: int
+    passwords: Mapping[str, str]
 
     def compose(self, *arguments: str, limit: float = LIMIT_SECONDS, **options: Any) -> str:
         """Run `docker compose` and return what it prints."""
         command = ["docker", "compose", "-p", self.folder.name, "--env-file", str(self.folder / ".env")]
-        command += ["-f", str(COMPOSE), "-f", str(self.folder / "scripts.yaml"), *arguments]
+        for file in (COMPOSE, PRODUCERS, self.folder / "scripts.yaml"):
+            command += ["-f", str(file)]
+        command += arguments
         ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=limit, **options)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
@@ -84,18 +89,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         pytest.skip("no docker engine with compose answers here")
     folder = tmp_path_factory.mktemp("deckhands-trial")
     env = made_env(folder)
-    password = re.findall(r"FLOWER_PASSWORD=(\w+)", env.read_text())[0]
-    project = Project(folder, _free_port(), password)
+    passwords = dict(re.findall(r"(\w+)_PASSWORD=(\w+)", env.read_text()))
+    project = Project(folder, _free_port(), _free_port(), passwords)
     image = os.environ.get("IMAGE", "deckhands:latest")
     with env.open("a") as file:
         file.write(f"FLOWER_PORT={project.flower_port}\nIMAGE={image}\n")
+        file.write(f"QUEUE_PORT={project.queue_port}\nSTORE_PORT={_free_port()}\n")
     _write_scripts(folder)
     if subprocess.run(["docker", "image", "inspect", image], check=False, capture_output=True).returncode != 0:
         project.compose("build", "controller", limit=BUILD_LIMIT_SECONDS)
     try:
         project.compose(
             *("up", "-d", "--no-build", "--wait", "--scale", "controller=2", "--scale", "tools=2"),
-            *("store", "queue", "controller", "tools", "flower"),
+            *STAYING,
             limit=UP_LIMIT_SECONDS,
         )
         yield project
@@ -156,7 +162,7 @@ def _docker(*arguments: str) -> str:
 
 def test_every_service_is_healthy_and_nobody_is_root(project: Project) -> None:
     counts = {name: len(project.containers(name)) for name in STAYING}
-    assert counts == {"store": 1, "queue": 1, "controller": 2, "tools": 2, "flower": 1}
+    assert counts == {"store": 1, "queue": 1, "controller": 2, "tools": 2, "door": 1, "flower": 1}
     for name in STAYING:
         for container in project.containers(name):
             assert _docker("inspect", "-f", "{{.State.Health.Status}}", container) == "healthy"
@@ -236,21 +242,41 @@ async def test_a_worker_that_hangs_is_unhealthy(project: Project) -> None:
     await _until_health(container, "healthy")
 
 
-async def test_flower_wants_the_password_and_lists_both_kinds_of_worker(project: Project) -> None:
+async def test_flower_wants_the_password_and_lists_every_kind_of_worker(project: Project) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{project.flower_port}", timeout=LIMIT_SECONDS) as flower:
         for login in (None, ("deckhands", "wrong")):
             assert (await flower.get("/api/workers", auth=login)).status_code == 401
 
         async def roles() -> list[str]:
-            login = ("deckhands", project.flower_password)
+            login = ("deckhands", project.passwords["FLOWER"])
             answer = await flower.get("/api/workers", params={"refresh": "1"}, auth=login)
             return sorted(name.partition("-")[0] for name, about in answer.json().items() if "stats" in about)
 
         async def all_are_listed() -> bool:
             found = await roles()
-            return found.count("controller") >= 2 and found.count("tool") >= 2
+            return all(found.count(role) >= count for role, count in (("controller", 2), ("tool", 2), ("door", 1)))
 
-        await until(all_are_listed, limit=LIMIT_SECONDS, what="two workers of each kind in Flower")
+        await until(all_are_listed, limit=LIMIT_SECONDS, what="all workers in Flower")
+
+
+async def test_an_agent_is_a_celery_task_of_an_application_outside(project: Project) -> None:
+    address = f"127.0.0.1:{project.queue_port}/0"
+    nobody = Celery("shop", broker=f"redis://:wrong@{address}", set_as_current=False)
+    with pytest.raises(OperationalError, match="username-password pair"):
+        nobody.send_task("deckhands.run", ["do it"], queue="deckhands", retry=False)
+    url = f"redis://producer:{project.passwords['PRODUCER']}@{address}"
+    app = Celery("shop", broker=url, backend=url, set_as_current=False)
+    sent = app.send_task("deckhands.run", ["do it"], {"model": "scripted//scripts/short.json"}, queue="deckhands")
+    summary = await asyncio.to_thread(sent.get, timeout=LIMIT_SECONDS)
+    assert (summary["state"], summary["message"]) == ("finished", "done")
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{project.flower_port}", timeout=LIMIT_SECONDS) as flower:
+
+        async def is_shown() -> bool:
+            answer = await flower.get("/api/tasks", auth=("deckhands", project.passwords["FLOWER"]))
+            shown = answer.json().get(sent.id, {})
+            return (shown.get("name"), shown.get("state")) == ("deckhands.run", "SUCCESS")
+
+        await until(is_shown, limit=LIMIT_SECONDS, what="the agent's task in Flower")
 
 
 async def _until_health(container: str, wanted: str) -> None:

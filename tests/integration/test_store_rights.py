@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,20 @@ from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.polling import until
-from tests.stores import valkey_program
+from tests.served_stores import (
+    ADMIN,
+    LIMIT_SECONDS,
+    PASSWORDS,
+    QUEUE,
+    SERVE_VALKEY,
+    Server,
+    allowed_of,
+    refusals,
+    serving,
+    worker,
+)
 from tests.unit.deckhands.sample_log import state
 
-SERVE_VALKEY = Path(__file__).resolve().parents[2] / "deploy" / "serve-valkey"
-LIMIT_SECONDS = 30.0
-ADMIN, WORKER, QUEUE = "admin-0123456789", "worker-0123456789", "queue-0123456789"
-PRODUCER = "producer-0123456789"
-PASSWORDS = {"PRODUCER_PASSWORD": PRODUCER, "ADMIN_PASSWORD": ADMIN, "WORKER_PASSWORD": WORKER, "QUEUE_PASSWORD": QUEUE}
 REFUSED_COMMANDS = (
     *(
         "ACL LIST",
@@ -49,65 +53,6 @@ REFUSED_COMMANDS = (
 )
 
 
-@dataclass(frozen=True)
-class Server:
-    """A running server of `serve-valkey`."""
-
-    port: int
-    pid: int
-
-    def url(self, login: str) -> str:
-        return f"redis://{login}@127.0.0.1:{self.port}/0"
-
-    @property
-    def admin(self) -> str:
-        return self.url(f"admin:{ADMIN}")
-
-    @property
-    def worker(self) -> str:
-        return self.url(f"worker:{WORKER}")
-
-    @property
-    def queue(self) -> str:
-        return self.url(f":{QUEUE}")
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> dict[str, str]:
-    """An environment in which the server is found, as in the image."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    (folder / "valkey-server").symlink_to(valkey_program())
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-
-@asynccontextmanager
-async def serving(purpose: str, folder: Path, programs: dict[str, str]) -> AsyncIterator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    folder.mkdir()
-    server = await asyncio.create_subprocess_exec(
-        *(SERVE_VALKEY, purpose),
-        env={**programs, **PASSWORDS, "PORT": str(port)},
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert server.stdout is not None
-    reading = None
-    try:
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while b"Ready to accept connections" not in (line := await server.stdout.readline()):
-                assert line, "the server ended"
-        # Somebody must read the rest; a full pipe would stop it.
-        reading = asyncio.create_task(server.stdout.read())
-        yield Server(port, server.pid)
-    finally:
-        server.terminate()
-        await server.wait()
-        if reading is not None:
-            await reading
-
-
 @pytest.fixture
 async def log(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Server]:
     async with serving("log", tmp_path / "log", programs) as server:
@@ -123,6 +68,9 @@ async def log(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Server]
         ("log", {"WORKER_PASSWORD": "fifteen-letters"}, "WORKER_PASSWORD is shorter than 16 characters"),
         ("log", {"WORKER_PASSWORD": ADMIN}, "ADMIN_PASSWORD and WORKER_PASSWORD are the same"),
         ("log", {"ADMIN_PASSWORD": "0123456789 +@all ~*"}, "ADMIN_PASSWORD may hold letters, digits and _ . ~ - only"),
+        ("log", {"DOOR_PASSWORD": ADMIN}, "ADMIN_PASSWORD and DOOR_PASSWORD are the same"),
+        ("queue", {"PRODUCER_PASSWORD": QUEUE}, "QUEUE_PASSWORD and PRODUCER_PASSWORD are the same"),
+        ("queue", {"PRODUCER_PASSWORD": "fifteen-letters"}, "PRODUCER_PASSWORD is shorter than 16 characters"),
         ("queue", {"QUEUE_PASSWORD": "0123456789012345\n"}, "QUEUE_PASSWORD may hold letters, digits and _ . ~ - only"),
         ("cache", {}, "usage: serve-valkey log|queue"),
     ],
@@ -153,17 +101,7 @@ async def test_the_worker_can_do_nothing_dangerous(log: Server) -> None:
         await open_store(log.worker)  # the functions are the admin's to load
     await (await open_store(log.admin)).aclose()
     await (await open_store(log.worker)).aclose()
-    connection = MultiplexedConnection(log.worker)
-    allowed = []
-    for command in REFUSED_COMMANDS:
-        try:
-            await connection.call(*command.split(" "))
-            allowed.append(command)
-        except DeckhandsError as error:
-            if "NOPERM" not in str(error) and "DEBUG command not allowed" not in str(error):
-                allowed.append(f"{command}: {error}")
-    await connection.aclose()
-    assert allowed == []
+    assert await allowed_of(REFUSED_COMMANDS, log.worker) == []
 
 
 async def test_clients_choose_by_label_and_delete_with_the_rights_of_workers(log: Server) -> None:
@@ -220,7 +158,7 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
             "DECKHANDS_WORKSPACE_TTL_SECONDS": "1",
         }
         for module in ("controller_worker", "tool_worker"):
-            await stack.enter_async_context(_worker(module, environment))
+            await stack.enter_async_context(worker(module, environment))
         # What a producer needs is within a worker's rights, too.
         client = await stack.enter_async_context(await Client.connect(log.worker))
         ids = [await client.submit("do it", agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))) for _ in range(3)]
@@ -234,24 +172,7 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
                 return any(name.startswith(role) for name in await _pongs(queue.queue))
 
             await until(pongs, limit=LIMIT_SECONDS, what=f"{module} worker that answers pings")
-    # The log of refusals is an alarm in production; here it is the proof that nothing was wanted and refused.
-    admin = MultiplexedConnection(log.admin)
-    refusals = await admin.call("ACL", "LOG")
-    await admin.aclose()
-    assert refusals == []
-
-
-@asynccontextmanager
-async def _worker(module: str, environment: dict[str, str]) -> AsyncIterator[None]:
-    worker = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module), env=environment, stdout=asyncio.subprocess.DEVNULL
-    )
-    try:
-        yield
-    finally:
-        worker.terminate()
-        async with asyncio.timeout(LIMIT_SECONDS):
-            assert await worker.wait() == 0
+    assert await refusals(log) == []
 
 
 async def _pongs(url: str) -> dict[str, Any]:
@@ -269,7 +190,7 @@ async def test_a_producer_may_add_to_the_inbox_and_read_replies_and_nothing_else
     tmp_path: Path, programs: dict[str, str]
 ) -> None:
     async with serving("log", tmp_path / "log", programs) as server:
-        connection = MultiplexedConnection(server.url(f"producer:{PRODUCER}"))
+        connection = MultiplexedConnection(server.producer)
         try:
             await connection.call("XADD", "deck:inbox", "*", "v", "1", "request", "{}")
             assert await connection.call("XRANGE", "deck:replies:shop", "-", "+") == []

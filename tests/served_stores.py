@@ -1,0 +1,136 @@
+"""Servers as containers run them, by `deploy/serve-valkey`, and what each of their users may do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.runtime.errors import DeckhandsError
+from broker.store.connection import MultiplexedConnection
+from tests.stores import valkey_program
+
+SERVE_VALKEY = Path(__file__).resolve().parents[1] / "deploy" / "serve-valkey"
+LIMIT_SECONDS = 30.0
+ADMIN, WORKER, QUEUE = "admin-0123456789", "worker-0123456789", "queue-0123456789"
+DOOR, PRODUCER = "door-0123456789a", "producer-0123456789"
+PASSWORDS = {
+    "ADMIN_PASSWORD": ADMIN,
+    "WORKER_PASSWORD": WORKER,
+    "DOOR_PASSWORD": DOOR,
+    "QUEUE_PASSWORD": QUEUE,
+    "PRODUCER_PASSWORD": PRODUCER,
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server of `serve-valkey`."""
+
+    port: int
+    pid: int
+
+    def url(self, login: str) -> str:
+        return f"redis://{login}@127.0.0.1:{self.port}/0"
+
+    @property
+    def admin(self) -> str:
+        return self.url(f"admin:{ADMIN}")
+
+    @property
+    def worker(self) -> str:
+        return self.url(f"worker:{WORKER}")
+
+    @property
+    def door(self) -> str:
+        return self.url(f"door:{DOOR}")
+
+    @property
+    def producer(self) -> str:
+        return self.url(f"producer:{PRODUCER}")
+
+    @property
+    def queue(self) -> str:
+        return self.url(f":{QUEUE}")
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the server is found, as in the image."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    (folder / "valkey-server").symlink_to(valkey_program())
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@asynccontextmanager
+async def serving(purpose: str, folder: Path, programs: dict[str, str]) -> AsyncIterator[Server]:
+    """A server of `serve-valkey`, with a password for each of its users."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    folder.mkdir()
+    server = await asyncio.create_subprocess_exec(
+        *(SERVE_VALKEY, purpose),
+        env={**programs, **PASSWORDS, "PORT": str(port)},
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    reading = None
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while b"Ready to accept connections" not in (line := await server.stdout.readline()):
+                assert line, "the server ended"
+        # Somebody must read the rest; a full pipe would stop it.
+        reading = asyncio.create_task(server.stdout.read())
+        yield Server(port, server.pid)
+    finally:
+        server.terminate()
+        await server.wait()
+        if reading is not None:
+            await reading
+
+
+@asynccontextmanager
+async def worker(module: str, environment: dict[str, str]) -> AsyncIterator[None]:
+    """A worker process, which has to end well."""
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module), env=environment, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        worker.terminate()
+        async with asyncio.timeout(LIMIT_SECONDS):
+            assert await worker.wait() == 0
+
+
+async def refusals(server: Server) -> list[Any]:
+    """What the server has refused to a user: an alarm in production, a proof here that nothing was wanted in vain."""
+    admin = MultiplexedConnection(server.admin)
+    found: list[Any] = await admin.call("ACL", "LOG")
+    await admin.aclose()
+    return found
+
+
+async def allowed_of(commands: Iterable[str], url: str) -> list[str]:
+    """Which of some commands are not refused to a user for want of rights."""
+    connection = MultiplexedConnection(url)
+    allowed = []
+    for command in commands:
+        try:
+            await connection.call(*command.split(" "))
+            allowed.append(command)
+        except DeckhandsError as error:
+            if "NOPERM" not in str(error) and "DEBUG command not allowed" not in str(error):
+                allowed.append(f"{command}: {error}")
+    await connection.aclose()
+    return allowed
