@@ -135,12 +135,14 @@ class Callers:
     async def answered(self, conversation_id: str) -> None:
         """Remember that they have their answer; the conversation may continue without them.  Idempotent."""
         names = self._store.keys(conversation_id)
-        await self._call(
-            ("HSET", names.caller, "answered", 1),
+        commands: list[tuple[Argument, ...]] = [
             ("HDEL", names.meta, "awaited", "noticed"),
             ("ZREM", names.shard.awaited, conversation_id),
-            ("DEL", f"{names.caller}:lock"),
-        )
+        ]
+        (is_there,) = await self._call(("HEXISTS", names.caller, "kind"))
+        if is_there:  # else the conversation was deleted, and what is written now would stay for ever
+            commands = [("HSET", names.caller, "answered", 1), *commands, ("DEL", f"{names.caller}:lock")]
+        await self._call(*commands)
 
     async def look_later(self, caller: Caller) -> None:
         """Have the conversation looked at again: soon at first, then less and less often."""
