@@ -69,13 +69,21 @@ def beginning_of(request: TaskRequest) -> Beginning:
 
 
 async def begin(
-    log: EventLog, secrets: Secrets, what: Beginning, conversation_id: str, *, key: str | None, awaited: str = ""
+    log: EventLog,
+    secrets: Secrets,
+    what: Beginning,
+    conversation_id: str,
+    *,
+    key: str | None,
+    awaited: str = "",
+    offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
 ) -> Appended | Duplicate:
     """Begin a conversation.  Idempotent under the same id and key.
 
     Args:
         log: the one that masks secrets.
         awaited: who waits for its end, see `EventLog.create`.
+        offers_limit_seconds: how long a tool may be missing.
 
     Raises:
         UsageError: the id is taken, or no running worker knows the agent, offers one of the tools or takes the
@@ -85,7 +93,7 @@ async def begin(
     await require_agent(store, agent)
     await require_served(store, what.workspace)
     if what.tools:
-        offers = await ToolOffers(store).choose(what.tools, limit_seconds=OFFERS_LIMIT_SECONDS)
+        offers = await ToolOffers(store).choose(what.tools, limit_seconds=offers_limit_seconds)
         agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
     if what.upload is not None:
         await StoredFiles(store).keep(conversation_id, what.upload)

@@ -140,15 +140,16 @@ class Callers:
         Where none has begun, nothing else would ever remove what is kept of them: it goes after `FORGOTTEN_AFTER`.
         """
         names = self._store.keys(conversation_id)
-        *_, has_begun = await self._call(
-            ("HSET", names.caller, "answered", 1),
+        commands: list[tuple[Argument, ...]] = [
             ("HDEL", names.meta, "awaited", "noticed"),
             ("ZREM", names.shard.awaited, conversation_id),
-            ("DEL", f"{names.caller}:lock"),
-            ("EXISTS", names.meta),
-        )
-        if not has_begun:
-            await self._call(("PEXPIRE", names.caller, int(FORGOTTEN_AFTER.total_seconds() * 1000)))
+        ]
+        is_there, has_begun = await self._call(("HEXISTS", names.caller, "kind"), ("EXISTS", names.meta))
+        if is_there:  # else the conversation was deleted, and what is written now would stay for ever
+            commands = [("HSET", names.caller, "answered", 1), *commands, ("DEL", f"{names.caller}:lock")]
+        if is_there and not has_begun:
+            commands.append(("PEXPIRE", names.caller, int(FORGOTTEN_AFTER.total_seconds() * 1000)))
+        await self._call(*commands)
 
     async def look_later(self, caller: Caller) -> None:
         """Have the conversation looked at again: soon at first, then less and less often."""

@@ -26,6 +26,8 @@ EXPIRED = {"status": "REVOKED", "reason": "expired"}
 FAILURE, SUCCESS = "FAILURE", "SUCCESS"
 ONLY_SUBMITTED = 2
 """The last event of a conversation that no worker has taken up: its beginning and its first message."""
+OFFERS_LIMIT_SECONDS = 2.0
+"""Shorter than a task or an entry may be under way before another door takes it over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,13 @@ class Desk:
     """What the parts of a door share.
 
     Attributes:
+        offers_limit_seconds: how long a conversation that begins may wait for a tool.
         log: masks secrets.
     """
 
     store: Store
     results: TaskResults
+    offers_limit_seconds: float = OFFERS_LIMIT_SECONDS
     client: Client = field(init=False)
     log: EventLog = field(init=False)
     callers: Callers = field(init=False)
@@ -59,7 +63,15 @@ class Desk:
         Raises:
             UsageError: what the request names is not here.
         """
-        await begin(self.log, self.client.secrets, beginning_of(request), conversation_id, key=key, awaited=awaited)
+        await begin(
+            self.log,
+            self.client.secrets,
+            beginning_of(request),
+            conversation_id,
+            key=key,
+            awaited=awaited,
+            offers_limit_seconds=self.offers_limit_seconds,
+        )
 
     async def meta(self, conversation_id: str) -> dict[str, str]:
         """Return what the index has of a conversation; empty: there is no such conversation."""

@@ -2,7 +2,7 @@
 
 Holds: an entry is acknowledged after its conversation has begun and its producer has been answered, so one that the
 store accepted is carried out, whatever dies; the same id of the same producer begins one conversation. What cannot be
-used is answered, if it says where, and put aside.
+used is answered, if it says where, and put aside; so is whatever a door fails at. No entry waits for another one.
 Keys: `deck:inbox`, group `doors`.
 """
 
@@ -12,13 +12,21 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from broker.celery.messages import MAX_DEPTH, is_deeper
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import DeckhandsError, StoreRefused, UsageError
+from broker.runtime.errors import (
+    DeckhandsError,
+    OutcomeUnknown,
+    StoreMisconfigured,
+    StoreRefused,
+    StoreUnavailable,
+    UsageError,
+)
 from broker.runtime.failpoints import failpoint
 from broker.store.connection import Argument
 from broker.store.group_reader import GroupReader
@@ -31,13 +39,28 @@ from deckhands.door.lookout import answer_stream
 from deckhands.door.replies import NAME, VERSION, Replies
 
 GROUP = "doors"
-BATCH = 32
+AT_ONCE = 32
+READ_AT_ONCE = 8
+"""Few: their size is known when they are in memory."""
+FORSAKEN_AT_ONCE = 32
+MOST_DELIVERIES = 3
+"""How often an entry may be handed out and not be read, because it ends the door that receives it."""
 MAX_ENTRY_BYTES = 1 << 20
 UPKEEP_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 10.0
+"""Longer than an entry may wait for anything but the store, see `desk.OFFERS_LIMIT_SECONDS`."""
 FIELDS = frozenset({b"v", b"request", b"reply_to"})
 
+TRIED_AGAIN = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
+"""What is wrong with the store and not with an entry."""
+
 _log = logging.getLogger(__name__)
+
+
+class _Failed(DeckhandsError):
+    """An entry at which the door itself failed."""
+
+    code = "internal"
 
 
 class InboxRequest(TaskRequest):
@@ -58,6 +81,8 @@ class Inbox:
         self._store = desk.store
         self._replies = Replies(desk.store)
         self._unreadable = Unreadable(desk.store)
+        self._free = asyncio.Semaphore(AT_ONCE)
+        self._under_way: set[str] = set()
         self.entries = 0
 
     async def read(self) -> None:
@@ -65,27 +90,66 @@ class Inbox:
         await self._make_group()
         reader = GroupReader(self._store, GROUP, self._worker_id, [INBOX])
         try:
-            while True:
-                found = await reader.read(limit=BATCH)
-                await self._take_all([(entry, fields) for _, entry, fields in found])
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    async with self._free:
+                        found = await reader.read(limit=READ_AT_ONCE)
+                    if found:
+                        await self._say_read([entry for _, entry, _ in found])
+                    for _, entry, fields in found:
+                        await self._start(group, entry.decode(), fields)
         finally:
             await reader.aclose()
 
     async def keep_up(self) -> None:
         """Take over the entries of doors that have died, for ever."""
-        idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
-        claim = ("XAUTOCLAIM", INBOX, GROUP, self._worker_id, idle_ms, "0-0", "COUNT", BATCH)
-        while True:
-            await asyncio.sleep(UPKEEP_SECONDS)
-            try:
-                await self._make_group()
-                _, entries, *_ = await self._store.persist(lambda: self._store.connection.call(*claim))
-                await self._take_all([(entry, fields) for entry, fields in entries if fields])
-            except DeckhandsError:
-                _log.exception("the inbox cannot be kept up")
+        after = "-"
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(UPKEEP_SECONDS)
+                try:
+                    await self._make_group()
+                    after = await self._take_over(group, after)
+                except Exception:  # noqa: BLE001  (the outer edge: the next look begins at the first entry)
+                    after = "-"
+                    _log.exception("the inbox cannot be kept up")
 
-    async def _take_all(self, entries: Sequence[tuple[bytes, list[bytes]]]) -> None:
-        await asyncio.gather(*(self._take(entry.decode(), fields) for entry, fields in entries))
+    async def _take_over(self, group: asyncio.TaskGroup, after: str) -> str:
+        """Take over some entries behind one, and return where to look next: `-` after the last."""
+        idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
+        found = await self._call("XPENDING", INBOX, GROUP, "IDLE", idle_ms, after, "+", FORSAKEN_AT_ONCE)
+        for raw, _, _, deliveries in found:
+            entry = raw.decode()
+            if entry in self._under_way:
+                continue
+            if deliveries >= MOST_DELIVERIES:
+                error = UsageError(f"The entry was delivered {deliveries} times, and no door could read it.")
+                await self._unreadable.put_aside(self._store.all_shards[0], INBOX, entry, (), error)
+                await self._done(entry)
+                continue
+            # One by one: if one ends this door, those before it are under way and the others are not to blame.
+            claimed = await self._call("XCLAIM", INBOX, GROUP, self._worker_id, idle_ms, entry)
+            if claimed and claimed[0] and claimed[0][1]:
+                await self._say_read([raw])
+                await self._start(group, entry, claimed[0][1])
+        return f"({found[-1][0].decode()}" if len(found) == FORSAKEN_AT_ONCE else "-"
+
+    async def _say_read(self, entries: Sequence[bytes]) -> None:
+        """Count the deliveries of entries that have been read from 0 again: whatever ends this door now, not they."""
+        with suppress(StoreRefused):  # the stream was overwritten or removed meanwhile
+            await self._call("XCLAIM", INBOX, GROUP, self._worker_id, 0, *entries, "RETRYCOUNT", 0, "JUSTID")
+
+    async def _start(self, group: asyncio.TaskGroup, entry: str, fields: list[bytes]) -> None:
+        """Take an entry in a task, once there is room."""
+        if entry in self._under_way:
+            return
+        self._under_way.add(entry)
+        await self._free.acquire()
+        group.create_task(self._take(entry, fields)).add_done_callback(lambda _: self._ended(entry))
+
+    def _ended(self, entry: str) -> None:
+        self._under_way.discard(entry)
+        self._free.release()
 
     async def _take(self, entry: str, fields: list[bytes]) -> None:
         """Begin what one entry asks for, or put it aside."""
@@ -93,16 +157,31 @@ class Inbox:
         about = dict(zip(fields[::2], fields[1::2], strict=False))
         name = about.get(b"reply_to", b"").decode(errors="replace")
         reply_to = name if NAME.fullmatch(name) else ""
-        request_id = _id_in(about) or entry
+        request_id = entry
         try:
-            request = parsed(fields)
-            conversation_id = await self._begin(request, request_id, reply_to)
-        except UsageError as error:
-            await self._reject(entry, fields, request_id, reply_to, error)
-            return
-        except DeckhandsError:
+            try:
+                request_id = _id_in(about) or entry
+                await self._carry_out(entry, fields, request_id, reply_to)
+            except UsageError as error:
+                await self._reject(entry, fields, request_id, reply_to, error)
+        except TRIED_AGAIN:
             _log.exception("entry %s of the inbox cannot be taken now; it is tried again", entry)
-            return
+        except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
+            _log.exception("entry %s of the inbox cannot be taken", entry)
+            await self._give_up(entry, fields, request_id, reply_to, error)
+
+    async def _give_up(self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: Exception) -> None:
+        """Put an entry aside that nobody foresaw, and answer it if that is possible."""
+        failed = _Failed(f"The door failed at this entry: {type(error).__name__}.", remedy="Its log says more.")
+        for answers_to in dict.fromkeys((reply_to, "")):
+            try:
+                await self._reject(entry, fields, request_id, answers_to, failed)
+                break
+            except Exception:  # noqa: BLE001  (the outer edge: without an answer, then)
+                _log.exception("entry %s of the inbox cannot be put aside", entry)
+
+    async def _carry_out(self, entry: str, fields: list[bytes], request_id: str, reply_to: str) -> None:
+        conversation_id = await self._begin(parsed(fields), request_id, reply_to)
         failpoint("door.inbox_begun")
         if reply_to:
             content = {"conversation_id": conversation_id}
@@ -125,14 +204,18 @@ class Inbox:
     async def _reject(
         self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: DeckhandsError
     ) -> None:
-        if reply_to:
-            conversation_id = conversation_id_of(f"inbox:{reply_to}:{request_id}")
-            if not await self._desk.meta(conversation_id):
-                await self._desk.callers.forget(conversation_id)
+        conversation_id = conversation_id_of(f"inbox:{reply_to}:{request_id}")
+        has_begun = bool(reply_to and await self._desk.meta(conversation_id))
+        if reply_to and not has_begun:
+            await self._desk.callers.forget(conversation_id)
+        if reply_to and not (has_begun and isinstance(error, _Failed)):  # else its conversation answers
             reason = {"code": error.code, "message": error.message, "remedy": error.remedy}
             await self._replies.send(reply_to, request_id, "rejected", content=reason)
         await self._unreadable.put_aside(self._store.all_shards[0], INBOX, entry, fields, error)
         await self._done(entry)
+
+    async def _call(self, *command: Argument) -> Any:
+        return await self._store.persist(lambda: self._store.connection.call(*command))
 
     async def _done(self, entry: str) -> None:
         commands: list[tuple[Argument, ...]] = [("XACK", INBOX, GROUP, entry), ("XDEL", INBOX, entry)]
@@ -140,9 +223,7 @@ class Inbox:
 
     async def _make_group(self) -> None:
         try:
-            await self._store.persist(
-                lambda: self._store.connection.call("XGROUP", "CREATE", INBOX, GROUP, "0", "MKSTREAM")
-            )
+            await self._call("XGROUP", "CREATE", INBOX, GROUP, "0", "MKSTREAM")
         except StoreRefused as error:
             if "BUSYGROUP" not in error.message:
                 raise
@@ -175,6 +256,11 @@ def parsed(fields: Sequence[bytes]) -> InboxRequest:
         raise UsageError("The field request is no JSON.", remedy="Send one JSON object in UTF-8.") from None
     if is_deeper(found, MAX_DEPTH):
         raise UsageError(f"The field request is nested more than {MAX_DEPTH} levels deep.")
+    if not _is_text(found):
+        raise UsageError(
+            "The field request holds half of a surrogate pair, or a number that is none.",
+            remedy="Send texts that can be written in UTF-8, and no NaN or Infinity.",
+        )
     if isinstance(found, Mapping) and found.get("idempotency_key") is not None:
         raise UsageError("The field idempotency_key is of no use here.", remedy="Use the field id.")
     return InboxRequest.parse(found)
@@ -187,4 +273,13 @@ def _id_in(about: Mapping[bytes, bytes]) -> str:
     except (ValueError, RecursionError):
         return ""
     name = found.get("id") if isinstance(found, dict) else None
-    return name if isinstance(name, str) and 0 < len(name) <= MAX_KEY_CHARS else ""
+    return name if isinstance(name, str) and 0 < len(name) <= MAX_KEY_CHARS and _is_text(name) else ""
+
+
+def _is_text(found: Any) -> bool:
+    """Say whether JSON that was parsed can be written as UTF-8 again."""
+    try:
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    return True

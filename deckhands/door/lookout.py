@@ -47,6 +47,7 @@ class Lookout:
         self._unreadable = Unreadable(desk.store)
         self._at_once = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._getting_on: set[str] = set()
+        self._forsaken_after: dict[int, Argument] = {}
         self.looks = 0
 
     async def read_notices(self, names: ShardKeys) -> None:
@@ -104,8 +105,11 @@ class Lookout:
     async def _forsaken(self, names: ShardKeys) -> list[tuple[bytes, list[bytes]]]:
         """Take over notices that another door has had for long."""
         idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
-        command = ("XAUTOCLAIM", names.notices, GROUP, self._worker_id, idle_ms, "0-0", "COUNT", BATCH)
-        _, entries, *_ = await self._store.persist(lambda: self._store.connection.call(*command))
+        after = self._forsaken_after.get(names.shard, "0-0")
+        command = ("XAUTOCLAIM", names.notices, GROUP, self._worker_id, idle_ms, after, "COUNT", BATCH)
+        self._forsaken_after[names.shard], entries, *_ = await self._store.persist(
+            lambda: self._store.connection.call(*command)
+        )
         return [(entry, fields) for entry, fields in entries if fields]
 
     async def _look(self, conversation_id: str, *, is_sweep: bool) -> None:
@@ -123,7 +127,7 @@ class Lookout:
                 self._getting_on.add(conversation_id)
                 if is_sweep:
                     await self._desk.callers.look_later(caller)
-            except (DeckhandsError, *CANNOT_BE_READ):
+            except Exception:  # noqa: BLE001  (the outer edge: one conversation, or the result backend)
                 _log.exception("conversation %s cannot be looked at", conversation_id)
 
     async def _answer(self, caller: Caller) -> None:
@@ -156,7 +160,8 @@ class Lookout:
 async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
     """Tell a producer of the inbox how its conversation has ended."""
     found = await desk.callers.of(caller.conversation_id)
-    assert found is not None
+    if found is None or not found.outcome:  # deleted meanwhile
+        return
     outcome = json.loads(found.outcome)
     await replies.send(
         found.name,

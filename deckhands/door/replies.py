@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from broker.coordination.unreadable import Unreadable
+from broker.runtime.errors import StoreRefused
 from broker.store import keys
 from broker.store.connection import Argument
 from broker.store.store import Store
@@ -30,11 +32,15 @@ class Replies:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._unreadable = Unreadable(store)
 
     async def send(
         self, name: str, request_id: str, event: ReplyEvent, *, conversation_id: str = "", content: Mapping[str, Any]
     ) -> None:
-        """Tell a producer something; a lost reply of the store may send it twice."""
+        """Tell a producer something; a lost reply of the store may send it twice.
+
+        A key of another type that stands where the stream belongs is moved out of the way.
+        """
         stream = keys.replies(name)
         fields: dict[str, Argument] = {"v": VERSION, "id": request_id, "event": event, "n": NUMBERS[event]}
         fields |= {"conversation_id": conversation_id, "json": json.dumps(content)}
@@ -43,4 +49,20 @@ class Replies:
             ("XADD", stream, "MAXLEN", "~", KEPT_REPLIES, "*", *flat),
             ("EXPIRE", stream, KEPT_SECONDS),
         ]
-        await self._store.persist(lambda: self._store.connection.call_many(commands))
+        try:
+            await self._call(commands)
+        except StoreRefused as error:
+            if "WRONGTYPE" not in error.message:
+                raise
+            await self._move_away(stream, error)
+            await self._call(commands)
+
+    async def _move_away(self, stream: str, error: StoreRefused) -> None:
+        """Move a key of another type out of the way, to `<key>:unreadable`; no name of a producer has a colon."""
+        (found,) = await self._call([("TYPE", stream)])
+        if found not in (b"stream", b"none"):
+            await self._unreadable.put_aside(self._store.all_shards[0], stream, "", (), error)
+            await self._call([("RENAME", stream, f"{stream}:unreadable")])
+
+    async def _call(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
+        return await self._store.persist(lambda: self._store.connection.call_many(commands))

@@ -212,3 +212,20 @@ BEYOND_A_PRODUCER = (
     *("XRANGE deck:{0}:ready - +", "FCALL deck_now 1 deck:{0}", "XGROUP DESTROY deck:inbox doors", "EVAL return{} 0"),
     *("KEYS *", "SCAN 0", "FLUSHALL", "CONFIG GET dir", "FUNCTION FLUSH", "SUBSCRIBE a", "SET other 1", "GET other"),
 )
+
+
+async def test_a_producer_with_a_user_reads_its_own_answers_only(tmp_path: Path, programs: dict[str, str]) -> None:
+    page = (SERVE_VALKEY.parents[1] / "docs" / "producing-work.md").read_text("utf-8")
+    (line,) = [line for line in page.splitlines() if line.startswith("ACL SETUSER shop ")]
+    async with serving("log", tmp_path / "log", programs) as server:
+        admin = MultiplexedConnection(server.admin)
+        await admin.call(*line.split())
+        assert await admin.call("CONFIG", "GET", "proto-max-bulk-len") == [b"proto-max-bulk-len", b"67108864"]
+        shop = MultiplexedConnection(server.url("shop:A-LONG-PASSWORD"))
+        await shop.call("XADD", "deck:inbox", "*", "v", "1")
+        assert await shop.call("XRANGE", "deck:replies:shop", "-", "+") == []
+        for command in ("XRANGE deck:replies:other - +", *BEYOND_A_PRODUCER):
+            with pytest.raises(DeckhandsError, match="NOPERM"):
+                await shop.call(*command.split())
+        await shop.aclose()
+        await admin.aclose()

@@ -1,0 +1,208 @@
+"""One entry of the inbox concerns no other, and what a door fails at is put aside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from broker.coordination.unreadable import Unreadable
+from broker.log.event_log import EventLog
+from broker.store import keys
+from broker.store.store import Store
+from deckhands.client.tasks import conversation_id_of
+from deckhands.door import inbox
+from deckhands.door.desk import OFFERS_LIMIT_SECONDS, Desk
+from deckhands.door.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MOST_DELIVERIES, Inbox
+from deckhands.door.lookout import Lookout
+from deckhands.door.runs import Runs
+from tests.inbox_parts import put, replies
+from tests.polling import until
+
+LONG_SECONDS = 3_600.0
+
+
+class NoResults:
+    """A result backend that nobody asks."""
+
+    def send_second_half(self, task_id: str, kept: Mapping[str, Any]) -> None:
+        raise AssertionError(task_id)
+
+    def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:
+        raise AssertionError(task_id)
+
+
+@asynccontextmanager
+async def serving(*loops: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run loops of a door, of which none may end."""
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    try:
+        yield tasks
+        for task in tasks:
+            assert not task.done(), task
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def until_replies(store: Store, name: str, *events: str) -> None:
+    async def are_there() -> bool:
+        return [reply.event for reply in await replies(store, name)] == list(events)
+
+    await until(are_there, limit=60.0, what=f"{events} to {name}")
+
+
+async def until_empty(store: Store) -> None:
+    async def is_empty() -> bool:
+        return not await store.connection.call("XLEN", keys.INBOX)
+
+    await until(is_empty, limit=60.0, what="an empty inbox")
+
+
+@pytest.fixture
+def desk(valkey_store: Store) -> Desk:
+    return Desk(valkey_store, NoResults())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        r'{"id": "\ud800", "task": "x"}',
+        r'{"id": "a", "task": "x", "output": {"title": "\udc00", "type": "object"}}',
+        r'{"id": "a", "task": "x", "output": {"type": "object", "default": NaN}}',
+    ],
+)
+async def test_a_text_that_is_no_utf_8_is_rejected(desk: Desk, request_text: str) -> None:
+    async with serving(Inbox(desk, "d1").read()):
+        await put(desk.store, request_text)
+        await until_empty(desk.store)
+        (reply,) = await replies(desk.store)
+        assert reply.event == "rejected"
+        assert "surrogate" in reply.content["message"]
+        await put(desk.store, {"task": "x"}, reply_to="good")
+        await until_replies(desk.store, "good", "accepted")
+
+
+async def test_an_entry_at_which_the_door_fails_is_answered_and_put_aside(desk: Desk) -> None:
+    names = desk.store.keys(conversation_id_of("inbox:shop:mine"))
+    await desk.store.connection.call("SET", names.caller, "no hash")
+    async with serving(Inbox(desk, "d1").read()):
+        entry = await put(desk.store, {"id": "mine", "task": "x"})
+        await until_empty(desk.store)
+    (reply,) = await replies(desk.store)
+    assert (reply.event, reply.content["code"]) == ("rejected", "internal")
+    assert [kept.entry_id for kept in await Unreadable(desk.store).all()] == [entry]
+
+
+async def test_no_entry_waits_for_one_that_waits_for_a_tool(valkey_store: Store) -> None:
+    desk = Desk(valkey_store, NoResults(), offers_limit_seconds=LONG_SECONDS)  # type: ignore[arg-type]
+    for number in range(5):
+        await put(valkey_store, {"id": f"{number}", "task": "x", "tools": ["nosuch/x"]}, reply_to="slow")
+    async with serving(Inbox(desk, "d1").read()):
+        await put(valkey_store, {"task": "x"}, reply_to="quick")
+        await until_replies(valkey_store, "quick", "accepted")
+        await put(valkey_store, {"task": "x"}, reply_to="next")
+        await until_replies(valkey_store, "next", "accepted")
+        assert await replies(valkey_store, "slow") == []
+
+
+async def test_a_tool_that_is_missing_is_waited_for_less_long_than_an_entry_may_be_under_way(desk: Desk) -> None:
+    assert desk.offers_limit_seconds == OFFERS_LIMIT_SECONDS < FORSAKEN_AFTER_SECONDS / 2
+    async with serving(Inbox(desk, "d1").read()):
+        await put(desk.store, {"task": "x", "tools": ["nosuch/x"]})
+        await until_replies(desk.store, "shop", "rejected")
+
+
+@pytest.mark.parametrize("command", [("SET", "x"), ("SADD", "x"), ("HSET", "x", "y")])
+async def test_a_reply_stream_of_another_type_is_moved_out_of_the_way(desk: Desk, command: tuple[str, ...]) -> None:
+    key = keys.replies("shop")
+    await desk.store.connection.call(command[0], key, *command[1:])
+    async with serving(Inbox(desk, "d1").read()):
+        await put(desk.store, {"id": "a", "task": "x"})
+        await until_empty(desk.store)
+    assert [reply.event for reply in await replies(desk.store)] == ["accepted"]
+    assert await desk.store.connection.call("EXISTS", f"{key}:unreadable") == 1
+    assert [kept.key for kept in await Unreadable(desk.store).all()] == [key]
+
+
+async def test_a_notice_of_a_deleted_conversation_leaves_nothing(desk: Desk) -> None:
+    store = desk.store
+    names = store.keys(conversation_id_of("inbox:shop:a"))
+    await EventLog(store).store.connection.call("XGROUP", "CREATE", names.shard.notices, "doors", "0", "MKSTREAM")
+    await store.connection.call("XADD", names.shard.notices, "*", "c", names.conversation_id)
+    lookout = Lookout(desk, Runs(desk), "d1")
+
+    async def is_read() -> bool:
+        return not await store.connection.call("XLEN", names.shard.notices)
+
+    async with serving(lookout.read_notices(names.shard), Inbox(desk, "d1").read()):
+        await until(is_read, limit=60.0, what="a notice that was read")
+        assert await store.connection.call("EXISTS", names.caller) == 0
+        await put(store, {"id": "a", "task": "x"})
+        await until_replies(store, "shop", "accepted")
+
+
+async def test_a_caller_without_an_outcome_is_not_answered(desk: Desk) -> None:
+    caller = desk.store.keys(conversation_id_of("inbox:shop:a")).caller
+    await desk.store.connection.call("HSET", caller, "answered", 1)
+    async with serving(Inbox(desk, "d1").read()):
+        await put(desk.store, {"id": "a", "task": "x"})
+        await until_empty(desk.store)
+    assert [reply.event for reply in await replies(desk.store)] == ["accepted"]
+
+
+async def forsake(store: Store, entry: str, deliveries: int) -> None:
+    """Leave an entry with a door that has died."""
+    idle = int(FORSAKEN_AFTER_SECONDS * 1000) + 1
+    command = ("XCLAIM", keys.INBOX, GROUP, "dead", 0, entry, "IDLE", idle, "RETRYCOUNT", deliveries, "FORCE", "JUSTID")
+    await store.connection.call(*command)
+
+
+async def test_an_entry_that_no_door_could_read_is_put_aside_unread(desk: Desk) -> None:
+    store = desk.store
+    await store.connection.call("XGROUP", "CREATE", keys.INBOX, GROUP, "0", "MKSTREAM")
+    bomb, good = await put(store, {"task": "x"}, reply_to="bomb"), await put(store, {"task": "x"})
+    await forsake(store, bomb, MOST_DELIVERIES)
+    await forsake(store, good, MOST_DELIVERIES - 1)
+    async with serving(Inbox(desk, "d1").keep_up()):
+        await until_empty(store)
+    assert [reply.event for reply in await replies(store)] == ["accepted"]
+    assert await replies(store, "bomb") == []
+    (kept,) = await Unreadable(store).all()
+    assert (kept.entry_id, kept.held) == (bomb, "")
+
+
+async def test_an_entry_that_was_read_is_never_counted_as_unread(valkey_store: Store) -> None:
+    desk = Desk(valkey_store, NoResults(), offers_limit_seconds=LONG_SECONDS)  # type: ignore[arg-type]
+    await valkey_store.connection.call("XGROUP", "CREATE", keys.INBOX, GROUP, "0", "MKSTREAM")
+    await put(valkey_store, {"id": "a", "task": "x", "tools": ["nosuch/x"]})
+
+    async def deliveries() -> list[int]:
+        found = await valkey_store.connection.call("XPENDING", keys.INBOX, GROUP, "-", "+", 10)
+        return [count for *_, count in found]
+
+    async def is_read() -> bool:
+        return await deliveries() == [0]
+
+    first = Inbox(desk, "d1")
+    async with serving(first.read()):
+        await until(is_read, limit=60.0, what="an entry that was read")
+
+
+async def test_entries_that_stay_do_not_hide_the_others(valkey_store: Store) -> None:
+    desk = Desk(valkey_store, NoResults(), offers_limit_seconds=LONG_SECONDS)  # type: ignore[arg-type]
+    await valkey_store.connection.call("XGROUP", "CREATE", keys.INBOX, GROUP, "0", "MKSTREAM")
+    busy = Inbox(desk, "d1")
+    for number in range(inbox.FORSAKEN_AT_ONCE):
+        entry = await put(valkey_store, {"id": f"{number}", "task": "x"}, reply_to="stays")
+        await forsake(valkey_store, entry, 1)
+        busy._under_way.add(entry)  # as if each were waiting for something
+    await forsake(valkey_store, await put(valkey_store, {"task": "x"}), 1)
+    async with serving(busy.keep_up()):
+        await until_replies(valkey_store, "shop", "accepted")
+    assert await replies(valkey_store, "stays") == []
