@@ -439,6 +439,15 @@ local function dispatch(keys, args)
   return {'enqueued'}
 end
 
+-- bind_node: put a workspace that has no node on one; where the conversation is gone, nothing is written.
+-- ARGV  node.  returns {'bound', the node that it has} {'missing'}
+local function bind_node(keys, args)
+  local meta = keys[1] .. ':meta'
+  if not get(meta, 'last_id') then return {'missing'} end
+  redis.call('HSETNX', meta, 'node', args[1])
+  return {'bound', get(meta, 'node')}
+end
+
 -- claim_action: take an action up before its side effect. The entry it is claimed with (q:<action>) carries it from
 -- then on; copies of it are dropped.
 -- ARGV  cid, action id, worker, node, stream, entry, '1' if any node may run it, which then is not bound by it,
@@ -804,6 +813,7 @@ redis.register_function('deck_end_deletion', end_deletion)
 redis.register_function('deck_requeue', requeue)
 redis.register_function('deck_wake', wake)
 redis.register_function('deck_dispatch', dispatch)
+redis.register_function('deck_bind_node', bind_node)
 redis.register_function('deck_claim_action', claim_action)
 redis.register_function('deck_mark_action', mark_action)
 redis.register_function('deck_register', register)

@@ -9,6 +9,7 @@ import pytest
 from tests.integration.workspace_hosts import Terminal, main_pid, opened
 from tests.polling import until
 from tool_worker.files.file_tree import TreeLimits
+from tool_worker.launch.host_folder import HostFolder
 from tool_worker.node.disk_bounds import DiskBounds
 from tool_worker.node.resource_usage import ResourceUsage, descendants
 from tool_worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
@@ -18,6 +19,7 @@ MIB = 2**20
 LIMITS = TreeLimits(files=1_000, bytes=8 * MIB)
 JOBS = {
     "one program": "head -c 64M /dev/zero > {place}/filled && sleep 1000",
+    "allocated, not written": "for i in $(seq 40); do fallocate -l 2M {place}/filled$i; sleep 0.05; done; touch {place}/filled",
     "many programs": "while true; do head -c 2M /dev/zero >> {place}/filled; sleep 0.05; done",
 }
 
@@ -75,3 +77,17 @@ async def test_what_stays_within_its_limit_or_does_not_grow_is_left_alone(tmp_pa
         assert looking.take_notice(CID) == ""
         assert (await run("kill -0 $(cat job) && echo lives")).content == "lives"
         assert list(descendants(main_pid(tmp_path, CID)))
+
+
+async def test_a_workspace_with_very_many_files_takes_no_turn_of_another(tmp_path: Path) -> None:
+    limits = TreeLimits(files=10, bytes=8 * MIB)
+    disk, names = DiskBounds(limits), ["crowded-1", "crowded-2", "crowded-3", CID]
+    async with opened(tmp_path, sandbox="bwrap") as workspaces:
+        for name in names:
+            run = Terminal(await workspaces.open(name))
+            files = 5 if name == CID else 500
+            await run(f"for i in $(seq {files}); do : > $i; done; sleep 1000 &")
+        assert disk.begin_sweep(names) == names
+        for name in names:
+            disk.writers(HostFolder(tmp_path, name), main_pid(tmp_path, name))
+        assert disk.begin_sweep(names)[:2] == ["crowded-3", CID]

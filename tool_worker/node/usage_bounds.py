@@ -80,13 +80,14 @@ class UsageBounds:
     def _swept(self) -> dict[str, str]:
         notices = {}
         names = set()
-        for entry in self._root.iterdir() if self._root.is_dir() else ():
-            folder = HostFolder(self._root, entry.name)
+        entries = [entry.name for entry in self._root.iterdir()] if self._root.is_dir() else []
+        for name in self._disk.begin_sweep(entries) if self._disk is not None else entries:
+            folder = HostFolder(self._root, name)
             with suppress(OSError):  # it is being removed
                 if (main_pid := folder.main_pid()) is not None and folder.is_alive:
-                    names.add(entry.name)
+                    names.add(name)
                     found = (self._bounded(main_pid, (folder.directory, folder.home)), self._stopped(main_pid, folder))
-                    notices[entry.name] = "\n".join(filter(None, found))
+                    notices[name] = "\n".join(filter(None, found))
         if self._disk is not None:
             self._disk.forget_others(names)
         return {name: notice for name, notice in notices.items() if notice}

@@ -65,15 +65,16 @@ class Placing:
 
         Idempotent: a workspace that has a node keeps it.
         """
-        meta, call = self._store.keys(delivery.conversation_id).meta, self._store.connection.call
-        last_id, node = await self._store.persist(lambda: call("HMGET", meta, "last_id", "node"))
+        names, call = self._store.keys(delivery.conversation_id), self._store.connection.call
+        last_id, node = await self._store.persist(lambda: call("HMGET", names.meta, "last_id", "node"))
         if last_id is None or node is not None:
             return Serve()
         found = await placement(self._store, delivery.workspace)
         if not found.nodes:
             return Wait(found.refusal())
         chosen = found.nodes[crc32(delivery.conversation_id.encode()) % len(found.nodes)]
-        await self._store.persist(lambda: call("HSETNX", meta, "node", chosen))
+        # A function of the store: the conversation may have been deleted meanwhile, and must leave no key.
+        await self._store.function("deck_bind_node", (names.root,), chosen)
         return Serve()
 
     async def find(self, delivery: ActionDelivery, *, wait_seconds: float) -> NotServed | None:
