@@ -60,7 +60,7 @@ class Creations:
         store = self._log.store
         meta = store.keys(conversation_id).meta
         found = await store.persist(lambda: store.connection.call("HGET", meta, "created_ms"))
-        if found is None or not self._root.is_dir():
+        if found is None:
             return
         try:
             if not self._is_of(conversation_id, created := found.decode()):
