@@ -50,7 +50,6 @@ from tool_worker.opening.repositories import sandbox_of_git
 from tool_worker.opening.workspace_opener import WorkspaceOpener
 from tool_worker.settings import ToolSettings
 from tool_worker.tools.offered import OfferedTools, found_tools
-from tool_worker.worker.creations import Creations
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.finished_workspaces import end_finished
 from tool_worker.worker.placing import MAX_WAITING, WAIT_SECONDS, Placing, offer_of
@@ -245,7 +244,6 @@ class Incarnation:
             quota=Quota(settings.node_dir, limits),
             held=self._held,
         )
-        self._creations = Creations(log, settings.node_dir, workspaces)
         self._reaper = Reaper(store, settings.node_dir, settings.workspace_keep_seconds)
         self._room = asyncio.Semaphore(settings.concurrency)
         self._placing = Placing(store, offer, settings.named.roots)
@@ -372,8 +370,7 @@ class Incarnation:
             attribution = CrashAttribution(
                 self._turns, lambda is_acting: queue.mark(delivery, is_acting=is_acting), deaths=deaths
             )
-            unusable = refusal or await self._creations.refusal(delivery, claim)
-            await self._executor.execute(delivery, claim, attribution, refusal=unusable)
+            await self._executor.execute(delivery, claim, attribution, refusal=refusal)
         finally:
             del self._in_hand[action]
             in_hand.is_over.set()

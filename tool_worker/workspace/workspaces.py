@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from broker.runtime.ids import check_conversation_id, is_conversation_id
+from broker.runtime.ids import check_conversation_id
 from broker.specs.specs import WorkspaceSpec
 from tool_worker.completion import to_completion
 from tool_worker.errors import HostLost, WorkspaceUnavailable
@@ -171,9 +171,9 @@ class Workspaces:
             if attached.connection is not None and not attached.connection.is_open:
                 await attached.connection.detach()
                 attached.connection = None
-            if attached.connection is not None and attached.binding is not None and spec is not None:
+            if attached.binding is not None and spec is not None:
                 attached.binding.require_same(spec)
-            elif attached.connection is None:
+            if attached.connection is None:
                 folder = HostFolder(self._root, conversation_id)
                 folder.create()
                 async with folder.opening():
@@ -271,7 +271,7 @@ class Workspaces:
         for entry in sorted(self._root.iterdir()):
             folder = HostFolder(self._root, entry.name)
             binding = folder.read_binding()
-            if binding is not None and is_conversation_id(entry.name):
+            if binding is not None:
                 yield WorkspaceState(entry.name, binding.path, binding.sandbox, folder.is_alive)
 
     async def _ensure_proxy(self, folder: HostFolder, binding: Binding, connection: HostConnection) -> None:
