@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from broker.runtime.clock import Clock
@@ -39,6 +40,7 @@ class Cluster:
 
     Attributes:
         clocks: of processes whose wall clocks are wrong, by name.
+        node_dir: the directory of the node; what an earlier simulation has left in it would change this one.
     """
 
     seed: int
@@ -48,6 +50,7 @@ class Cluster:
     bug: Bug | None = None
     crashed: asyncio.Future[None] = field(init=False)
     clocks: Mapping[str, Clock] = field(default_factory=dict)
+    node_dir: str = ""
     _mains: dict[SimulatedProcess, Main] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,9 +62,9 @@ class Cluster:
         self.crashed = self.loop.create_future()
 
     def run(self, world: Coroutine[Any, Any, T]) -> T:
-        """Run what the world does to its end, sealed off from the machine."""
+        """Run what the world does to its end, sealed off from the machine, on a node whose directory is new."""
         try:
-            with sealed(self.seed, self.clock):
+            with TemporaryDirectory(prefix="simulated-node-") as self.node_dir, sealed(self.seed, self.clock):
                 return self.loop.run(world)
         finally:
             self.node.close()
@@ -114,7 +117,7 @@ class Cluster:
 
     async def tools(self, store: Store) -> None:
         """Be a tool worker of the one node."""
-        consumer = ToolConsumer(tool_settings({"DECKHANDS_NODE": "node-1", "DECKHANDS_NODE_DIR": "/nowhere"}))
+        consumer = ToolConsumer(tool_settings({"DECKHANDS_NODE": "node-1", "DECKHANDS_NODE_DIR": self.node_dir}))
         workspaces: Any = SimulatedWorkspaces(self.node)
         while True:
             incarnation = consumer.begin(store, workspaces)

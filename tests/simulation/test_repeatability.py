@@ -14,6 +14,8 @@ import pytest
 
 from broker.runtime.ids import new_worker_id
 from broker.testing.manual_clock import ManualClock
+from tests.simulation.canonical import Plan, simulate
+from tests.simulation.errand import sender
 from tests.simulation.one_run import traced
 from tests.simulation.sealed import NotSealed, sealed
 
@@ -45,6 +47,13 @@ def printed_elsewhere(folder: Path, *, hash_seed: str) -> list[str]:
 def test_the_same_seed_gives_the_same_run_to_the_byte(tmp_path: Path) -> None:
     for seed in SEEDS:
         assert traced(tmp_path, seed) == traced(tmp_path, seed)
+
+
+def test_a_conversation_with_everything_is_the_same_from_its_first_run_on(tmp_path: Path) -> None:
+    """What the first run left on the node's disk made later ones different."""
+    errand = sender(tmp_path)
+    first, second = (simulate(Plan(is_traced=True), {}, person=errand).cluster.wire.trace for _ in range(2))
+    assert first == second
 
 
 def printed_here(folder: Path) -> list[str]:
