@@ -13,7 +13,7 @@ from celery.exceptions import Ignore
 from broker.celery.bootstep import LoopThread
 from broker.celery.door_app import BEGINS, DoorRequest
 from broker.runtime.errors import DeckhandsError, UsageError
-from deckhands.door.canvas import followers
+from deckhands.door.canvas import FOLLOWERS, KEPT, followers
 from deckhands.door.desk import SUCCESS
 from deckhands.door.failures import TaskFailure, raised, refusal
 from deckhands.door.orders import TAKES
@@ -75,13 +75,14 @@ class DoorTasks:
             TaskFailure: the outcome is a failure.
         """
         request = task.request
+        kept: dict[str, Any] = dict.fromkeys(FOLLOWERS)
+        eta = expires = refused = None
         try:
             kept = followers(request.id, vars(request)) | {"shown": [request.argsrepr, request.kwargsrepr]}
             eta, expires = moment_in(getattr(request, BEGINS, None)), moment_in(request.expires)
-        except UsageError as error:
-            request.update({"callbacks": None, "errbacks": None, "chain": None, "chord": None})
-            raise raised(refusal(error)) from None
-        request.update({name: kept[name] for name in ("callbacks", "errbacks", "chain", "chord")})
+        except UsageError as error:  # for `take` to say: a second message of a run that is there changes nothing
+            kept, refused = dict.fromkeys(FOLLOWERS), error
+        request.update({name: kept[name] for name in FOLLOWERS})
         message = RunMessage(
             task_id=request.id,
             previous=previous,
@@ -89,12 +90,13 @@ class DoorTasks:
             kept=kept,
             eta=eta,
             expires=expires,
+            refused=refused,
             priority=int((request.delivery_info or {}).get("priority") or 0),
         )
         outcome: Outcome | None = self.checked(lambda: self._door.runs.take(message))
         if outcome is None:
             raise Ignore
-        request.update({name: value for name, value in outcome.kept.items() if name in kept and name != "shown"})
+        request.update({name: value for name, value in outcome.kept.items() if name in KEPT})
         found = outcome.found
         if found["status"] == SUCCESS:
             return found["summary"]
