@@ -37,5 +37,6 @@ def revoke(_state: Any, task_id: Any = None, **_options: Any) -> dict[str, str]:
     """Stop runs, whether they have begun or not; the store remembers it."""
     ids = task_id if isinstance(task_id, list) else [task_id]
     named = [name for name in ids[:MAX_REVOKED] if isinstance(name, str) and 0 < len(name) <= MAX_ID_CHARS]
-    tasks.revoke(named)
+    if not tasks.revoke(named):
+        return {"error": "Too many tasks are being revoked; revoke these again later."}
     return {"ok": f"{len(named)} tasks revoked"}

@@ -170,9 +170,9 @@ class Callers:
             await self._call(*(("ZADD", names.awaited, "XX", due, cid) for cid in found))
         return [cid.decode(errors="backslashreplace") for cid in found]
 
-    async def count_send(self, conversation_id: str) -> int:
-        """Count one more attempt to answer, and return which it is."""
-        (number,) = await self._call(("HINCRBY", self._store.keys(conversation_id).caller, "sends", 1))
+    async def count_send(self, conversation_id: str, by: int = 1) -> int:
+        """Count one more attempt to answer, or one less, and return how many there were."""
+        (number,) = await self._call(("HINCRBY", self._store.keys(conversation_id).caller, "sends", by))
         return int(number)
 
     async def hear(self, conversation_id: str) -> None:

@@ -13,6 +13,7 @@ from broker.runtime.errors import UsageError
 from broker.runtime.ids import id_at
 
 KEPT = ("callbacks", "errbacks", "chain", "chord", "root_id", "parent_id", "group", "group_index", "ignore_result")
+FOLLOWERS = ("callbacks", "errbacks", "chain", "chord")
 KEPT_IN_MESSAGE = ("root_id", "parent_id", "group", "group_index", "ignore_result", "shadow", "stamps")
 LISTS = ("tasks", "header")
 MAX_DEPTH = 16
@@ -21,7 +22,7 @@ MAX_DEPTH = 16
 def followers(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """Return what follows a task: what its message says, with an id for each callback."""
     kept = {name: found.get(name) for name in KEPT}
-    for name in ("callbacks", "errbacks", "chain", "chord"):
+    for name in FOLLOWERS:
         kept[name] = with_ids(kept[name], f"{task_id}/{name}")
     return kept
 

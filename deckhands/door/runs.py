@@ -50,6 +50,7 @@ class RunMessage:
         options: arguments by name.
         kept: what Celery is to do when the task has ended, see `canvas`.
         priority: of the message; 0: none.
+        refused: why what surrounds the request cannot be used; None: it can.
     """
 
     task_id: str
@@ -59,6 +60,7 @@ class RunMessage:
     eta: datetime | None = None
     expires: datetime | None = None
     priority: int = 0
+    refused: UsageError | None = None
 
     def request(self) -> TaskRequest:
         """Return what is asked for.
@@ -66,6 +68,8 @@ class RunMessage:
         Raises:
             UsageError: it cannot be used.
         """
+        if self.refused is not None:
+            raise self.refused
         fields = fields_of(self.previous, self.options)
         refuse_key(fields)
         request = TaskRequest.parse(fields)
@@ -160,7 +164,7 @@ class Runs:
         await desk.callers.look_later(caller)
         try:
             if await desk.callers.count_send(caller.conversation_id) <= MAX_SENDS:
-                await asyncio.to_thread(desk.results.send_second_half, caller.name, caller.kept or {})
+                await self._send(caller)
                 return
             await asyncio.to_thread(desk.results.give_up, caller.name)
         except StoreError:
@@ -170,6 +174,14 @@ class Runs:
             return
         _log.error("Celery did not take the result of the task %s; it is given up", ascii(caller.name))
         await desk.callers.answered(caller.conversation_id)
+
+    async def _send(self, caller: Caller) -> None:
+        try:
+            await asyncio.to_thread(self._desk.results.send_second_half, caller.name, caller.kept or {})
+        except Exception:
+            # However long the broker is away, a result that was never sent is not one that Celery did not take.
+            await self._desk.callers.count_send(caller.conversation_id, by=-1)
+            raise
 
     async def _begin_later(self, task_id: str) -> None:
         desk, conversation_id = self._desk, conversation_of_task(task_id)

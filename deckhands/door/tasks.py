@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -13,13 +15,17 @@ from celery.exceptions import Ignore
 from broker.celery.bootstep import LoopThread
 from broker.celery.door_app import BEGINS, DoorRequest
 from broker.runtime.errors import DeckhandsError, UsageError
-from deckhands.door.canvas import followers
+from deckhands.door.canvas import FOLLOWERS, KEPT, followers
 from deckhands.door.desk import SUCCESS
 from deckhands.door.failures import TaskFailure, raised, refusal
 from deckhands.door.orders import TAKES
 from deckhands.door.runs import Outcome, RunMessage
 from deckhands.door.schedule import moment_in
 from deckhands.door.service import Door
+
+MAX_BROADCASTS = 100
+"""How many broadcasts that revoke tasks wait for their turn; one more is refused."""
+REVOCATIONS_AT_ONCE = 4
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +35,8 @@ class DoorTasks:
 
     def __init__(self, app: Celery, door: Door, loop: LoopThread) -> None:
         self._app, self._door, self._loop = app, door, loop
+        self._broadcasts = threading.BoundedSemaphore(MAX_BROADCASTS)
+        self._revocations = asyncio.Semaphore(REVOCATIONS_AT_ONCE)
         ours = self
 
         class Run(Task):  # type: ignore[misc]
@@ -75,13 +83,14 @@ class DoorTasks:
             TaskFailure: the outcome is a failure.
         """
         request = task.request
+        kept: dict[str, Any] = dict.fromkeys(FOLLOWERS)
+        eta = expires = refused = None
         try:
             kept = followers(request.id, vars(request)) | {"shown": [request.argsrepr, request.kwargsrepr]}
             eta, expires = moment_in(getattr(request, BEGINS, None)), moment_in(request.expires)
-        except UsageError as error:
-            request.update({"callbacks": None, "errbacks": None, "chain": None, "chord": None})
-            raise raised(refusal(error)) from None
-        request.update({name: kept[name] for name in ("callbacks", "errbacks", "chain", "chord")})
+        except UsageError as error:  # for `take` to say: a second message of a run that is there changes nothing
+            kept, refused = dict.fromkeys(FOLLOWERS), error
+        request.update({name: kept[name] for name in FOLLOWERS})
         message = RunMessage(
             task_id=request.id,
             previous=previous,
@@ -89,12 +98,13 @@ class DoorTasks:
             kept=kept,
             eta=eta,
             expires=expires,
+            refused=refused,
             priority=int((request.delivery_info or {}).get("priority") or 0),
         )
         outcome: Outcome | None = self.checked(lambda: self._door.runs.take(message))
         if outcome is None:
             raise Ignore
-        request.update({name: value for name, value in outcome.kept.items() if name in kept and name != "shown"})
+        request.update({name: value for name, value in outcome.kept.items() if name in KEPT})
         found = outcome.found
         if found["status"] == SUCCESS:
             return found["summary"]
@@ -103,10 +113,12 @@ class DoorTasks:
         self._mark_revoked(task, str(found.get("reason", "")))
         raise Ignore
 
-    def revoke(self, task_ids: Sequence[str]) -> None:
-        """Stop runs; returns at once."""
-        for task_id in task_ids:
-            self._begin(self._door.runs.revoke, task_id).add_done_callback(_say_failure)
+    def revoke(self, task_ids: Sequence[str]) -> bool:
+        """Stop runs, one after the other; returns at once, and says whether there was room for it."""
+        if not self._broadcasts.acquire(blocking=False):
+            return False
+        self._begin(self._revoke_each, task_ids).add_done_callback(lambda _: self._broadcasts.release())
+        return True
 
     def checked(self, ask: Any) -> Any:
         """Run a coroutine of the door on its loop.
@@ -124,6 +136,14 @@ class DoorTasks:
     def call(self, ask: Any, *arguments: Any) -> Any:
         """Run a coroutine of the door on its loop, however long the store is away, and return its result."""
         return self._begin(ask, *arguments).result()
+
+    async def _revoke_each(self, task_ids: Sequence[str]) -> None:
+        for task_id in task_ids:
+            async with self._revocations:
+                try:
+                    await self._door.runs.revoke(task_id)
+                except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with one of them)
+                    _log.error("the task %s could not be revoked: %s", ascii(task_id), error)
 
     def _begin(self, ask: Any, *arguments: Any) -> Future[Any]:
         async def asked() -> Any:
@@ -157,8 +177,3 @@ class DoorTasks:
                 return found
 
         return Order()
-
-
-def _say_failure(done: Future[Any]) -> None:
-    if not done.cancelled() and (error := done.exception()) is not None:
-        _log.error("a task could not be revoked: %s", error)

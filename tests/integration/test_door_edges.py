@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from celery._state import _set_task_join_will_block
 
 from broker.celery.door_app import make_door_app
 from broker.celery.door_results import TaskResults
@@ -15,6 +16,7 @@ from deckhands.door.desk import REVOKED, Desk, conversation_of_task
 from deckhands.door.runs import MAX_SENDS, RunMessage, Runs
 from deckhands.door.schedule import moment_in
 from tests.door_parts import Producer, saying
+from tests.faults.harness import steps
 from tests.polling import until
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -36,6 +38,13 @@ async def test_a_task_with_an_impossible_time_or_callback_fails_and_keeps_nothin
         assert type(result.result).__name__ == "RequestRefused"
     assert (await producer.value(fine))["message"] == "fine"
     assert producer.app.backend.get_state(after.freeze().id) == "PENDING"
+
+
+def results_away() -> TaskResults:
+    """Results whose broker is away; tests may wait for results all the same, as a door's process may not."""
+    app = make_door_app(NOWHERE, NOWHERE)
+    _set_task_join_will_block(False)
+    return TaskResults(app)
 
 
 class Sending:
@@ -84,7 +93,7 @@ async def _decided(desk: Desk, task_id: str) -> Caller:
 
 async def test_a_door_outlives_the_queue(producer: Producer) -> None:
     store = producer.cluster.client.store
-    results = TaskResults(make_door_app(NOWHERE, NOWHERE))
+    results = results_away()
     runs = Runs(desk := Desk(store, results))
     caller = await _decided(desk, "unsent")
     await runs.send_second_half(caller)
@@ -104,3 +113,39 @@ async def test_an_answer_that_celery_never_takes_is_given_up(producer: Producer)
     found = await desk.callers.of(caller.conversation_id)
     assert found is not None
     assert found.is_answered
+
+
+async def test_what_could_not_be_sent_does_not_count_as_sent(producer: Producer) -> None:
+    store = producer.cluster.client.store
+    away = Runs(Desk(store, results_away()))
+    results: Any = Sending()
+    back = Runs(desk := Desk(store, results))
+    caller = await _decided(desk, "kept")
+    for _ in range(MAX_SENDS + 1):
+        await away.send_second_half(caller)
+    await back.send_second_half(caller)
+    assert (results.sent, results.given_up) == (["kept"], [])
+
+
+async def test_a_second_message_of_a_run_that_cannot_be_used_does_not_end_it(producer: Producer) -> None:
+    first = producer.run(turns=steps(1, seconds=3.0), task_id="taken")
+    conversation_id = await producer.begun(first)
+    producer.run(turns=saying("other"), task_id="taken", chain=[{"args": 3}])
+    callers = Desk(producer.cluster.client.store, TaskResults(producer.app)).callers
+    following = producer.run(turns=saying("behind it"))
+    await producer.until_state(following, "SUCCESS")
+    caller = await callers.of(conversation_id)
+    assert caller is not None
+    assert not caller.is_answered
+    await producer.until_state(first, "SUCCESS", "FAILURE")
+    assert first.result["conversation_id"] == conversation_id
+
+
+async def test_a_flood_of_revocations_leaves_room_for_runs(producer: Producer) -> None:
+    names = producer.cluster.client.store.all_shards[0]
+    for n in range(20):
+        producer.app.control.revoke([f"strange-{n}-{number}" for number in range(1_000)])
+    result = producer.run(turns=saying("in between"))
+    await producer.until_state(result, "SUCCESS")
+    connection = producer.cluster.client.store.connection
+    await until(lambda: connection.call("ZSCORE", names.revoked, "strange-0-999"), what="the last of a broadcast")
