@@ -16,7 +16,11 @@ from tests.faults.harness import FaultCluster, steps
 from tests.polling import unhurried, until
 
 AGENTS = 20
-PLACES = ("door.before_begin", "door.begun", "door.before_answered")
+PLACES = (
+    pytest.param("door.before_begin", marks=pytest.mark.soak),
+    pytest.param("door.begun", marks=pytest.mark.soak),
+    "door.before_answered",
+)
 
 
 async def test_a_chord_survives_a_door_and_a_controller(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.integration.command_line import cluster, deckhands, environment, finish, script, started
+from tests.integration.command_line import deckhands, environment, finish, read_until, script, started
 from tests.polling import until
 
 
@@ -15,7 +15,8 @@ def is_offered(env: dict[str, str]) -> bool:
 
 def test_a_tool_worker_joins_the_cluster_that_runs_here(tmp_path: Path) -> None:
     env = environment(tmp_path, DECKHANDS_SANDBOX="none")
-    with cluster(tmp_path, "--tools", "0", "--sandbox", "none"):
+    with started("up", "--tools", "0", "--sandbox", "none", env=environment(tmp_path)) as running:
+        read_until(running, "Ctrl-C stops it")
         worker = {**env, "DECKHANDS_TOOLS": "tests.example_tools:add", "EXAMPLE_TOOLS_TRACE": str(tmp_path / "trace")}
         worker |= {"DECKHANDS_NODE": "joining", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         with started("tools", env=worker):

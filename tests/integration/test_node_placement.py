@@ -135,6 +135,7 @@ async def test_what_loses_its_node_moves_to_one_that_serves_it(tmp_path: Path) -
         await cluster.end("gpu2", [conversation_id])
 
 
+@pytest.mark.soak  # waits for half a minute
 async def test_what_no_node_serves_any_more_is_answered_and_binds_no_node(tmp_path: Path) -> None:
     cluster = Nodes(tmp_path)
     async with cluster.running():

@@ -80,7 +80,7 @@ async def test_the_inbox_from_node(reached: Producer, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "inbox.mjs", folder)
     await printed(["npm", "install", "--no-audit", "--no-fund", "--silent", NODE_CLIENT], folder)
     model = reached.options(saying("listed"))["model"]
-    for address in (address_of(reached), reached.cluster.url):  # the second has its password before a path
+    for address in (address_of(reached), reached.cluster.store.url):  # the second has its password before a path
         lines = await printed(["node", "inbox.mjs", address, 'List "the" files'], folder, MODEL=model)
         assert [line.split() for line in lines] == [["accepted"], ["settled", "finished", "listed"]]
 
